@@ -43,7 +43,14 @@
     byProblem = new Map();
     for (const r of chosen) {
       if (!byProblem.has(r.problem)) byProblem.set(r.problem, new Map());
-      byProblem.get(r.problem).set(r.entrant, r);
+      const mine = byProblem.get(r.problem);
+      mine.set(r.entrant, [...(mine.get(r.entrant) || []), r]);
+    }
+    for (const mine of byProblem.values()) { // of several seeds the median, the dearer of two
+      for (const [e, runs] of mine) {
+        const cost = (r) => r.cost ?? Infinity;
+        mine.set(e, runs.sort((a, b) => cost(a) - cost(b) || 0)[runs.length >> 1]);
+      }
     }
     shown = distinct(chosen.map((r) => r.entrant)).sort((a, b) => a - b);
     rank();
@@ -63,12 +70,14 @@
   function rank() {
     const all = [...byProblem.keys()].filter(known);
     const attempted = (e) => all.filter((p) => !Number.isNaN(ratio(p, e)));
-    ranked = shown.filter((e) => attempted(e).length).sort((a, b) => attempted(b).length - attempted(a).length);
+    const byName = (a, b) => (entrants[a].name < entrants[b].name ? -1 : 1);
+    ranked = shown.filter((e) => attempted(e).length).sort((a, b) => attempted(b).length - attempted(a).length || byName(a, b));
     const share = () => all.filter((p) => ranked.every((e) => !Number.isNaN(ratio(p, e))));
     common = share();
     while (ranked.length && common.length < leastShared * all.length) { ranked.pop(); common = share(); }
     const score = new Map(ranked.map((e) => [e, geometric(common.map((p) => ratio(p, e)))]));
-    ranked.sort((a, b) => score.get(a) - score.get(b));
+    const best = new Map(ranked.map((e) => [e, common.filter((p) => ratio(p, e) <= OPTIMAL).length]));
+    ranked.sort((a, b) => score.get(a) - score.get(b) || best.get(b) - best.get(a) || byName(a, b));
   }
 
   // ---- tables and plots

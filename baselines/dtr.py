@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from remat import Candidate, Plan, Problem, strategy
 from remat.errors import unknown_name
 from remat.search.online import NAMES, run_online
@@ -9,7 +12,13 @@ from remat.search.online import NAMES, run_online
 MOST = 20  # computations for each operation: the run thrashes
 
 
-@strategy("dtr", baseline=True, version=1)
+def check_heuristic(options: Mapping[str, Any]) -> None:
+    """Raise `UnknownName` for a heuristic that there is not."""
+    if options.get("heuristic", "exact") not in NAMES:
+        raise unknown_name("heuristic", str(options["heuristic"]), NAMES)
+
+
+@strategy("dtr", baseline=True, check=check_heuristic, version=1)
 def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Candidate]:
     """The run of an online method that sees one operation at a time (Kirisame et al., ICLR 2021).
 
@@ -30,8 +39,6 @@ def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Ca
     Lyubomirsky, Steven and Haan, Altan and Brennan, Jennifer and He, Mike and Roesch, Jared and Chen, Tianqi and
     Tatlock, Zachary}, booktitle={ICLR}, year={2021}}
     """
-    if heuristic not in NAMES:
-        raise unknown_name("heuristic", heuristic, NAMES)
     run = run_online(problem.graph, problem.budget_bytes, heuristic, seed, MOST * len(problem.graph))
     if run.failed_at >= 0:
         return []

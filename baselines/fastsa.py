@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from baselines._annealing import FIXED, FREE, STAGED, Sequencer, is_warm
 from remat import Candidate, Plan, Problem, Scope, Skip, strategy
@@ -20,7 +22,13 @@ LAST_S, LAST_SHARE = 0.05, 0.02  # of the time left, for the plan
 COLD_START_S = 40.0  # compiling takes 20 s; it does not begin with less time than this
 
 
-@strategy("fastsa", baseline=True)
+def check_order(options: Mapping[str, Any]) -> None:
+    """Raise `UnknownName` for an order that there is not."""
+    if options.get("order", "fixed") not in ORDERS:
+        raise unknown_name("order", str(options["order"]), ORDERS)
+
+
+@strategy("fastsa", baseline=True, check=check_order)
 def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outcome:
     """Annealing that puts, takes and shifts single computations (Imanishi et al., NeurIPS 2023).
 
@@ -40,8 +48,6 @@ def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outco
     author={Imanishi, Akifumi and Xu, Zijian and Takagi, Masayuki and Wang, Sixue and Castillo, Emilio},
     booktitle={NeurIPS}, year={2023}}
     """
-    if order not in ORDERS:
-        raise unknown_name("order", order, ORDERS)
     moves_first = ORDERS.index(order) == 1
     if moves_first and problem.scope is not Scope.FREE:
         raise Skip("order=free moves first computations; ask for it with scope=free")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baselines._chain import Chain
+from baselines._chain import Chain, check_slots
 from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver, narrow_places
 from baselines._persistent import Schedules, Stages
@@ -24,7 +24,7 @@ WORK_PER_S = 300_000  # operations of options evaluated, in a repeatable run: th
 PLAN_S = 0.3  # needed for another try
 
 
-@strategy("hierarchical", baseline=True, version=1)
+@strategy("hierarchical", baseline=True, version=1, check=check_slots)
 def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
     """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
 
@@ -75,9 +75,9 @@ class _Levels:
     def plan(self, problem: Problem, context: Context, slots: int) -> Plan | None:
         """The plan of the largest limit with which the simulator finds the budget met, by bisection."""
         graph, room = problem.graph, problem.budget_bytes - problem.graph.fixed_bytes
-        if room <= 0:
+        if room < 0:
             return None
-        schedules = Schedules(self.stages().in_slots(-(-room // slots)), int(ABOVE * slots))
+        schedules = Schedules(self.stages().in_slots(max(1, -(-room // slots))), int(ABOVE * slots))
         plan, low, high = None, 0, schedules.slots
         while low <= high and (context.repeats or context.remaining_s() > PLAN_S):
             limit = (low + high) // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baselines._chain import Chain
+from baselines._chain import Chain, check_slots
 from baselines._persistent import cheapest_schedule
 from remat import Candidate, Plan, Problem, simulate, strategy
 
@@ -10,7 +10,7 @@ MOST_STAGES = 200  # the program takes time in the cube of their number
 TRIES = 6  # of smaller limits, until the simulator agrees
 
 
-@strategy("rotor", baseline=True)
+@strategy("rotor", baseline=True, check=check_slots)
 def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
     """The cheapest schedule whose checkpoints stay until they are used (Beaumont et al., 2019).
 
@@ -33,9 +33,9 @@ def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
     stages = chain.stages()
     room = problem.budget_bytes - problem.graph.fixed_bytes
     for _ in range(TRIES):
-        if room <= 0:
+        if room < 0:
             break
-        unit = -(-room // slots)
+        unit = max(1, -(-room // slots))
         passes = cheapest_schedule(stages.in_slots(unit), room // unit)
         if passes is None:
             break

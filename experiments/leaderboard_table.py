@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.leaderboard import draw
 from analysis.leaderboard_page import cells, read_benchmark
-from analysis.ranking import Board, boards, geometric_mean
+from analysis.ranking import Board, geometric_mean
 from analysis.results import as_objects
 from analysis.saving import save, style_context
 from analysis.style import style_of
@@ -19,6 +19,7 @@ from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from remat.units import format_size
 
 PIECES = ROOT / "results" / "benchmark" / "field"
+BOARD = ("staged", "exact")
 OURS = "portfolio"
 EQUAL = 1e-4  # costs within this share of each other count as equal
 EARLY_S = 1.0  # after the process is ready
@@ -32,10 +33,9 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
         InvalidInput: there are no rows.
     """
     shown = read_benchmark(PIECES)
-    frame = shown.counted.rows
-    rows = list(as_objects(frame))
+    board = next(board for board in shown.boards if (board.scope, board.accounting) == BOARD)
+    rows = [row for row in as_objects(shown.counted.rows) if (row.scope, row.accounting) == BOARD]
     limits = sorted({row.time_limit_s for row in rows})
-    (board,) = boards(frame[frame["time_limit_s"] == limits[0]], shown.families)
     graphs = len({row.instance for row in rows})
     parts = [
         f"{len(rows):,} solves on {graphs} graphs at {len({_problem(row) for row in rows})} budgets; "

@@ -41,6 +41,19 @@ def is_proven(cost: int, bound: int, proven_by: str | None, target_gap: float = 
     return is_exact and relative_gap(cost, bound) <= target_gap
 
 
+def _thinned(steps: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
+    """At most `MAX_TRAJECTORY` of the steps: the last one before each of so many times, ever further apart."""
+    if len(steps) <= MAX_TRAJECTORY:
+        return steps
+    first, last = max(0.01, steps[0][0]), max(0.02, steps[-1][0])
+    kept = {0: steps[0]}
+    for i in range(1, MAX_TRAJECTORY):
+        until = first * (last / first) ** (i / (MAX_TRAJECTORY - 1)) * (1 + 1e-9)
+        place = max((k for k, step in enumerate(steps) if step[0] <= until), default=0)
+        kept[place] = steps[place]
+    return [*kept.values()]
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One improvement, `seconds` after the start; a field is None if it is not known yet.
@@ -188,14 +201,10 @@ class Incumbent:
             if not steps:
                 return {}
             final = min(cost for _, cost, _ in steps)
-            kept = steps
-            if len(steps) > MAX_TRAJECTORY:
-                last = len(steps) - 1
-                kept = [steps[i * last // (MAX_TRAJECTORY - 1)] for i in range(MAX_TRAJECTORY)]
             return {
                 "first_plan_s": round(steps[0][0], 3),
                 "within_1pct_s": round(next(s for s, cost, _ in steps if cost <= 1.01 * final), 3),
-                "trajectory": [[round(s, 3), cost, who] for s, cost, who in kept],
+                "trajectory": [[round(s, 3), cost, who] for s, cost, who in _thinned(steps)],
             }
 
     def _progress(self, who: str, at: float | None) -> Progress:

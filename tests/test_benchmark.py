@@ -113,6 +113,34 @@ def test_what_is_absent_is_left_out(
     assert "unknown instance 'skip_d7'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("benchmark.shares=[2]", "benchmark.shares must be numbers above 0 and at most 1, not [2.0]"),
+        ("benchmark.long_time_limit=-5", "benchmark.long_time_limit must be positive, not -5"),
+        ("benchmark.name=../x", "benchmark.name must be a word"),
+        ("benchmark.instances.skip_d6.family=???", "benchmark.instances.skip_d6.family is missing"),
+        ("benchmark.instances.skip_d6.graph=x.json", "skip_d6 needs a graph or a model, and not both"),
+        ("benchmark.instances.skip_d6.model=skipp", "unknown model 'skipp'; did you mean skip"),
+        ("benchmark.instances.skip_d6.gpu=v1000", "unknown gpu 'v1000'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_benchmark_is_one_line(
+    override: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(override) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_other_settings_leave_the_rows_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = len(rows_of(folder, "chain_n12"))
+    assert run("strategies=[checkpoint_all]", "networks=[chain_n12]", "accounting=published") == 0
+    assert len(rows_of(folder, "chain_n12")) == before + 2
+
+
 def test_a_broken_piece_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = folder / "results" / "benchmark" / "quick" / "chain_n12.parquet"
     cut = tmp_path / "cut.parquet"
@@ -132,7 +160,7 @@ def test_the_data_of_the_page(folder: Path) -> None:
     for place, problem in enumerate(data["problems"]):
         mine = [solve for solve in solves if solve["problem"] == place]
         costs = [solve["cost"] for solve in mine if solve["cost"] is not None]
-        assert problem["bound"] <= problem["best"] <= min(costs)
+        assert problem["best"] is None if not costs else problem["bound"] <= problem["best"] <= min(costs)
         for solve in mine:
             assert [step[1] for step in solve["steps"]][-1:] == ([] if solve["cost"] is None else [solve["cost"]])
     assert not shown.refuted

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from brute_force import random_graph
 from helpers import step_of
 
 from baselines._persistent import Stages, cheapest_schedule
 from baselines._program_points import walk
 from remat import Plan, Scope, Status, simulate, solve
+from remat.errors import InvalidInput
+from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
 from remat.search.online import NAMES, in_stages, run_online
 from remat.simulator import plain_peak
@@ -160,3 +165,40 @@ def test_xla_keeps_its_budget(scope: Scope) -> None:
 
 def test_what_runs_again_is_sorted_in_each_stage() -> None:
     assert in_stages([0, 1, 2, 1, 0, 1, 3, 2, 0]) == [0, 1, 2, 0, 1, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rotor", {"slots": 0}, "slots must be an integer from 1"),
+        ("hierarchical", {"slots": "x"}, "slots must be an integer from 1"),
+        ("xla_greedy", {"block_size": "a"}, "block_size must be a positive integer, not 'a'"),
+        ("xla_greedy", {"block_factor": -1}, "block_factor must be a positive integer, not -1"),
+        ("dtr", {"heuristic": "exakt"}, "unknown heuristic 'exakt'"),
+        ("fastsa", {"order": "x"}, "unknown order 'x'"),
+    ],
+)
+def test_a_wrong_option_is_one_line_before_anything_runs(name: str, options: dict[str, Any], message: str) -> None:
+    graph = synthetic.chain(n=4)
+    with pytest.raises(InvalidInput, match=message):
+        solve(graph, plain_peak(graph), name, **options)
+
+
+def test_what_runs_once_is_not_run_again_online() -> None:
+    """c and e read a value of an operation that runs once. Once it is freed, what was made of it stays."""
+    graph = Graph.from_nodes("once", [[], [0], [0], [1], [2], [3, 4]], [2, 4, 4, 1, 1, 1], [1] * 6)
+    once = replace(graph, operations=(replace(graph.operations[0], run_once=True), *graph.operations[1:]))
+    for budget in range(6, plain_peak(once) + 1):
+        run = run_online(once, budget, "exact", 0, 100)
+        if run.failed_at < 0:
+            plan = Plan.from_order(once, run.order.tolist())
+            assert simulate(once, plan).peak_bytes <= budget  # which refuses a second run of the operation
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_online_plans_of_random_graphs_can_be_executed(seed: int) -> None:
+    graph = random_graph(np.random.default_rng(seed), 9, multi_output=0.3, workspace=2, keep=0.1, once=0.2)
+    for share in (0.6, 0.8, 0.9):
+        run = run_online(graph, round(share * plain_peak(graph)), "exact", 0, 20 * len(graph))
+        if run.failed_at < 0:
+            simulate(graph, Plan.from_order(graph, run.order.tolist()))

@@ -61,7 +61,8 @@ class _Published(StagedSolver):
             self._cheapest(built)
         staged = context.problem.scope is Scope.STAGED
         candidates = () if self.best is None else (Candidate(self.best[1], {"most_runs": most_runs}),)
-        message = scope_note(context.problem.scope) if candidates else "its first phase ended above the budget"
+        late = " with its time" if context.is_late() else ""
+        message = scope_note(context.problem.scope) if candidates else f"its first phase ended{late}, above the budget"
         infeasible = self.infeasible and staged
         timed_out = not candidates and not infeasible and context.is_late()
         bound = self.bound if staged else None
