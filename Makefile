@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain dtr device benchmark leaderboard clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain dtr rivals device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -34,6 +34,7 @@ help:
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make shard      a model divided over ranks by FSDP2 on this CPU: promised and measured peak of each rank"
 	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
+	@echo "make rivals     MOCCASIN by its own method on its published graphs (needs them: REMAT_INSTANCES)"
 	@echo "make dtr        DTR and the offline optimum on the operator logs of DTR's authors (needs the logs: ARGS='--logs FOLDER')"
 	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
@@ -128,6 +129,9 @@ shard: setup
 
 explain: setup
 	$(VENV_PYTHON) -W ignore -m experiments.explain $(ARGS)
+
+rivals: setup
+	$(VENV_PYTHON) -m experiments.rivals $(ARGS)
 
 dtr: setup
 	$(VENV_PYTHON) -m experiments.dtr $(ARGS)

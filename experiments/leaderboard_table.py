@@ -21,6 +21,7 @@ from remat.units import format_size
 PIECES = ROOT / "results" / "benchmark" / "field"
 BOARD = ("staged", "exact")
 OURS = "portfolio"
+GPT2, CHAINS = "gpt2_5", ("hierarchical", "rotor", "portfolio")
 EQUAL = 1e-4  # costs within this share of each other count as equal
 EARLY_S = 1.0  # after the process is ready
 Problem = tuple[str, int]
@@ -46,7 +47,7 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
              "ran on", "does not apply"],
             [cells(place, entry) for place, entry in enumerate(board.entries, start=1)], "rlrrrrrrrr",
         ),
-        _families(board, rows),
+        _families(board, rows), *_hierarchy(rows),
     ]  # fmt: skip
     for limit in limits:
         parts += _duels(f"{limit:g} s", [row for row in rows if row.time_limit_s == limit])
@@ -67,6 +68,21 @@ def _families(board: Board, rows: Sequence[Any]) -> str:
         means = (geometric_mean(board.common[entry.entrant].loc[keys].tolist()) for keys in of.values())
         lines.append([entry.entrant, *(f"{mean:.4f}" for mean in means)])
     return markdown_table(["mean cost / best", *(f"{name} ({len(of[name])})" for name in names)], lines)
+
+
+def _hierarchy(rows: Sequence[Any]) -> Iterator[str]:
+    """HiRemate's and Rotor's methods on a GPT-2 of five layers, beside the best bound."""
+    mine = [row for row in rows if row.instance == GPT2]
+    lines = []
+    for budget in sorted({row.budget_bytes for row in mine}):
+        at = [row for row in mine if row.budget_bytes == budget]
+        bound = max(row.bound or row.total_cost for row in at)
+        costs = [min((row.cost for row in at if row.strategy == name and row.cost), default=None) for name in CHAINS]
+        over = [f"{cost / bound - 1:.2%}" if cost else "no plan" for cost in costs]
+        lines.append([format_size(int(budget)), f"{bound / at[0].total_cost - 1:.2%}", *over])
+    if lines:
+        names = [f"{name}, cost above the bound" for name in CHAINS]
+        yield markdown_table([f"{GPT2}, budget", "bound, above once", *names], lines)
 
 
 def _duels(limit: str, rows: Sequence[Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from experiments import (
     models_table,
     published_numbers,
     readme_table,
+    rivals,
     roofline_check,
     run_documents,
     shard,
@@ -43,7 +44,7 @@ DOCUMENTS = {
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        leaderboard_table.DOCUMENT, dtr.DOCUMENT,
+        leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

@@ -92,6 +92,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         ),
         (["--seconds", "0"], "'0' is no positive number"),
     ],
+    "rivals": [(["--instances", "nowhere"], "graph=layered/layered_n100.json: no such file (nor under nowhere")],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
