@@ -124,16 +124,18 @@
     }), { xaxis: { type: "log", title: { text: "Cost above the best known plan, at most (%)" }, range: [-2, Math.log10(far)] },
       yaxis: { title: { text: "Problems (%)" }, range: [-2, 102] } });
   }
+  // Over all problems of a family that a strategy attempted; with their number if these are some only.
   function drawFamilies() {
-    const families = distinct([...byProblem.keys()].map((p) => problems[p].family)).sort();
-    const lines = ranked.map((e) => [swatch(e), ...families.map((family) => {
-      const mine = common.filter((p) => problems[p].family === family);
-      return mine.length ? geometric(mine.map((p) => ratio(p, e))).toFixed(4) : "–";
-    })]);
-    table("families", ["mean cost / best", ...families.map((f) => {
-      const n = common.filter((p) => problems[p].family === f).length;
-      return escape(f || "all") + ` (${n})`;
-    })], lines);
+    const all = [...byProblem.keys()].filter(known), families = distinct(all.map((p) => problems[p].family)).sort();
+    const of = new Map(families.map((family) => [family, all.filter((p) => problems[p].family === family)]));
+    const order = [...ranked, ...shown.filter((e) => !ranked.includes(e))];
+    const lines = order.map((e) => families.map((family) => {
+      const ratios = of.get(family).map((p) => ratio(p, e)).filter((x) => !Number.isNaN(x));
+      const some = ratios.length < of.get(family).length ? ` (${ratios.length})` : "";
+      return ratios.length ? geometric(ratios).toFixed(4) + some : "–";
+    }));
+    table("families", ["mean cost / best", ...families.map((f) => escape(f || "all") + ` (${of.get(f).length})`)],
+      lines.map((cells, i) => [swatch(order[i]), ...cells]).filter((_, i) => lines[i].some((text) => text !== "–")));
   }
   function drawAnytime() {
     const within = 1 + Number($("within").value) / 100;

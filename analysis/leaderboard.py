@@ -101,8 +101,8 @@ def draw(board: Board) -> Figure:
         handles.append(Line2D([], [], color=style.colour, lw=style.width, ls=style.line, marker=style.marker, ms=5,
                               mfc="white", label=label))  # fmt: skip
     axes.set_xscale("asinh", linear_width=KNEE_PERCENT)
-    at = [0.0, *(m * 10**p for p in range(-1, 5) for m in (1, 2, 5))]
-    axes.set_xticks([t for t in at if t <= right], [f"{t:g}" for t in at if t <= right])
+    at = [0.0, *(m * 10.0**p for p in range(-1, 5) for m in ((1, 2, 5) if p < 2 else (1,)))]
+    axes.set_xticks([t for t in at if t <= right], [f"{t:,g}" for t in at if t <= right])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(-0.3 * KNEE_PERCENT, right)
     axes.set_ylim(-2, 102)

@@ -59,14 +59,19 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
 
 
 def _families(board: Board, rows: Sequence[Any]) -> str:
-    """The mean ratio of each ranked entrant on each family of graphs."""
+    """The mean ratio of each entrant on each family of graphs; with the number of problems if it ran on some only."""
     family = {row.graph_sha256: row.family for row in rows}
-    names = sorted({family[graph] for graph, _ in board.common.index})
-    of = {name: [key for key in board.common.index if family[key[0]] == name] for name in names}
+    names = sorted({family[graph] for graph, _ in board.ratios.index})
+    of = {name: [key for key in board.ratios.index if family[key[0]] == name] for name in names}
     lines = []
-    for entry in board.ranked:
-        means = (geometric_mean(board.common[entry.entrant].loc[keys].tolist()) for keys in of.values())
-        lines.append([entry.entrant, *(f"{mean:.4f}" for mean in means)])
+    for entry in board.entries:
+        cells = []
+        for keys in of.values():
+            ratios = board.ratios[entry.entrant].loc[keys].dropna().tolist()
+            some = f" ({len(ratios)})" if 0 < len(ratios) < len(keys) else ""
+            cells.append(f"{geometric_mean(ratios):.4f}{some}" if ratios else "–")
+        if set(cells) != {"–"}:
+            lines.append([entry.entrant, *cells])
     return markdown_table(["mean cost / best", *(f"{name} ({len(of[name])})" for name in names)], lines)
 
 
