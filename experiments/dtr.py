@@ -223,8 +223,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=seconds, default=SECONDS, help="for each search of the portfolio")
     parser.add_argument("--again", action="store_true", help="make finished rows too")
     chosen = parser.parse_args(arguments)
-    instances = os.environ.get("REMAT_INSTANCES") or ROOT.parent / "shared" / "instances"
-    logs = logs_of(names_of("network", chosen.networks, PUBLISHED), chosen.logs or Path(instances) / "dtr")
+    instances = os.environ.get("REMAT_INSTANCES")
+    names = names_of("network", chosen.networks, PUBLISHED)
+    if chosen.logs is None and not instances:
+        raise InvalidInput(
+            "name the folder of the logs: --logs FOLDER, or set REMAT_INSTANCES to the folder above dtr/"
+        )
+    logs = logs_of(names, chosen.logs or Path(instances or "", "dtr"))
     stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"networks": {}}
     compile_search()
     for name, path in logs.items():
