@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     names = names_of("network", chosen.networks, PUBLISHED)
     if chosen.logs is None and not instances:
         raise InvalidInput(
-            "name the folder of the logs: --logs FOLDER, or set REMAT_INSTANCES to the folder above dtr/"
+            "name the folder of the logs: --logs FOLDER (or set REMAT_INSTANCES)"
         )
     logs = logs_of(names, chosen.logs or Path(instances or "", "dtr"))
     stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"networks": {}}
