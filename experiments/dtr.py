@@ -226,9 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
     instances = os.environ.get("REMAT_INSTANCES")
     names = names_of("network", chosen.networks, PUBLISHED)
     if chosen.logs is None and not instances:
-        raise InvalidInput(
-            "name the folder of the logs: --logs FOLDER (or set REMAT_INSTANCES)"
-        )
+        raise InvalidInput("name the folder of the logs: --logs FOLDER (or set REMAT_INSTANCES)")
     logs = logs_of(names, chosen.logs or Path(instances or "", "dtr"))
     stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"networks": {}}
     compile_search()
