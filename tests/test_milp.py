@@ -275,7 +275,7 @@ def test_a_warm_start_is_the_first_incumbent(solver):
     units = (budget - graph.fixed_bytes) // equations.unit_bytes
     program, point = equations.program(units), equations.point(units, *start.matrices(graph))
     pytest.importorskip(BACKENDS[solver].package)
-    answer = BACKENDS[solver].solve(program, Limits(time_s=0.3, nodes=1), start=point)
+    answer = BACKENDS[solver].solve(program, Limits(time_s=5.0, nodes=1), start=point)  # slow machines read it late
     assert answer.x is not None
     cost = program.cost @ answer.x / equations.cost_scale * equations.cost_unit
     assert cost <= simulate(graph, start).cost + 1e-6
