@@ -96,7 +96,7 @@ STYLES: dict[str, Style] = {
     "xla_greedy": Style("XLA greedy", VERMILLION, "X", "-."),
     "gist": Style("Gist", OLIVE, "X", ":"),
     "torch_mincut": Style("PyTorch min-cut", TEAL, "d", "-."),
-    "torch_budget": Style("PyTorch memory budget", TEAL, "o", ":"),
+    "torch_budget": Style("PyTorch memory budget", TEAL, "d", ":"),
     "monet": Style("MONeT", FOREST, "p", "--"),
     "checkmate_milp": Style("Checkmate MILP", BLUE, "o", "-", 2.0),
     "moccasin": Style("MOCCASIN", OLIVE, "h", "-."),
