@@ -18,6 +18,7 @@ from numba.experimental import structref
 from remat import Graph
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
+from remat.search.kernel import below, random_state, uniform
 
 STAGED, FIXED, FREE = range(3)  # which sequences are allowed: the scopes
 COST, BUDGET, RULE, LOG_TOP, N_SEVERAL, FAILED = range(6)  # places in `Sequencer.scalar`
@@ -107,7 +108,7 @@ class Sequencer:
         )  # fmt: skip
         self.rule, self.budget = rule, max(0, budget_bytes - graph.fixed_bytes) // self.unit
         self.total = max(1.0, float(self.net.cost.sum()))
-        self.random = np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
+        self.random = random_state(seed)
         self.load(range(len(graph)))
         self.price = self.first_price = self.total / max(1, self.peak - self.budget)
 
@@ -247,22 +248,6 @@ def _build(state: State) -> None:
 
 
 @_compiled
-def _random(s: State) -> float:
-    """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
-    x = s.random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    s.random[0] = x
-    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
-
-
-@_compiled
-def _below(s: State, n: int) -> int:
-    return min(int(_random(s) * n), n - 1)
-
-
-@_compiled
 def _place(s: State, k: int, j: int) -> int:
     """The j-th place of an operation; beyond them -1 and L."""
     if j < 0:
@@ -340,7 +325,7 @@ def _gap(s: State, k: int, p: int) -> int:
             right = left
         left -= 1
     empty = right - left - 1
-    return left + 1 + _below(s, empty) if empty > 0 else -1
+    return left + 1 + below(s, empty) if empty > 0 else -1
 
 
 # ---- changes --------------------------------------------------------------------------------------
@@ -445,9 +430,9 @@ def _undo(s: State) -> None:
 @_compiled
 def _recompute(s: State) -> bool:
     """Free a value that is held at a slot and not read there, and compute it again before it is read."""
-    p = _peak_slot(s.most) if _random(s) < AT_PEAK else _below(s, len(s.slots) - 1)
+    p = _peak_slot(s.most) if uniform(s) < AT_PEAK else below(s, len(s.slots) - 1)
     for _ in range(TRIES):
-        v = _below(s, len(s.size_bytes))
+        v = below(s, len(s.size_bytes))
         k = s.producer[v]
         if s.run_once[k] or s.size_bytes[v] == 0:
             continue
@@ -460,8 +445,8 @@ def _recompute(s: State) -> bool:
             use = min(use, s.places[len(s.cost) - 1, 0])
         if use <= p + 1:
             return False
-        at = _gap(s, k, use if _random(s) < AT_USE else p + 2 + _below(s, use - p - 1))
-        return at > p and _change(s, k, at, True) and _follow(s, _below(s, 3) / 2)
+        at = _gap(s, k, use if uniform(s) < AT_USE else p + 2 + below(s, use - p - 1))
+        return at > p and _change(s, k, at, True) and _follow(s, below(s, 3) / 2)
     return False
 
 
@@ -474,7 +459,7 @@ def _follow(s: State, share: float) -> bool:
         i += 1
         for e in range(s.in_start[k], s.in_start[k + 1]):
             v, maker = s.in_ids[e], s.producer[s.in_ids[e]]
-            if _random(s) >= share or s.run_once[maker] or s.size_bytes[v] == 0:
+            if uniform(s) >= share or s.run_once[maker] or s.size_bytes[v] == 0:
                 continue
             j = _count_before(s, maker, p)
             made, after = _place(s, maker, j - 1), _place(s, maker, j)
@@ -491,9 +476,9 @@ def _drop(s: State) -> bool:
     """Take a computation that is not the only one of its operation, and those that only it has needed."""
     if s.scalar[N_SEVERAL] == 0:
         return False
-    k = s.several[_below(s, s.scalar[N_SEVERAL])]
+    k = s.several[below(s, s.scalar[N_SEVERAL])]
     first = 0 if s.scalar[RULE] == FREE else 1
-    j = first + _below(s, s.n_places[k] - first)
+    j = first + below(s, s.n_places[k] - first)
     if j == 0 and not _is_unread(s, k, 0):
         return False
     if not _change(s, k, s.places[k, j], False):
@@ -523,11 +508,11 @@ def _is_unread(s: State, k: int, j: int) -> bool:
 def _shift(s: State) -> bool:
     """Put a computation elsewhere: a repeat, or in a free order any of them within its dependencies."""
     is_free = s.scalar[RULE] == FREE
-    if is_free and _random(s) < 0.5:
-        k, j = _below(s, len(s.cost)), 0
+    if is_free and uniform(s) < 0.5:
+        k, j = below(s, len(s.cost)), 0
     elif s.scalar[N_SEVERAL]:
-        k = s.several[_below(s, s.scalar[N_SEVERAL])]
-        j = 1 + _below(s, s.n_places[k] - 1)
+        k = s.several[below(s, s.scalar[N_SEVERAL])]
+        j = 1 + below(s, s.n_places[k] - 1)
     else:
         return False
     p, low, high = s.places[k, j], _place(s, k, j - 1), _place(s, k, j + 1)
@@ -542,7 +527,7 @@ def _shift(s: State) -> bool:
     high = min(high, len(s.slots) - 1)
     if high - low < 2:
         return False
-    at = _gap(s, k, low + 2 + _below(s, high - low - 1))
+    at = _gap(s, k, low + 2 + below(s, high - low - 1))
     return at > low and _change(s, k, at, True) and _change(s, k, p, False)
 
 
@@ -568,7 +553,7 @@ def _anneal(
             price = min(max(price, least_price), most_price)
             over = 0
         s.scalar[LOG_TOP] = 0
-        which = _random(s)
+        which = uniform(s)
         if which < TAKE:
             done = _drop(s)
         elif which < TAKE + SHIFT:
@@ -578,7 +563,7 @@ def _anneal(
         now = max(0, s.most[1] - s.scalar[BUDGET])
         worse = (s.scalar[COST] - cost) + price * (now - excess)
         temperature = hot * (cold / hot) ** (move / moves)
-        if not done or (worse > 0 and _random(s) >= math.exp(-worse / temperature)):
+        if not done or (worse > 0 and uniform(s) >= math.exp(-worse / temperature)):
             _undo(s)
             continue
         cost, peak = s.scalar[COST], s.most[1]

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from remat import Graph
-from remat.search.online import rows
+from remat.arrays import GraphArrays
 
 MOST = 4  # runs for each operation, on average
 WALKING, ENDED, STUCK = range(3)
@@ -21,24 +21,11 @@ CHUNK = 20  # choices between two looks at the clock
 CURRENT, LEAST, MOST_RUNS, FIRST_EFFORT, LATER_EFFORT, USED, N_RUNS, N_READS, N_COPIES, STAMP = range(10)
 
 
-class _Net(NamedTuple):
-    """A graph as arrays; the row i of ``inputs`` is ``inputs[input_starts[i] : input_starts[i + 1]]``."""
-
-    inputs: np.ndarray  # of operations
-    input_starts: np.ndarray
-    outputs: np.ndarray  # of operations
-    output_starts: np.ndarray
-    users: np.ndarray  # of values
-    user_starts: np.ndarray
-    slots: np.ndarray  # beside users: which of the user's inputs the value is
-    workspace: np.ndarray  # [N] bytes
-    size: np.ndarray  # [V] bytes
-    stays: np.ndarray  # [N] may not run again, or makes a value that the step keeps
-
-
 class _State(NamedTuple):
     """The sequence so far. Runs have arrays [R], copies [C]."""
 
+    slots: np.ndarray  # [users of values] which of the user's inputs the value is
+    stays: np.ndarray  # [N] may not run again, or makes a value that the step keeps
     operation: np.ndarray  # [R]
     before: np.ndarray  # [R + 1] the neighbours in the sequence; the last place is both of its ends
     after: np.ndarray
@@ -68,7 +55,7 @@ def walk(
         moves_first: whether an operation may run later than in the graph, if no run of it has been read.
         keep_on: asked now and then; the walk is given up when it says no.
     """
-    net = _net(graph)
+    net = GraphArrays.of(graph)
     state = _start(graph, net, MOST * len(graph))
     status = WALKING
     while status == WALKING:
@@ -78,19 +65,7 @@ def walk(
     return _sequence(graph, state, moves_first) if status == ENDED else None
 
 
-def _net(graph: Graph) -> _Net:
-    inputs, input_starts = rows([op.inputs for op in graph.operations])
-    outputs, output_starts = rows([op.outputs for op in graph.operations])
-    users, user_starts = rows(graph.users)
-    slots = [graph.operations[u].inputs.index(v) for v, readers in enumerate(graph.users) for u in readers]
-    stays = [op.run_once or any(graph.values[v].keep for v in op.outputs) for op in graph.operations]
-    return _Net(
-        inputs, input_starts, outputs, output_starts, users, user_starts, np.array(slots, dtype=np.int64),
-        np.array([op.workspace_bytes for op in graph.operations], dtype=np.int64), graph.value_bytes, np.array(stays),
-    )  # fmt: skip
-
-
-def _start(graph: Graph, net: _Net, most: int) -> _State:
+def _start(graph: Graph, net: GraphArrays, most: int) -> _State:
     """The graph's own sequence; the walk has not begun."""
     n, n_values = len(graph), len(graph.values)
 
@@ -101,25 +76,28 @@ def _start(graph: Graph, net: _Net, most: int) -> _State:
         return np.zeros(length, dtype=dtype)
 
     widest = max((len(op.inputs) + len(op.outputs) for op in graph.operations), default=0)
-    n_reads, n_copies = MOST * len(net.inputs) + widest, MOST * n_values + widest
+    n_reads, n_copies = MOST * len(net.in_ids) + widest, MOST * n_values + widest
+    slots = [graph.operations[u].inputs.index(v) for v, readers in enumerate(graph.users) for u in readers]
+    stays = [op.run_once or any(graph.values[v].keep for v in op.outputs) for op in graph.operations]
     state = _State(
+        np.array(slots, dtype=np.int64), np.array(stays),
         none(most), none(most + 1), none(most + 1), none(most), np.arange(n), no(most), no(most), no(most), none(most),
         none(most), none(n_reads), none(n_copies), none(n_copies), no(n_copies, np.int64), no(n_copies, np.int64),
         no(most, np.int64), no(10, np.int64),
     )  # fmt: skip
     sequence = [*range(n), most]
-    state.operation[:n], state.first_read[:n] = np.arange(n), net.input_starts[:-1]
-    state.first_copy[:n] = net.output_starts[:-1]
+    state.operation[:n], state.first_read[:n] = np.arange(n), net.in_start[:-1]
+    state.first_copy[:n] = net.out_start[:-1]
     state.before[sequence], state.after[[most, *range(n)]] = [most, *range(n)], sequence
     copy_of = np.empty(n_values, dtype=np.int64)
-    copy_of[net.outputs] = np.arange(n_values)
-    state.reads[: len(net.inputs)] = copy_of[net.inputs]
-    state.run[:n_values] = np.repeat(np.arange(n), np.diff(net.output_starts))
-    state.value[:n_values] = net.outputs
-    state.to_come[:n_values] = np.diff(net.user_starts)[net.outputs]
-    state.to_come[:n_values] += np.array([graph.values[v].keep for v in net.outputs], dtype=np.int64)
+    copy_of[net.out_ids] = np.arange(n_values)
+    state.reads[: len(net.in_ids)] = copy_of[net.in_ids]
+    state.run[:n_values] = np.repeat(np.arange(n), np.diff(net.out_start))
+    state.value[:n_values] = net.out_ids
+    state.to_come[:n_values] = np.diff(net.use_start)[net.out_ids]
+    state.to_come[:n_values] += np.array([graph.values[v].keep for v in net.out_ids], dtype=np.int64)
     state.at[[CURRENT, LEAST, MOST_RUNS, N_RUNS]] = most, 1, 1, n
-    state.at[[N_READS, N_COPIES]] = len(net.inputs), n_values
+    state.at[[N_READS, N_COPIES]] = len(net.in_ids), n_values
     return state
 
 
@@ -149,7 +127,7 @@ def _advance(net: Any, state: Any, room: int, block_size: int, factor: int, move
     choices = 0
     while True:
         run = at[CURRENT]
-        while run != end and at[USED] + net.workspace[state.operation[run]] > room:
+        while run != end and at[USED] + net.workspace_bytes[state.operation[run]] > room:
             if choices == CHUNK:
                 return WALKING
             choices += 1
@@ -159,7 +137,7 @@ def _advance(net: Any, state: Any, room: int, block_size: int, factor: int, move
             if length and not _repeat(net, state, start, length):
                 return STUCK
             at[LEAST], at[MOST_RUNS] = (1, 1) if length else (at[MOST_RUNS] + 1, 2 * at[MOST_RUNS])
-            is_over = at[USED] + net.workspace[state.operation[run]] > room
+            is_over = at[USED] + net.workspace_bytes[state.operation[run]] > room
             if is_over and (at[MOST_RUNS] > block_size or at[LATER_EFFORT] > factor * at[FIRST_EFFORT]):
                 return STUCK
         if run != end:
@@ -175,9 +153,9 @@ def _advance(net: Any, state: Any, room: int, block_size: int, factor: int, move
 def _begin(net: Any, state: Any, run: int) -> None:
     k = state.operation[run]
     state.placed[run] = True
-    for j in range(net.output_starts[k + 1] - net.output_starts[k]):
-        state.at[USED] += net.size[state.value[state.first_copy[run] + j]]
-    for j in range(net.input_starts[k + 1] - net.input_starts[k]):
+    for j in range(net.out_start[k + 1] - net.out_start[k]):
+        state.at[USED] += net.size_bytes[state.value[state.first_copy[run] + j]]
+    for j in range(net.in_start[k + 1] - net.in_start[k]):
         state.been[state.reads[state.first_read[run] + j]] += 1
 
 
@@ -185,15 +163,15 @@ def _begin(net: Any, state: Any, run: int) -> None:
 def _finish(net: Any, state: Any, run: int) -> None:
     """Free what nobody reads any more."""
     k = state.operation[run]
-    for j in range(net.input_starts[k + 1] - net.input_starts[k]):
+    for j in range(net.in_start[k + 1] - net.in_start[k]):
         copy = state.reads[state.first_read[run] + j]
         state.to_come[copy] -= 1
         if not state.to_come[copy]:
-            state.at[USED] -= net.size[state.value[copy]]
-    for j in range(net.output_starts[k + 1] - net.output_starts[k]):
+            state.at[USED] -= net.size_bytes[state.value[copy]]
+    for j in range(net.out_start[k + 1] - net.out_start[k]):
         copy = state.first_copy[run] + j
         if not state.to_come[copy]:
-            state.at[USED] -= net.size[state.value[copy]]
+            state.at[USED] -= net.size_bytes[state.value[copy]]
 
 
 @numba.njit(cache=True)
@@ -210,7 +188,7 @@ def _best_block(net: Any, state: Any, room: int, moves_first: bool) -> tuple[int
             if bytes_saved == _NEVER:
                 break
             saved += bytes_saved
-            is_move &= (moves_first or run >= len(net.workspace)) and not _is_read(net, state, run)
+            is_move &= (moves_first or run >= len(net.workspace_bytes)) and not _is_read(net, state, run)
             state.mark[run] = at[STAMP]
             size += 1
             if size >= at[LEAST]:
@@ -233,21 +211,21 @@ _NEVER = np.iinfo(np.int64).min
 def _saved(net: Any, state: Any, run: int) -> int:
     """Bytes that go if the run is repeated later, less those that have to stay for it; `_NEVER` if it may not be."""
     k, current = state.operation[run], state.at[CURRENT]
-    if net.stays[k]:
+    if state.stays[k]:
         return _NEVER
     saved = 0
     now = state.operation[current]
-    for j in range(net.output_starts[k + 1] - net.output_starts[k]):
+    for j in range(net.out_start[k + 1] - net.out_start[k]):
         copy = state.first_copy[run] + j
-        for i in range(net.input_starts[now + 1] - net.input_starts[now]):
+        for i in range(net.in_start[now + 1] - net.in_start[now]):
             if state.reads[state.first_read[current] + i] == copy:
                 return _NEVER
         if state.to_come[copy]:
-            saved += net.size[state.value[copy]]
-    for j in range(net.input_starts[k + 1] - net.input_starts[k]):
+            saved += net.size_bytes[state.value[copy]]
+    for j in range(net.in_start[k + 1] - net.in_start[k]):
         copy = state.reads[state.first_read[run] + j]
         if not state.to_come[copy] and state.mark[state.run[copy]] != state.at[STAMP]:
-            saved -= net.size[state.value[copy]]
+            saved -= net.size_bytes[state.value[copy]]
     return saved
 
 
@@ -255,7 +233,7 @@ def _saved(net: Any, state: Any, run: int) -> int:
 def _is_read(net: Any, state: Any, run: int) -> bool:
     k = state.operation[run]
     reads = 0
-    for j in range(net.output_starts[k + 1] - net.output_starts[k]):
+    for j in range(net.out_start[k + 1] - net.out_start[k]):
         reads += state.been[state.first_copy[run] + j]
     return reads > 0
 
@@ -269,11 +247,11 @@ def _repeat(net: Any, state: Any, start: int, length: int) -> bool:
     for _ in range(length):
         earlier = state.before[run]
         k, wanted = state.operation[run], False
-        for j in range(net.output_starts[k + 1] - net.output_starts[k]):
+        for j in range(net.out_start[k + 1] - net.out_start[k]):
             wanted |= state.to_come[state.first_copy[run] + j] > 0
         if wanted:
-            n_reads = state.at[N_READS] + net.input_starts[k + 1] - net.input_starts[k]
-            n_copies = state.at[N_COPIES] + net.output_starts[k + 1] - net.output_starts[k]
+            n_reads = state.at[N_READS] + net.in_start[k + 1] - net.in_start[k]
+            n_copies = state.at[N_COPIES] + net.out_start[k + 1] - net.out_start[k]
             is_full = state.at[N_RUNS] == len(state.operation)
             if is_full or n_reads > len(state.reads) or n_copies > len(state.run):
                 return False
@@ -290,21 +268,21 @@ def _repeat_one(net: Any, state: Any, run: int) -> None:
     at[STAMP] += 1
     state.operation[new] = k
     state.first_read[new], state.first_copy[new] = at[N_READS], at[N_COPIES]
-    for j in range(net.input_starts[k + 1] - net.input_starts[k]):
+    for j in range(net.in_start[k + 1] - net.in_start[k]):
         copy = state.reads[state.first_read[run] + j]
         state.reads[at[N_READS]] = copy
         at[N_READS] += 1
         if not state.to_come[copy]:
-            at[USED] += net.size[state.value[copy]]
+            at[USED] += net.size_bytes[state.value[copy]]
         state.to_come[copy] += 1
         _each_read(net, state, copy, -1)  # before these, so that no input stays longer for the new run
-    for j in range(net.output_starts[k + 1] - net.output_starts[k]):
+    for j in range(net.out_start[k + 1] - net.out_start[k]):
         copy, made = state.first_copy[run] + j, at[N_COPIES]
         at[N_COPIES] += 1
         state.run[made], state.value[made] = new, state.value[copy]
         state.to_come[made] = state.to_come[copy]
         if state.to_come[copy]:
-            at[USED] -= net.size[state.value[copy]]
+            at[USED] -= net.size_bytes[state.value[copy]]
         state.to_come[copy] = 0
         _each_read(net, state, copy, made)
     state.same[new], state.newest[k] = state.newest[k], new
@@ -323,10 +301,10 @@ def _repeat_one(net: Any, state: Any, run: int) -> None:
 def _each_read(net: Any, state: Any, copy: int, instead: int) -> None:
     """Mark the runs to come that read a copy, and let them read another one instead, if given."""
     v = state.value[copy]
-    for j in range(net.user_starts[v], net.user_starts[v + 1]):
-        run = state.newest[net.users[j]]
+    for j in range(net.use_start[v], net.use_start[v + 1]):
+        run = state.newest[net.use_ids[j]]
         while run >= 0:
-            slot = state.first_read[run] + net.slots[j]
+            slot = state.first_read[run] + state.slots[j]
             if not state.placed[run] and state.reads[slot] == copy:
                 state.mark[run] = state.at[STAMP]
                 if instead >= 0:

@@ -120,7 +120,7 @@ def random_state(seed: int) -> np.ndarray:
 
 
 @_compiled
-def _random(s: State) -> float:
+def uniform(s: State) -> float:
     """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
     x = s.random[0]
     x ^= x >> np.uint64(12)
@@ -131,8 +131,9 @@ def _random(s: State) -> float:
 
 
 @_compiled
-def _below(s: State, n: int) -> int:
-    return min(int(_random(s) * n), n - 1)
+def below(s: State, n: int) -> int:
+    """Uniform in 0 .. n - 1."""
+    return min(int(uniform(s) * n), n - 1)
 
 
 # ---- looking things up ------------------------------------------------------------------------
@@ -639,7 +640,7 @@ def _drop(s: State, v: int, t: int) -> bool:
         missing = 0
         for e in range(s.in_start[p], s.in_start[p + 1]):
             missing += _covering(s, s.in_ids[e], right) < 0
-        if missing > FEW_MISSING and _random(s) * missing > FEW_MISSING:
+        if missing > FEW_MISSING and uniform(s) * missing > FEW_MISSING:
             return False  # to bring back many inputs rarely pays, and finding out is much work
     if not _log_value(s, v):
         return False
@@ -726,7 +727,7 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
             v = s.in_ids[e]
             if _covering(s, v, t) >= 0 or _is_computed(s, s.producer[v], t):
                 continue
-            if _random(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
+            if uniform(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
                 if not _hold(s, v, t):
                     return False
                 # On large graphs long ranges are most of the work, so stop once the move cannot be accepted.
@@ -746,7 +747,7 @@ def _shift(s: State, k: int, t: int) -> bool:
     if k == t or s.in_start[k] == s.in_start[k + 1] or s.run_once[k]:
         return False
     before = _computed_before(s, k, t)
-    u = s.in_ids[s.in_start[k] + _below(s, s.in_start[k + 1] - s.in_start[k])]
+    u = s.in_ids[s.in_start[k] + below(s, s.in_start[k + 1] - s.in_start[k])]
     earlier = _use_before(s, u, t, before)
     if earlier <= before or earlier < k:
         return False
@@ -776,10 +777,10 @@ def _random_repeat(s: State) -> Any:
     """A random (operation, stage) that repeats, or (-1, -1) if 200 draws find none."""
     n = len(s.peak)
     for _ in range(200):
-        t = _below(s, n)
+        t = below(s, n)
         length = s.list_length[t]
         if length > 1:
-            k = s.arena[s.list_start[t] + _below(s, length - 1)]  # the last one is t itself
+            k = s.arena[s.list_start[t] + below(s, length - 1)]  # the last one is t itself
             return k, t
     return -1, -1
 
@@ -794,11 +795,11 @@ def _random_held(s: State, t: int) -> Any:
     n = len(s.peak)
     for attempt in range(40):
         if attempt < 12:
-            v = s.out_ids[_below(s, s.out_start[t])] if s.out_start[t] > 0 else -1
+            v = s.out_ids[below(s, s.out_start[t])] if s.out_start[t] > 0 else -1
         else:
-            u = t + _below(s, min(n - t, 2 << (attempt // 3 - 3)))
+            u = t + below(s, min(n - t, 2 << (attempt // 3 - 3)))
             degree = s.in_start[u + 1] - s.in_start[u]
-            v = s.in_ids[s.in_start[u] + _below(s, degree)] if degree > 0 else -1
+            v = s.in_ids[s.in_start[u] + below(s, degree)] if degree > 0 else -1
         if v >= 0 and s.size[v] > 0 and _covering(s, v, t) >= 0:
             return v
     return -1
@@ -808,23 +809,23 @@ def _random_held(s: State, t: int) -> Any:
 def _tight_stage(s: State) -> int:
     """A random stage, above the budget if a few draws find one."""
     n = len(s.peak)
-    t = 1 + _below(s, n - 1)
+    t = 1 + below(s, n - 1)
     for _ in range(8):
         if s.peak[t] > s.scalar[BUDGET]:
             break
-        t = 1 + _below(s, n - 1)
+        t = 1 + below(s, n - 1)
     return t
 
 
 @_compiled
 def _propose(s: State) -> bool:
     """Apply one random move; False if there was none or it must be undone."""
-    kind = _random(s)
+    kind = uniform(s)
     n = len(s.peak)
     if n < 2:
         return False
     if kind < (0.85 if s.scalar[SEEKING] else 0.5):
-        t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + _below(s, n - 1)
+        t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + below(s, n - 1)
         v = _random_held(s, t)
         return v >= 0 and _drop(s, v, t)
     k, t = _random_repeat(s)
@@ -837,7 +838,7 @@ def _propose(s: State) -> bool:
         return False
     if kind > 0.78 and t > start + 1:
         # Make room for it: drop another value where this one is held now.
-        at = start + 1 + _below(s, t - start)
+        at = start + 1 + below(s, t - start)
         v = _random_held(s, at)
         if v >= 0 and s.producer[v] != k and not _drop(s, v, at):
             return s.scalar[ABORT] == 0 and s.scalar[N_QUEUE] == 0
@@ -947,8 +948,8 @@ def _begin_move(s: State, temperature: float, price: float) -> None:
     """Empty the log and draw how much worse this move may be."""
     s.scalar[SNAPSHOT] += 1
     s.scalar[START_COST], s.scalar[START_EXCESS] = s.scalar[COST], s.scalar[EXCESS]
-    s.real[SLACK] = math.inf if _random(s) < FOLLOW_ALL * min(1.0, LARGE / len(s.peak)) else 0.0
-    s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - _random(s)), price
+    s.real[SLACK] = math.inf if uniform(s) < FOLLOW_ALL * min(1.0, LARGE / len(s.peak)) else 0.0
+    s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - uniform(s)), price
     s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
 
 

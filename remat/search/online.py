@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.plan import Plan
@@ -35,24 +36,9 @@ class OnlineRun:
     failed_at: int
 
 
-class _Net(NamedTuple):
-    """A graph as arrays; the row i of ``inputs`` is ``inputs[input_starts[i] : input_starts[i + 1]]``."""
-
-    inputs: np.ndarray  # of operations
-    input_starts: np.ndarray
-    outputs: np.ndarray  # of operations
-    output_starts: np.ndarray
-    users: np.ndarray  # of values
-    user_starts: np.ndarray
-    cost: np.ndarray  # [N]
-    workspace: np.ndarray  # [N] bytes
-    size: np.ndarray  # [V] bytes
-    producer: np.ndarray  # [V]
+class _State(NamedTuple):
     last: np.ndarray  # [V] the operation after which the program frees the value; -1 if it keeps it
     stays: np.ndarray  # [N] what it makes may not be evicted: it runs once, or what it needs is gone for ever
-
-
-class _State(NamedTuple):
     resident: np.ndarray  # [V]
     known: np.ndarray  # [V] it was computed once: evicted, if it is not resident
     dead: np.ndarray  # [V] the program has freed it
@@ -83,19 +69,14 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         -1 if value.keep else max(users, default=p)
         for value, users, p in zip(graph.values, graph.users, graph.producer, strict=True)
     ]
-    net = _Net(
-        *rows([op.inputs for op in graph.operations]), *rows([op.outputs for op in graph.operations]),
-        *rows(graph.users), np.array([float(op.cost) for op in graph.operations]),
-        np.array([op.workspace_bytes for op in graph.operations]), np.array([value.bytes for value in graph.values]),
-        np.array(graph.producer), np.array(last),
-        np.array([op.run_once for op in graph.operations]),
-    )  # fmt: skip
+    net = GraphArrays.of(graph)
     evictions = most * max((len(op.outputs) for op in graph.operations), default=0) + v
 
     def zeros(length: int, dtype: Any = np.int64) -> np.ndarray:
         return np.zeros(length, dtype=dtype)
 
     state = _State(
+        np.array(last), net.run_once.copy(),
         zeros(v, np.bool_), zeros(v, np.bool_), zeros(v, np.bool_), zeros(v), zeros(v, np.float64), zeros(v),
         np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
     )  # fmt: skip
@@ -127,24 +108,17 @@ def is_ready() -> bool:
     return is_compiled(_run)
 
 
-def rows(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(the elements of all rows, [rows + 1] where each row starts)."""
-    starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=starts[1:])
-    return np.array([x for row in rows for x in row], dtype=np.int64), starts
-
-
 @numba.njit(cache=True)
 def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) -> tuple[np.ndarray, int]:
     np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
-    n_operations, n_values = len(net.cost), len(net.size)
+    n_operations, n_values = len(net.cost), len(net.size_bytes)
     order, stack = np.empty(most, dtype=np.int64), np.empty(n_operations + 1, dtype=np.int64)
     done, clock = 0, 1.0
     for at in range(n_operations + n_values):  # the program, then the values that it keeps
         top = at if at < n_operations else net.producer[at - n_operations]
         if at >= n_operations:
             v = at - n_operations
-            if net.last[v] >= 0:
+            if state.last[v] >= 0:
                 continue
             state.pins[v] += 1
             if state.resident[v]:
@@ -155,7 +129,7 @@ def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) 
             k = stack[depth - 1]
             missing = _missing(net, state, k)
             if missing >= 0:
-                if net.stays[missing] and missing != at:
+                if state.stays[missing] and missing != at:
                     return order[:done], k
                 stack[depth] = missing
                 depth += 1
@@ -174,31 +148,31 @@ def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) 
 
 @numba.njit(cache=True)
 def _pin_inputs(net: Any, state: Any, k: int) -> None:
-    for j in range(net.input_starts[k], net.input_starts[k + 1]):
-        state.pins[net.inputs[j]] += 1
+    for j in range(net.in_start[k], net.in_start[k + 1]):
+        state.pins[net.in_ids[j]] += 1
 
 
 @numba.njit(cache=True)
 def _missing(net: Any, state: Any, k: int) -> int:
     """The operation that makes an input which is not resident; -1 if all are."""
-    for j in range(net.input_starts[k], net.input_starts[k + 1]):
-        if not state.resident[net.inputs[j]]:
-            return net.producer[net.inputs[j]]
+    for j in range(net.in_start[k], net.in_start[k + 1]):
+        if not state.resident[net.in_ids[j]]:
+            return net.producer[net.in_ids[j]]
     return -1
 
 
 @numba.njit(cache=True)
 def _make_room(net: Any, state: Any, k: int, room: int, heuristic: int, clock: float) -> bool:
     """Evict until operation k fits; whether it does."""
-    need = net.workspace[k]
-    for j in range(net.output_starts[k], net.output_starts[k + 1]):
-        if not state.resident[net.outputs[j]]:
-            need += net.size[net.outputs[j]]
+    need = net.workspace_bytes[k]
+    for j in range(net.out_start[k], net.out_start[k + 1]):
+        if not state.resident[net.out_ids[j]]:
+            need += net.size_bytes[net.out_ids[j]]
     while state.used[0] + need > room:
         least, chosen = np.inf, -1
-        for v in range(len(net.size)):
+        for v in range(len(net.size_bytes)):
             p = net.producer[v]
-            if state.resident[v] and not state.pins[v] and net.size[v] and not net.stays[p] and p != k:
+            if state.resident[v] and not state.pins[v] and net.size_bytes[v] and not state.stays[p] and p != k:
                 h = _worth(net, state, v, heuristic, clock)
                 if h < least:
                     least, chosen = h, v
@@ -216,13 +190,13 @@ def _worth(net: Any, state: Any, v: int, heuristic: int, clock: float) -> float:
     if heuristic == LRU:
         return state.accessed[v]
     if heuristic == SIZE:
-        return -net.size[v]
-    cost = net.cost[net.producer[v]]
+        return -net.size_bytes[v]
+    cost = float(net.cost[net.producer[v]])
     if heuristic == EXACT:
         cost += _evicted_around(net, state, v)
     elif heuristic == UNION:
         cost += _sets_around(net, state, v)
-    return cost / (net.size[v] * (clock - state.accessed[v] + 1e-9))
+    return cost / (net.size_bytes[v] * (clock - state.accessed[v] + 1e-9))
 
 
 @numba.njit(cache=True)
@@ -238,18 +212,18 @@ def _evicted_around(net: Any, state: Any, v: int) -> float:
             x = state.todo[length]
             if up:
                 p = net.producer[x]
-                for j in range(net.input_starts[p], net.input_starts[p + 1]):
-                    y = net.inputs[j]
+                for j in range(net.in_start[p], net.in_start[p + 1]):
+                    y = net.in_ids[j]
                     if not state.resident[y] and state.stamp[net.producer[y]] != search:
                         state.stamp[net.producer[y]] = search
                         cost += net.cost[net.producer[y]]
                         state.todo[length] = y
                         length += 1
             else:
-                for j in range(net.user_starts[x], net.user_starts[x + 1]):
-                    u = net.users[j]
-                    for i in range(net.output_starts[u], net.output_starts[u + 1]):
-                        y = net.outputs[i]
+                for j in range(net.use_start[x], net.use_start[x + 1]):
+                    u = net.use_ids[j]
+                    for i in range(net.out_start[u], net.out_start[u + 1]):
+                        y = net.out_ids[i]
                         if state.known[y] and not state.resident[y] and state.stamp[u] != search:
                             state.stamp[u] = search
                             cost += net.cost[u]
@@ -262,14 +236,14 @@ def _evicted_around(net: Any, state: Any, v: int) -> float:
 def _neighbours(net: Any, state: Any, v: int) -> int:
     """Evicted values next to a value, into `todo`; returns how many."""
     length, p = 0, net.producer[v]
-    for j in range(net.input_starts[p], net.input_starts[p + 1]):
-        if not state.resident[net.inputs[j]]:
-            state.todo[length] = net.inputs[j]
+    for j in range(net.in_start[p], net.in_start[p + 1]):
+        if not state.resident[net.in_ids[j]]:
+            state.todo[length] = net.in_ids[j]
             length += 1
-    for j in range(net.user_starts[v], net.user_starts[v + 1]):
-        u = net.users[j]
-        for i in range(net.output_starts[u], net.output_starts[u + 1]):
-            y = net.outputs[i]
+    for j in range(net.use_start[v], net.use_start[v + 1]):
+        u = net.use_ids[j]
+        for i in range(net.out_start[u], net.out_start[u + 1]):
+            y = net.out_ids[i]
             if state.known[y] and not state.resident[y] and length < len(state.todo):
                 state.todo[length] = y
                 length += 1
@@ -314,11 +288,11 @@ def _join(net: Any, state: Any, v: int) -> None:
 
 @numba.njit(cache=True)
 def _compute(net: Any, state: Any, k: int, clock: float) -> None:
-    for j in range(net.output_starts[k], net.output_starts[k + 1]):
-        v = net.outputs[j]
+    for j in range(net.out_start[k], net.out_start[k + 1]):
+        v = net.out_ids[j]
         if not state.resident[v]:
             state.resident[v] = True
-            state.used[0] += net.size[v]
+            state.used[0] += net.size_bytes[v]
             if state.known[v]:  # a set is never split; its cost becomes smaller
                 state.set_cost[_root(state, v)] -= net.cost[k]
         state.known[v] = True
@@ -328,19 +302,19 @@ def _compute(net: Any, state: Any, k: int, clock: float) -> None:
 @numba.njit(cache=True)
 def _release(net: Any, state: Any, k: int, is_program: bool, clock: float) -> None:
     """Let go of an operation's inputs, and of what the program frees after it."""
-    for j in range(net.input_starts[k], net.input_starts[k + 1]):
-        state.pins[net.inputs[j]] -= 1
-        state.accessed[net.inputs[j]] = clock
-        _free(net, state, net.inputs[j], k, is_program)
-    for j in range(net.output_starts[k], net.output_starts[k + 1]):
-        _free(net, state, net.outputs[j], k, is_program)
+    for j in range(net.in_start[k], net.in_start[k + 1]):
+        state.pins[net.in_ids[j]] -= 1
+        state.accessed[net.in_ids[j]] = clock
+        _free(net, state, net.in_ids[j], k, is_program)
+    for j in range(net.out_start[k], net.out_start[k + 1]):
+        _free(net, state, net.out_ids[j], k, is_program)
 
 
 @numba.njit(cache=True)
 def _free(net: Any, state: Any, v: int, k: int, is_program: bool) -> None:
-    state.dead[v] |= is_program and net.last[v] == k
+    state.dead[v] |= is_program and state.last[v] == k
     may_go = state.dead[v] and not state.pins[v] and state.resident[v]
-    if may_go and (not net.stays[net.producer[v]] or _is_unneeded(net, state, v)):
+    if may_go and (not state.stays[net.producer[v]] or _is_unneeded(net, state, v)):
         _drop(net, state, v)
 
 
@@ -348,20 +322,20 @@ def _free(net: Any, state: Any, v: int, k: int, is_program: bool) -> None:
 def _is_unneeded(net: Any, state: Any, v: int) -> bool:
     """Whether what was made from a value that cannot be made again is there; if so, it must not be evicted any more."""
     for mark in (False, True):
-        for j in range(net.user_starts[v], net.user_starts[v + 1]):
-            u = net.users[j]
-            for i in range(net.output_starts[u], net.output_starts[u + 1]):
-                y = net.outputs[i]
+        for j in range(net.use_start[v], net.use_start[v + 1]):
+            u = net.use_ids[j]
+            for i in range(net.out_start[u], net.out_start[u + 1]):
+                y = net.out_ids[i]
                 if state.dead[y]:
                     continue
                 if not state.resident[y]:
                     return False
-                net.stays[u] |= mark
+                state.stays[u] |= mark
     return True
 
 
 @numba.njit(cache=True)
 def _drop(net: Any, state: Any, v: int) -> None:
     state.resident[v] = False
-    state.used[0] -= net.size[v]
+    state.used[0] -= net.size_bytes[v]
     _join(net, state, v)
