@@ -50,17 +50,9 @@ SCHEMA = pa.schema(
         pa.field("start_s", pa.float64()), pa.field("trajectory", pa.string()), pa.field("memory", pa.string()),
     ]
 )  # fmt: skip
-ASKED = (
-    "graph_sha256",
-    "scope",
-    "accounting",
-    "strategy",
-    "options",
-    "budget_bytes",
-    "time_limit_s",
-    "seed",
-    "threads",
-)
+ASKED = (  # a row takes the place of one of the same solve
+    "graph_sha256", "scope", "accounting", "strategy", "options", "budget_bytes", "time_limit_s", "seed", "threads",
+)  # fmt: skip
 POINTS = 128  # of the line of memory over time
 WARM_S = 60.0  # for a strategy that compiles something when it first runs
 
@@ -221,8 +213,8 @@ class _InstanceRun:
     def _asked(self, run: GraphRun, name: str, budget: int) -> tuple[Any, ...]:
         s = run.settings
         options = json.dumps(s.options.get(name, {}), sort_keys=True)
-        sha = self.subject.graph.sha256()
-        return sha, s.scope, s.accounting, name, options, budget, s.time_limit_s, s.seed, s.threads
+        graph = self.subject.graph.sha256()
+        return graph, s.scope, s.accounting, name, options, budget, s.time_limit_s, s.seed, s.threads
 
     def _run_families(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
         names = [name for name in dict.fromkeys(name for name, _ in missing) if get_strategy(name).ignores_budget]
@@ -234,8 +226,7 @@ class _InstanceRun:
     def _run_budgets(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
         self._warm_up(run, {name for name, _ in missing if not get_strategy(name).ignores_budget})
         jobs = [
-            replace(run.job(name, budget, lambda: None), warm_start=None, known=None)
-            for name, budget in missing if not get_strategy(name).ignores_budget
+            run.job(name, budget, lambda: None) for name, budget in missing if not get_strategy(name).ignores_budget
         ]  # fmt: skip
         with keeping_interrupted(self.engine, lambda key: run):
             for job, solution in run_jobs(jobs, self.engine, self.progress):

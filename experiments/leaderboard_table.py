@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from analysis.leaderboard import draw
@@ -16,9 +14,11 @@ from analysis.results import as_objects
 from analysis.saving import save, style_context
 from analysis.style import style_of
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
+from experiments.settings import RUNS_FOLDER
 from remat.units import format_size
 
 PIECES = ROOT / "results" / "benchmark" / "field"
+FOLDER = RUNS_FOLDER / "benchmark_field"
 BOARD = ("staged", "exact")
 OURS = "portfolio"
 GPT2, CHAINS = "gpt2_5", ("hierarchical", "rotor", "portfolio")
@@ -51,10 +51,8 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
     ]  # fmt: skip
     for limit in limits:
         parts += _duels(f"{limit:g} s", [row for row in rows if row.time_limit_s == limit])
-    with tempfile.TemporaryDirectory() as folder, style_context():
-        (png, *_) = save(draw(board), Path(folder, "leaderboard"))
-        picture = Path(tempfile.gettempdir(), "leaderboard.png")
-        picture.write_bytes(png.read_bytes())
+    with style_context():
+        (picture, *_) = save(draw(board), FOLDER / "leaderboard")
     return Drawing("\n\n".join(parts), figures={"leaderboard": picture})
 
 

@@ -11,6 +11,7 @@ from helpers import step_of
 
 from baselines._annealing import FIXED, FREE, STAGED, Sequencer
 from remat import Plan, Scope, Status, simulate, solve
+from remat.errors import UnknownName
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 from remat.simulator import plain_peak
@@ -86,7 +87,8 @@ def test_a_free_order_needs_the_free_scope() -> None:
     skipped = solve(graph, 8, "fastsa", order="free", isolate=False)
     assert skipped.status is Status.SKIPPED
     assert "scope=free" in skipped.message
-    assert solve(graph, 8, "fastsa", order="reverse", isolate=False).status is Status.FAILED
+    with pytest.raises(UnknownName, match="unknown order 'reverse'"):
+        solve(graph, 8, "fastsa", order="reverse", isolate=False)
 
 
 def test_a_run_ends_in_time_and_repeats() -> None:
