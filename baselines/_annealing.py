@@ -161,13 +161,13 @@ class Sequencer:
             ``(known, [])``
         """
         mean = self.total / max(1, len(self.net.cost))
-        cost, self.price = _anneal(self.state, moves, hot * mean, cold * mean, self.price, self.first_price, known)
+        cost, self.price = anneal(self.state, moves, hot * mean, cold * mean, self.price, self.first_price, known)
         return cost, self.state.best[self.state.best >= 0].tolist() if cost < known else []
 
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    return is_compiled(_anneal)
+    return is_compiled(anneal)
 
 
 def _unit(total: int) -> int:
@@ -532,7 +532,7 @@ def _shift(s: State) -> bool:
 
 
 @_compiled
-def _anneal(
+def anneal(
     state: State,
     moves: int,
     hot: float,

@@ -64,7 +64,7 @@ class Schedules:
         self.stages, self.slots, n = stages, slots, len(stages.forward)
         ways = (stages.backward, stages.saved, stages.saving, stages.returning)
         backward, self.saved, saving, returning = (each.reshape(n, -1) for each in ways)
-        self.choice = _table(
+        self.choice = schedule_table(
             stages.forward.astype(np.float64), backward.astype(np.float64), stages.inputs, self.saved,
             stages.gradients, stages.kept, saving, stages.running, returning, slots,
         )  # fmt: skip
@@ -96,7 +96,7 @@ class Schedules:
 
 
 @numba.njit(cache=True)
-def _table(forward, backward, inputs, saved, gradients, kept, saving, running, returning, slots):
+def schedule_table(forward, backward, inputs, saved, gradients, kept, saving, running, returning, slots):
     """choice[s, t, m] for stages s .. t within m slots beside the input of s."""
     n = len(forward)
     cost = np.full((n, n, slots + 1), np.inf, dtype=np.float64)

@@ -61,7 +61,7 @@ def walk(
     while status == WALKING:
         if not keep_on():
             return None
-        status = _advance(net, state, room, block_size, block_factor, moves_first)
+        status = advance(net, state, room, block_size, block_factor, moves_first)
     return _sequence(graph, state, moves_first) if status == ENDED else None
 
 
@@ -121,7 +121,7 @@ def _sequence(graph: Graph, state: _State, moves_first: bool) -> list[int]:
 
 
 @numba.njit(cache=True)
-def _advance(net: Any, state: Any, room: int, block_size: int, factor: int, moves_first: bool) -> int:
+def advance(net: Any, state: Any, room: int, block_size: int, factor: int, moves_first: bool) -> int:
     """Go on until the end, or where nothing helps, or for `CHUNK` choices."""
     at, end = state.at, len(state.operation)
     choices = 0

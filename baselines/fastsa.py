@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from baselines._annealing import FIXED, FREE, STAGED, Sequencer, is_warm
+from baselines._annealing import FIXED, FREE, STAGED, Sequencer, anneal, is_warm
 from remat import Candidate, Plan, Problem, Scope, Skip, strategy
 from remat.context import Context
 from remat.errors import unknown_name
@@ -28,7 +28,7 @@ def check_order(options: Mapping[str, Any]) -> None:
         raise unknown_name("order", str(options["order"]), ORDERS)
 
 
-@strategy("fastsa", baseline=True, check=check_order)
+@strategy("fastsa", baseline=True, check=check_order, compiles=anneal)
 def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outcome:
     """Annealing that puts, takes and shifts single computations (Imanishi et al., NeurIPS 2023).
 

@@ -10,7 +10,7 @@ import numpy as np
 from baselines._chain import Chain, check_slots
 from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver, narrow_places
-from baselines._persistent import Schedules, Stages
+from baselines._persistent import Schedules, Stages, schedule_table
 from remat import Candidate, Graph, Plan, Problem, Scope, simulate, strategy
 from remat.context import Context
 from remat.search.online import in_stages
@@ -24,7 +24,7 @@ WORK_PER_S = 300_000  # operations of options evaluated, in a repeatable run: th
 PLAN_S = 0.3  # needed for another try
 
 
-@strategy("hierarchical", baseline=True, version=1, check=check_slots)
+@strategy("hierarchical", baseline=True, version=1, check=check_slots, compiles=schedule_table)
 def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
     """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
 

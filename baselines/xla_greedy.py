@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baselines._program_points import walk
+from baselines._program_points import advance, walk
 from remat import Candidate, Plan, Problem, simulate, strategy
 from remat.context import Context
 from remat.errors import InvalidInput
@@ -22,7 +22,7 @@ def check_blocks(options: Mapping[str, Any]) -> None:
             raise InvalidInput(f"{name} must be a positive integer, not {value!r}")
 
 
-@strategy("xla_greedy", baseline=True, check=check_blocks)
+@strategy("xla_greedy", baseline=True, check=check_blocks, compiles=advance)
 def xla_greedy(problem: Problem, context: Context, *, block_size: int = 32, block_factor: int = 10) -> list[Candidate]:
     """XLA's greedy pass: at an operation over the limit, put off the block that frees most bytes.
 

@@ -23,7 +23,7 @@ import remat
 from experiments.arguments import names_of, one_of
 from experiments.build import Subject, build_quietly
 from experiments.config import BenchmarkConfig, InstanceConfig, group_options
-from experiments.engine import Engine, Job
+from experiments.engine import Engine
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
@@ -34,8 +34,6 @@ from remat.cost import load_gpu
 from remat.cost.gpu import gpu_names
 from remat.errors import InvalidInput
 from remat.files import read_table, write_table
-from remat.frontends import synthetic
-from remat.problem import Problem
 from remat.registry import get_strategy
 from remat.simulator import plain_peak, simulate
 from remat.solution import Solution
@@ -54,7 +52,6 @@ ASKED = (  # a row takes the place of one of the same solve
     "graph_sha256", "scope", "accounting", "strategy", "options", "budget_bytes", "time_limit_s", "seed", "threads",
 )  # fmt: skip
 POINTS = 128  # of the line of memory over time
-WARM_S = 60.0  # for a strategy that compiles something when it first runs
 
 
 @dataclass(slots=True)
@@ -107,7 +104,6 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
     folder = RESULTS / bench.name
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        warm = set[str]()
         for i, name in enumerate(names, start=1):
             instance: InstanceConfig = bench.instances[name]
             try:
@@ -118,7 +114,7 @@ def run_benchmark(cfg: DictConfig, settings: Settings, console: Console, _folder
                 continue
             console.print(f"{i}/{len(names)}  {name}: {len(subject.graph)} operations, plain peak "
                           f"{format_size(plain_peak(subject.graph))}", markup=False)  # fmt: skip
-            run = _InstanceRun(name, instance, subject, Piece.read(folder / f"{name}.parquet"), engine, progress, warm)
+            run = _InstanceRun(name, instance, subject, Piece.read(folder / f"{name}.parquet"), engine, progress)
             run.solve(mine, _budgets(bench, instance, subject), _limits(bench, instance, settings))
     with console.status("drawing ..."):
         drawn = draw_benchmark(folder, RUNS_FOLDER / f"benchmark_{bench.name}")
@@ -182,11 +178,7 @@ def _limits(bench: BenchmarkConfig, instance: InstanceConfig, settings: Settings
 
 @dataclass(slots=True)
 class _InstanceRun:
-    """The solves of one instance.
-
-    Attributes:
-        warm: strategies that have run before, so that what they compile is there.
-    """
+    """The solves of one instance."""
 
     name: str
     instance: InstanceConfig
@@ -194,7 +186,6 @@ class _InstanceRun:
     piece: Piece
     engine: Engine
     progress: SolveProgress
-    warm: set[str]
 
     def solve(self, settings: Settings, budgets: dict[int, float], limits: Sequence[float]) -> None:
         """Solve what the piece lacks. What ignores the budget has no use for the longer limits."""
@@ -224,7 +215,6 @@ class _InstanceRun:
                     self._keep(run, row, family.wall_s, budgets)
 
     def _run_budgets(self, run: GraphRun, missing: Sequence[tuple[str, int]], budgets: dict[int, float]) -> None:
-        self._warm_up(run, {name for name, _ in missing if not get_strategy(name).ignores_budget})
         jobs = [
             run.job(name, budget, lambda: None) for name, budget in missing if not get_strategy(name).ignores_budget
         ]  # fmt: skip
@@ -235,17 +225,6 @@ class _InstanceRun:
                 self.progress.finished(f"{self.name}, {job.label}: {row_line(row)}", solution.wall_s)
                 if _is_kept(row):
                     self._keep(run, row, solution.wall_s, budgets)
-
-    def _warm_up(self, run: GraphRun, names: set[str]) -> None:
-        """Run strategies on a small chain, one after the other: their first run may compile for half a minute."""
-        graph = synthetic.chain(n=6)
-        problem = Problem(graph, plain_peak(graph) - 1)
-        how = replace(run.how, time_limit_s=WARM_S, work_limit=100)
-        for name in sorted(names - self.warm):
-            job = Job(name, f"{name} on a small chain, to compile it", problem, name, how)
-            for _, solution in run_jobs([job], self.engine, self.progress):
-                self.progress.finished(f"{job.label}: {solution.wall_s:.1f} s", solution.wall_s)
-        self.warm |= names
 
     def _keep(self, run: GraphRun, row: Row, wall_s: float, budgets: dict[int, float]) -> None:
         stats, plan = json.loads(row.stats), run.plan_of(row)

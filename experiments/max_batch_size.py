@@ -38,7 +38,7 @@ from experiments.per_sample import PerSample, per_sample
 from experiments.progress import SolveProgress, say_written
 from experiments.row import Row
 from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, compile_search, finished_jobs, is_final, keeping_interrupted
+from experiments.solving import GraphRun, compile_first, finished_jobs, is_final, keeping_interrupted
 from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
@@ -308,7 +308,7 @@ def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProg
             if row is None or not is_final(row):
                 waiting[key] = search
                 progress.expect([graph_run.settings.time_limit_s])
-                compile_search(progress)
+                compile_first(progress, [name])
                 engine.submit(graph_run.job(name, budget, partial(search.nearest_plan, budget)))
                 return
             graph_run.reused += 1

@@ -8,13 +8,14 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 
+import remat
 from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
@@ -22,17 +23,21 @@ from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
 from experiments.store import Store, code_version, row_key
+from remat.compiled import is_compiled
 from remat.errors import InvalidPlan
+from remat.frontends import synthetic
 from remat.incumbent import EXACT, GAP_TOLERANCE, Progress, is_proven, relative_gap
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.simulator import plain_peak
 from remat.solution import Ending, Family, Solution, Status
 from remat.solving.here import solve_family
 from remat.solving.worker import Known
 from remat.units import format_size
 
 ANY_BUDGET = 2**60
+COMPILE_S = 60.0  # for a strategy that compiles when it first runs
 # Another attempt with the same key would not change these. SKIPPED is not one: a missing solver may be installed.
 _FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, Status.TIMEOUT)
 
@@ -289,19 +294,25 @@ def run_jobs(
     """Submit the jobs; yield them as they finish."""
     progress.expect([job.how.time_limit_s for job in jobs])
     if jobs:
-        compile_search(progress)
+        compile_first(progress, (job.strategy for job in jobs))
     for job in jobs:
         engine.submit(job)
     yield from finished_jobs(engine, progress, label)
 
 
-def compile_search(progress: SolveProgress) -> None:
-    """Compile the search before the first solve, because strategies with a short time limit would skip it."""
+def compile_first(progress: SolveProgress, names: Iterable[str]) -> None:
+    """Compile the search, and what these strategies compile, before the first solve: its time limit may be shorter."""
     from remat.search.anneal import is_warm  # imports Numba, which a run that only redraws does not need
 
     if not is_warm():
         progress.note("compiling the search, once on this machine (about 30 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
+    for name in dict.fromkeys(names):
+        function = get_strategy(name).compiles
+        if function is not None and not is_compiled(function):
+            progress.note(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
+            graph = synthetic.chain(n=6)
+            remat.solve_sweep(graph, [plain_peak(graph) - 1], name, time_limit_s=COMPILE_S, isolate=True)
 
 
 @contextmanager

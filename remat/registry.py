@@ -45,6 +45,8 @@ class Strategy:
         members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
             the search over implementations also gives it a bound and, on small graphs, an exact answer.
         version: raised by hand when its results alone may change; see `remat.solvers.VERSION`.
+        compiles: a Numba function that its first call compiles for many seconds; runs call it once before any clock
+            starts. None without one, and for what ``python -m remat.search`` compiles.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Strategy:
     implementations: str = "default"
     members: tuple[str, ...] = ()
     version: int = 0
+    compiles: Any = None
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
         """Run it on the problem of a context; its result is not judged yet."""
@@ -102,6 +105,7 @@ def strategy(
     implementations: str = "default",
     members: tuple[str, ...] = (),
     version: int = 0,
+    compiles: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
 
@@ -129,6 +133,7 @@ def strategy(
             implementations=implementations,
             members=members,
             version=version,
+            compiles=compiles,
         )
         return run
 

@@ -10,6 +10,8 @@ import pytest
 from sweep_helpers import MIRROR, N, at, sweep
 
 import remat
+from baselines._annealing import anneal
+from experiments import solving
 from experiments.budget_sweep import is_reusable, sweep_budgets, through
 from experiments.progress import SolveProgress, duration, make_console
 from experiments.row import Row
@@ -161,3 +163,22 @@ def test_estimates_shrink_to_nothing() -> None:
     progress.expect([100.0])
     assert progress.left_s() is None  # another kind of job: nothing is known of it yet
     assert (duration(42.4), duration(200)) == ("42 s", "3 min 20 s")
+
+
+def test_what_a_strategy_compiles_is_compiled_before_the_first_solve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"fastsa": False}
+    monkeypatch.setattr(solving, "is_compiled", lambda function: ready["fastsa"] or function is not anneal)
+    asked = []
+
+    def solve_sweep(graph: remat.Graph, budgets: list[int], name: str, **options: object) -> None:
+        asked.append((name, options["time_limit_s"]))
+        ready[name] = True
+
+    monkeypatch.setattr(remat, "solve_sweep", solve_sweep)
+    with SolveProgress(make_console(), 1) as progress:
+        solving.compile_first(progress, ["fastsa", "chen_sqrtn", "fastsa", "rotor"])
+        solving.compile_first(progress, ["fastsa"])
+    assert asked == [("fastsa", solving.COMPILE_S)]
+    assert "compiling fastsa, once on this machine" in capsys.readouterr().out
