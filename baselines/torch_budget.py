@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from baselines._partitioner import partitioned
+from baselines._partitioner import captured_again, partitioned
 from remat import Candidate, Problem, strategy
 from remat.errors import unknown_name
 
@@ -20,7 +20,7 @@ def check_options(options: dict[str, Any]) -> None:
             raise unknown_name(option, str(given), names)
 
 
-@strategy("torch_budget", baseline=True, ignores_budget=True, check=check_options)
+@strategy("torch_budget", baseline=True, ignores_budget=True, prepare=captured_again, check=check_options)
 def torch_budget(problem: Problem, *, solver: str | None = None, estimator: str | None = None) -> Iterator[Candidate]:
     """All that PyTorch's knob for compiled steps can choose to save: every solver, estimator and share.
 

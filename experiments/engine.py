@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from remat.errors import InvalidPlan, RematError
+from remat.frontends.spec import ModelSpec
 from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
@@ -34,6 +35,7 @@ class Job:
         options: of the strategy.
         warm_start: called when the job starts, for a plan to start from; None for none.
         known: called while the job runs, for proofs of other strategies about its problem; None for none.
+        spec: of the PyTorch network behind the graph, for a strategy with `prepare`; None for none.
     """
 
     key: str
@@ -44,6 +46,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     warm_start: Callable[[], Plan | None] | None = None
     known: Callable[[], Known | None] | None = None
+    spec: ModelSpec | None = None
 
     def run(self) -> Family | Solution:
         """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
@@ -52,7 +55,7 @@ class Job:
             context = context.with_options(warm_start=self.warm_start())
         try:
             if get_strategy(self.strategy).ignores_budget:
-                return run_family_isolated(context, self.strategy, self.options)
+                return run_family_isolated(context, self.strategy, self.options, self.spec)
             solution = solve_isolated(context, self.strategy, self.options, known=self.known or (lambda: None))
             return name_minimum(solution, self.problem, context.deadline)
         except RematError as error:

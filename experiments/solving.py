@@ -116,7 +116,8 @@ class GraphRun:
                 self.reused += 1
             else:
                 options = self.settings.options.get(name, {})
-                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, options))
+                spec = self.settings.spec if get_strategy(name).prepare is not None else None
+                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, options, spec=spec))
         for job, family in self._run(jobs):
             assert isinstance(family, Family)
             families[job.strategy] = family

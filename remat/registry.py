@@ -18,6 +18,7 @@ from typing import Any
 
 from remat.context import Context
 from remat.errors import InvalidInput, UnknownName, unknown_name, warn
+from remat.graph import Graph
 
 GROUP = "remat.strategies"
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
@@ -45,6 +46,8 @@ class Strategy:
         members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
             the search over implementations also gives it a bound and, on small graphs, an exact answer.
         version: raised by hand when its results alone may change; see `remat.solvers.VERSION`.
+        prepare: called by the worker of a run before the clock starts, with the `ModelSpec` of the network and its
+            graph, if a network is behind the graph; the worker keeps what it returns.
         compiles: a Numba function that its first call compiles for many seconds; runs call it once before any clock
             starts. None without one, and for what ``python -m remat.search`` compiles.
     """
@@ -63,6 +66,7 @@ class Strategy:
     implementations: str = "default"
     members: tuple[str, ...] = ()
     version: int = 0
+    prepare: Callable[[Any, Graph], Any] | None = None
     compiles: Any = None
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
@@ -105,6 +109,7 @@ def strategy(
     implementations: str = "default",
     members: tuple[str, ...] = (),
     version: int = 0,
+    prepare: Callable[[Any, Graph], Any] | None = None,
     compiles: Any = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
@@ -133,6 +138,7 @@ def strategy(
             implementations=implementations,
             members=members,
             version=version,
+            prepare=prepare,
             compiles=compiles,
         )
         return run

@@ -110,7 +110,7 @@ def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
 
 
 def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(command: list[str], *_: object) -> tuple[int, str]:
+    def dying(command: list[str], *_: object, **_more: object) -> tuple[int, str]:
         done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], capture_output=True)
         return done.returncode, "it went wrong"
 

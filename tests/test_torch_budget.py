@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +19,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition  #
 import remat  # noqa: E402
 from baselines import _partitioner  # noqa: E402
 from remat import Status, simulate  # noqa: E402
-from remat.errors import UnknownName  # noqa: E402
+from remat.errors import InvalidInput, UnknownName  # noqa: E402
+from remat.frontends.spec import ModelSpec  # noqa: E402
+from remat.plan import parse_scope  # noqa: E402
+from remat.problem import Problem, SolveOptions  # noqa: E402
 from remat.simulator import plain_peak  # noqa: E402
+from remat.solving.dispatch import new_context  # noqa: E402
+from remat.solving.worker import run_family_isolated  # noqa: E402
 from remat.torch import capture, mincut  # noqa: E402
 from remat.torch import graphs as frontend  # noqa: E402
 from remat.torch._private import min_cut  # noqa: E402
@@ -110,3 +116,37 @@ def test_it_needs_a_captured_step() -> None:
     assert "captured with PyTorch" in solution.message
     with pytest.raises(UnknownName, match="ilp"):
         remat.solve(graph, 2, "torch_budget", solver="ipl")
+
+
+SPEC = ModelSpec("gpt2", "torch", "remat.torch.networks.transformer:gpt2", 2, options={"length": 32, "n_layers": 2})
+
+
+def costed(spec: ModelSpec) -> remat.Graph:
+    graph = frontend.extract(spec)
+    return graph.with_costs([1 + (op.work.flops or 0) if op.work else 1 for op in graph.operations], "flop")
+
+
+@pytest.mark.parametrize("scope", ["staged", "free"])
+def test_a_worker_captures_the_step_behind_the_graph_of_a_network(scope: str) -> None:
+    graph = costed(SPEC)
+    context = new_context(Problem(graph, 2**60, parse_scope(scope)), SolveOptions(time_limit_s=60, threads=1))
+    family = run_family_isolated(context, "torch_mincut", {}, SPEC)
+    assert family.status is None, family.message
+    assert all(context.problem.scope.contains(member.plan.scope) for member in family.members)
+    kept = frontend.step_of_spec(SPEC, graph)
+    here = remat.family(graph, "torch_mincut", scope=scope)
+    assert [m.plan.steps for m in family.members] == [m.plan.steps for m in here]
+    assert len(here) > 1
+    assert max(m.cost for m in here) > graph.total_cost  # something is computed again
+    assert frontend.step_behind(graph) is kept
+
+
+def test_another_network_is_not_taken_for_the_one_behind_the_graph() -> None:
+    graph = costed(SPEC)
+    with pytest.raises(InvalidInput, match="another graph now"):
+        frontend.step_of_spec(replace(SPEC, batch_size=3), graph)
+    context = new_context(Problem(graph, 2**60), SolveOptions(time_limit_s=60, threads=1))
+    family = run_family_isolated(context, "torch_mincut", {}, replace(SPEC, batch_size=3))
+    assert family.status is Status.FAILED
+    assert "another graph now" in family.message
+    assert run_family_isolated(context, "torch_mincut", {}, replace(SPEC, framework="keras")).status is Status.SKIPPED

@@ -16,6 +16,7 @@ from typing import Any
 
 from remat.files import write_text
 from remat.frontends.json import graph_from_dict
+from remat.frontends.spec import ModelSpec
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
@@ -36,7 +37,9 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     problem = Problem(graph, **job["problem"] | {"scope": parse_scope(job["problem"]["scope"])})
     warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
-    context = new_context(problem, options).until(time.monotonic() + max(0.01, job["ends_at"] - time.time()))
+    prepare, left_s = get_strategy(job["strategy"]).prepare, job["ends_at"] - time.time()
+    _kept = prepare(ModelSpec.from_json(job["spec"]), graph) if prepare is not None and job["spec"] else None
+    context = new_context(problem, options).until(time.monotonic() + max(0.01, left_s))
     if job["family"]:
         row = family_to_row(run_family(context, job["strategy"], job["options"]))
     else:

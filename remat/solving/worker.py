@@ -26,6 +26,7 @@ from remat.context import Context
 from remat.errors import DiskFull, InvalidInput, InvalidPlan
 from remat.files import write_text
 from remat.frontends.json import graph_to_dict
+from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.incumbent import is_proven
 from remat.plan import Plan, Scope
@@ -38,6 +39,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 _interrupted: set[subprocess.Popen[bytes]] = set()  # running workers that were asked to end
 
 POLL_S = 0.1  # seconds between two readings of a worker's events
+PREPARE_S = 300.0  # most time for `Strategy.prepare`, before the clock starts
 GRACE_S = 2.0  # for an interrupted worker to write its result
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -203,10 +205,16 @@ class _Events:
         outer.incumbent.take(plan, trace.cost, trace.peak_bytes, event["who"], at=event["at"])
 
 
-def run_family_isolated(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
-    """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again."""
+def run_family_isolated(
+    context: Context, strategy: str, options: Mapping[str, Any], spec: ModelSpec | None = None
+) -> Family:
+    """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again.
+
+    Args:
+        spec: the PyTorch network behind the graph, for a strategy with `prepare`.
+    """
     started = time.monotonic()
-    row, status, message = _ask(context, strategy, options, family=True)
+    row, status, message = _ask(context, strategy, options, family=True, spec=spec)
     if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
     graph, members = context.problem.graph, []
@@ -234,17 +242,23 @@ def interrupt_workers() -> None:
 
 
 def _ask(
-    context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None
-) -> tuple[dict[str, Any] | None, Status, str]:
+    context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None,
+    spec: ModelSpec | None = None,
+) -> tuple[dict[str, Any] | None, Status, str]:  # fmt: skip
     """(the worker's result, or None with the status and message that say why)."""
     try:
-        return _exchange(context, strategy, options, family, events)
+        return _exchange(context, strategy, options, family, events, spec)
     except (OSError, DiskFull) as error:  # OSError: e.g. no memory for a process
         return None, Status.FAILED, f"could not run the solver process: {error}"
 
 
 def _exchange(
-    context: Context, strategy: str, options: Mapping[str, Any], family: bool, events: _Events | None
+    context: Context,
+    strategy: str,
+    options: Mapping[str, Any],
+    family: bool,
+    events: _Events | None,
+    spec: ModelSpec | None,
 ) -> tuple[dict[str, Any] | None, Status, str]:
     limit_s = context.remaining_s()
     try:
@@ -271,11 +285,13 @@ def _exchange(
             "strategy": strategy,
             "options": dict(options),
             "family": family,
+            "spec": None if spec is None else spec.to_json(),
         }  # fmt: skip
         write_text(job, json.dumps(request))
         command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
         if events is None:
-            code, complaint = _run(command, limit_s, context.options.threads)
+            most_s = limit_s + (PREPARE_S if spec else 0)
+            code, complaint = _run(command, most_s, context.options.threads, is_here=spec is not None)
         else:
             events.path = events_file
             code, complaint = _run(command, limit_s, context.options.threads, events)
@@ -294,8 +310,10 @@ def _exchange(
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 
-def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None) -> tuple[int | None, str]:
-    """(exit code or None if killed at the limit, last line of standard error)."""
+def _run(
+    command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None, *, is_here: bool = False
+) -> tuple[int | None, str]:
+    """(exit code or None if killed at the limit, last line of standard error); `is_here` as in `child.environment`."""
     ends_at = time.monotonic() + hard_limit_s(limit_s)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -303,7 +321,7 @@ def _run(command: Sequence[str], limit_s: float, threads: int, events: _Events |
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads))),
+            env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads)), here=is_here),
             start_new_session=True,  # so that Ctrl-C reaches only the parent
         )
         _running.add(process)

@@ -128,6 +128,24 @@ def captured_step(
     return graph_of(capture(step, args), name, resident)
 
 
+def step_of_spec(spec: ModelSpec, graph: Graph) -> CapturedStep:
+    """The captured step of the network behind `graph`, its graph with costs and workspaces; `step_behind` finds it.
+
+    Raises:
+        InvalidInput: the step has another graph now.
+    """
+    model, sample_args, loss_fn = build.build(spec, load_target(spec.target))
+    step = captured_step(model, sample_args, name=graph.name, loss_fn=loss_fn)
+    if _structure(step.graph) != _structure(graph):
+        raise InvalidInput(f"{spec.name}'s step has another graph now: extract it again")
+    remember(step, graph)
+    return step
+
+
+def _structure(graph: Graph) -> list[Any]:
+    return [graph.values, [(op.inputs, op.outputs, op.run_once) for op in graph.operations]]
+
+
 def _loss_step(model: nn.Module, sample_args: Any, loss_fn: Any) -> tuple[nn.Module, tuple[Any, ...]]:
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")

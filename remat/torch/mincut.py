@@ -13,7 +13,7 @@ from torch import fx
 
 from remat.graph import Graph
 from remat.torch._private import min_cut, tree_iter
-from remat.torch.step_graph import CapturedStep, end_of
+from remat.torch.step_graph import CapturedStep
 
 SOLVERS = ("dp", "greedy", "ilp")  # values of ``activation_memory_budget_solver``
 FLOPS, PROFILE = "flops", "profile"  # values of ``activation_memory_budget_runtime_estimator``
@@ -46,7 +46,7 @@ def values_saved_by(forward: fx.GraphModule, step: CapturedStep) -> set[int]:
 
 def order_with(graph: Graph, saved: set[int]) -> list[int]:
     """Every operation in its order; backward recomputes a value that forward does not save when it first reads it."""
-    end = end_of(graph)
+    end = next(k for k, op in enumerate(graph.operations) if op.is_backward) - 1
     order = list(range(end + 1))
     kept = {v for v, value in enumerate(graph.values) if value.keep or not value.bytes}
     once = {v for op in graph.operations if op.run_once for v in op.outputs}
