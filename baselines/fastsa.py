@@ -6,18 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from baselines._annealing import FIXED, FREE, STAGED, Sequencer, anneal, is_warm
 from remat import Candidate, Plan, Problem, Scope, Skip, strategy
 from remat.context import Context
 from remat.errors import unknown_name
+from remat.search.sequence import FIXED, FREE, STAGED, Cooled, Sequencer, anneal, is_ready
 from remat.solution import Outcome
 
 ORDERS = ("fixed", "free")
 MOVES = 5000  # per operation, in one annealing
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 ROUNDS = 3  # annealings, until a plan fits
-HOT, COLD = 1.0, 0.003  # temperatures in mean costs of an operation
-CHUNK = 1000  # moves between two looks at the clock
+HOT = 1.0  # the first temperature, in mean costs of an operation
 LAST_S, LAST_SHARE = 0.05, 0.02  # of the time left, for the plan
 COLD_START_S = 40.0  # compiling takes 20 s; it does not begin with less time than this
 
@@ -51,41 +50,27 @@ def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outco
     moves_first = ORDERS.index(order) == 1
     if moves_first and problem.scope is not Scope.FREE:
         raise Skip("order=free moves first computations; ask for it with scope=free")
-    if not is_warm() and context.remaining_s() < COLD_START_S:
+    if not is_ready() and context.remaining_s() < COLD_START_S:
         needed = f"it is not compiled yet: give it {COLD_START_S:.0f} s once"
         return Outcome(message=needed, timed_out=True)
     rule = FREE if moves_first else STAGED if problem.scope is Scope.STAGED else FIXED
     sequencer = Sequencer(problem.graph, problem.budget_bytes, rule, context.options.seed)
     if sequencer.fits:
         return Outcome((Candidate(Plan.from_order(problem.graph, sequencer.order)),))
-    best, moves, cut = list[int](), 0, False
+    found, moves = Cooled([], 0, False), 0
     for _ in range(ROUNDS):
-        best, tried, cut = _annealed(sequencer, context)
-        moves += tried
-        if best or cut or context.is_solved():
+        found = _annealed(sequencer, context)
+        moves += found.moves
+        if found.order or found.is_cut or context.is_solved():
             break
-    plans = (Candidate(Plan.from_order(problem.graph, best), {"order": order}),) if best else ()
-    return Outcome(plans, stats={"moves": moves}, cut_by_clock=cut if context.repeats else None)
+    plans = (Candidate(Plan.from_order(problem.graph, found.order), {"order": order}),) if found.order else ()
+    return Outcome(plans, stats={"moves": moves}, cut_by_clock=found.is_cut if context.repeats else None)
 
 
-def _annealed(sequencer: Sequencer, context: Context) -> tuple[list[int], int, bool]:
-    """(computations of the cheapest sequence that fits or [], moves, whether the time ended it) of one annealing.
-
-    The temperature follows the moves or the time, whichever is further on; in a repeatable run the moves alone.
-    """
-    n = len(context.problem.graph)
-    moves = context.options.work_limit or MOVES * n
+def _annealed(sequencer: Sequencer, context: Context) -> Cooled:
+    """One annealing. The temperature follows the moves or the time; in a repeatable run the moves alone."""
+    moves = context.options.work_limit or MOVES * len(context.problem.graph)
     if context.options.deterministic:
         moves = min(moves, context.steps_in(MOVES_PER_S))
-    began, available = time.monotonic(), context.remaining_s() * (1 - LAST_SHARE) - LAST_S
-    known, best, done, heat = 1 << 62, list[int](), 0, COLD / HOT
-    while done < moves and known > sequencer.least_cost and not context.is_solved():
-        share = (time.monotonic() - began) / max(available, 1e-9)
-        if share >= 1:
-            return best, done, True
-        progress = done / moves if context.repeats else max(done / moves, share)
-        chunk = min(CHUNK, moves - done)
-        temperature = HOT * heat**progress
-        known, better = sequencer.anneal(chunk, temperature, temperature * heat ** (chunk / moves), known)
-        best, done = better or best, done + chunk
-    return best, done, False
+    ends = time.monotonic() + context.remaining_s() * (1 - LAST_SHARE) - LAST_S
+    return sequencer.cool(moves, HOT, ends, context.is_solved, is_counted=context.repeats)

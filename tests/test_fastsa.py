@@ -9,11 +9,11 @@ import pytest
 from brute_force import random_step
 from helpers import step_of
 
-from baselines._annealing import FIXED, FREE, STAGED, Sequencer
 from remat import Plan, Scope, Status, simulate, solve
 from remat.errors import UnknownName
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
+from remat.search.sequence import FIXED, FREE, STAGED, Sequencer
 from remat.simulator import plain_peak
 
 SCOPES = {STAGED: Scope.STAGED, FIXED: Scope.FIXED_ORDER, FREE: Scope.FREE}

@@ -10,13 +10,13 @@ import pytest
 from sweep_helpers import MIRROR, N, at, sweep
 
 import remat
-from baselines._annealing import anneal
 from experiments import solving
 from experiments.budget_sweep import is_reusable, sweep_budgets, through
 from experiments.progress import SolveProgress, duration, make_console
 from experiments.row import Row
 from experiments.solving import reuse_plans
 from experiments.store import Store
+from remat.search.sequence import anneal
 
 
 def test_budgets_are_even_whole_and_hold_both_ends() -> None:

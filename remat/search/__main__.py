@@ -8,6 +8,7 @@ from remat.graph import Graph
 from remat.search.anneal import minimise_cost
 from remat.search.online import online_plan
 from remat.search.ordering.anneal import anneal_orders
+from remat.search.sequence import STAGED, Sequencer
 
 
 def main() -> None:
@@ -17,6 +18,7 @@ def main() -> None:
     minimise_cost(graph, 6, work_limit=100)
     anneal_orders(graph, 6, work_limit=100)
     online_plan(graph, 6)
+    Sequencer(graph, 6, STAGED, 0).cool(100, 1.0, time.monotonic() + 1, lambda: False)
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

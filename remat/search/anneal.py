@@ -13,8 +13,9 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
-from remat.search import kernel, online
+from remat.search import kernel, online, sequence
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
+from remat.search.randomness import random_state
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew (HOT is a cycle, because no
 # single temperature suits all graphs), or just warm enough to rearrange the best plan of all threads.
@@ -181,7 +182,7 @@ class Annealer:
             list_start=longs(n), list_length=ints(n), list_room=ints(n), arena=ints(list_room),
             through=longs(n), peak=longs(n), stage_cost=longs(n),
             log=longs(64 * n + 100_000), queue=ints(n + 1), queued=np.zeros(n + 1, dtype=np.bool_),
-            seeds=ints(2 * n + 64, 2), random=kernel.random_state(self.seed), scalar=scalar, real=np.zeros(N_REALS),
+            seeds=ints(2 * n + 64, 2), random=random_state(self.seed), scalar=scalar, real=np.zeros(N_REALS),
             order=ints(list_room), scratch_stack=ints(n + 1), scratch_list=ints(n + 1),
             mark_op=longs(n), mark_value=longs(n_values), last_use=ints(n_values), residence=ints(n_values),
             logged_value=longs(n_values), logged_op=longs(n),
@@ -229,7 +230,7 @@ def minimise_cost(
         The best plan; it fits if its `excess` is 0.
     """
     best = Best()
-    reporter = _Reporter(best, target_cost, on_order)
+    reporter = Reporter(best, target_cost, on_order)
     # Threads that must repeat exactly keep their plans to themselves: among equal plans the first thread's counts.
     alone = [Best() for _ in range(threads)] if work_limit is not None else []
     arrays = GraphArrays.of(graph)
@@ -256,13 +257,13 @@ def minimise_cost(
         if threads == 1:
             work(0)
         else:
-            _on_threads(work, threads, reporter.stopped)
+            on_threads(work, threads, reporter.stopped)
     finally:  # after Ctrl-C too, the best plan counts
         conclude()
     return best
 
 
-class _Reporter:
+class Reporter:
     """Reports plans that fit to `on_order`, see `minimise_cost`.
 
     Attributes:
@@ -290,7 +291,7 @@ class _Reporter:
                 self.stopped.set()
 
 
-def _on_threads(work: Callable[[int], None], threads: int, stopped: threading.Event) -> None:
+def on_threads(work: Callable[[int], None], threads: int, stopped: threading.Event) -> None:
     """Run `work(index)` on every thread and wait for all; Ctrl-C sets `stopped`, which must end them.
 
     Raises the first error of a thread, after all have ended.
@@ -389,4 +390,4 @@ def _rounds(
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    return is_compiled(kernel.anneal) and online.is_ready()
+    return is_compiled(kernel.anneal) and online.is_ready() and sequence.is_ready()

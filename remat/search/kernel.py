@@ -19,6 +19,8 @@ import numpy as np
 from numba import njit, types
 from numba.experimental import structref
 
+from remat.search.randomness import below, uniform
+
 # Places in `State.scalar`.
 (
     ARENA_TOP, LOG_TOP, COST, EXCESS, BUDGET, STAMP, N_QUEUE, N_SEEDS, ABORT, SNAPSHOT,
@@ -112,28 +114,6 @@ structref.define_constructor(ByReference, _StateType, list(State._fields))
 NOT_RESIDENT, THROUGH, ENDS_HERE = 0, 1, 2
 LOG_VALUE, LOG_OP, LOG_LIST, LOG_RANGE, LOG_STAGE = 0, 1, 2, 3, 4
 _compiled: Any = njit(cache=True, nogil=True)
-
-
-def random_state(seed: int) -> np.ndarray:
-    """[1] uint64, the generator's first state; 0 is avoided, because it would stay 0."""
-    return np.array([(seed * 0x9E3779B97F4A7C15 + 0x1234567) % 2**64 or 1], dtype=np.uint64)
-
-
-@_compiled
-def uniform(s: State) -> float:
-    """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
-    x = s.random[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    s.random[0] = x
-    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
-
-
-@_compiled
-def below(s: State, n: int) -> int:
-    """Uniform in 0 .. n - 1."""
-    return min(int(uniform(s) * n), n - 1)
 
 
 # ---- looking things up ------------------------------------------------------------------------
@@ -640,7 +620,7 @@ def _drop(s: State, v: int, t: int) -> bool:
         missing = 0
         for e in range(s.in_start[p], s.in_start[p + 1]):
             missing += _covering(s, s.in_ids[e], right) < 0
-        if missing > FEW_MISSING and uniform(s) * missing > FEW_MISSING:
+        if missing > FEW_MISSING and uniform(s.random) * missing > FEW_MISSING:
             return False  # to bring back many inputs rarely pays, and finding out is much work
     if not _log_value(s, v):
         return False
@@ -727,7 +707,7 @@ def _hold_ancestors(s: State, k: int, t: int) -> bool:
             v = s.in_ids[e]
             if _covering(s, v, t) >= 0 or _is_computed(s, s.producer[v], t):
                 continue
-            if uniform(s) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
+            if uniform(s.random) < 0.5 or followed == 16 or s.run_once[s.producer[v]]:
                 if not _hold(s, v, t):
                     return False
                 # On large graphs long ranges are most of the work, so stop once the move cannot be accepted.
@@ -747,7 +727,7 @@ def _shift(s: State, k: int, t: int) -> bool:
     if k == t or s.in_start[k] == s.in_start[k + 1] or s.run_once[k]:
         return False
     before = _computed_before(s, k, t)
-    u = s.in_ids[s.in_start[k] + below(s, s.in_start[k + 1] - s.in_start[k])]
+    u = s.in_ids[s.in_start[k] + below(s.random, s.in_start[k + 1] - s.in_start[k])]
     earlier = _use_before(s, u, t, before)
     if earlier <= before or earlier < k:
         return False
@@ -777,10 +757,10 @@ def _random_repeat(s: State) -> Any:
     """A random (operation, stage) that repeats, or (-1, -1) if 200 draws find none."""
     n = len(s.peak)
     for _ in range(200):
-        t = below(s, n)
+        t = below(s.random, n)
         length = s.list_length[t]
         if length > 1:
-            k = s.arena[s.list_start[t] + below(s, length - 1)]  # the last one is t itself
+            k = s.arena[s.list_start[t] + below(s.random, length - 1)]  # the last one is t itself
             return k, t
     return -1, -1
 
@@ -795,11 +775,11 @@ def _random_held(s: State, t: int) -> Any:
     n = len(s.peak)
     for attempt in range(40):
         if attempt < 12:
-            v = s.out_ids[below(s, s.out_start[t])] if s.out_start[t] > 0 else -1
+            v = s.out_ids[below(s.random, s.out_start[t])] if s.out_start[t] > 0 else -1
         else:
-            u = t + below(s, min(n - t, 2 << (attempt // 3 - 3)))
+            u = t + below(s.random, min(n - t, 2 << (attempt // 3 - 3)))
             degree = s.in_start[u + 1] - s.in_start[u]
-            v = s.in_ids[s.in_start[u] + below(s, degree)] if degree > 0 else -1
+            v = s.in_ids[s.in_start[u] + below(s.random, degree)] if degree > 0 else -1
         if v >= 0 and s.size[v] > 0 and _covering(s, v, t) >= 0:
             return v
     return -1
@@ -809,23 +789,23 @@ def _random_held(s: State, t: int) -> Any:
 def _tight_stage(s: State) -> int:
     """A random stage, above the budget if a few draws find one."""
     n = len(s.peak)
-    t = 1 + below(s, n - 1)
+    t = 1 + below(s.random, n - 1)
     for _ in range(8):
         if s.peak[t] > s.scalar[BUDGET]:
             break
-        t = 1 + below(s, n - 1)
+        t = 1 + below(s.random, n - 1)
     return t
 
 
 @_compiled
 def _propose(s: State) -> bool:
     """Apply one random move; False if there was none or it must be undone."""
-    kind = uniform(s)
+    kind = uniform(s.random)
     n = len(s.peak)
     if n < 2:
         return False
     if kind < (0.85 if s.scalar[SEEKING] else 0.5):
-        t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + below(s, n - 1)
+        t = _tight_stage(s) if s.scalar[EXCESS] > 0 else 1 + below(s.random, n - 1)
         v = _random_held(s, t)
         return v >= 0 and _drop(s, v, t)
     k, t = _random_repeat(s)
@@ -838,7 +818,7 @@ def _propose(s: State) -> bool:
         return False
     if kind > 0.78 and t > start + 1:
         # Make room for it: drop another value where this one is held now.
-        at = start + 1 + below(s, t - start)
+        at = start + 1 + below(s.random, t - start)
         v = _random_held(s, at)
         if v >= 0 and s.producer[v] != k and not _drop(s, v, at):
             return s.scalar[ABORT] == 0 and s.scalar[N_QUEUE] == 0
@@ -948,8 +928,8 @@ def _begin_move(s: State, temperature: float, price: float) -> None:
     """Empty the log and draw how much worse this move may be."""
     s.scalar[SNAPSHOT] += 1
     s.scalar[START_COST], s.scalar[START_EXCESS] = s.scalar[COST], s.scalar[EXCESS]
-    s.real[SLACK] = math.inf if uniform(s) < FOLLOW_ALL * min(1.0, LARGE / len(s.peak)) else 0.0
-    s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - uniform(s)), price
+    s.real[SLACK] = math.inf if uniform(s.random) < FOLLOW_ALL * min(1.0, LARGE / len(s.peak)) else 0.0
+    s.real[ALLOWED], s.real[PRICE] = -temperature * math.log(1.0 - uniform(s.random)), price
     s.scalar[LOG_TOP] = s.scalar[ABORT] = s.scalar[N_SEEDS] = 0
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from remat.context import Context
+from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
-from remat.search.anneal import Best, is_warm, minimise_cost
+from remat.search.anneal import Best, Reporter, is_warm, minimise_cost, on_threads
 from remat.search.chain import chain_plan
 from remat.search.greedy import greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
 from remat.search.online import online_plan
+from remat.search.sequence import NOTHING, STAGED, Sequencer
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
@@ -26,6 +30,11 @@ BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 GREEDY_S = 0.5  # time after which no further greedy eviction is tried
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
+FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
+# Of a cycle, for sequences from every operation once, intervals and sequences from the best plan.
+CYCLE_SHARES = (0.4, 0.3, 0.3)
+HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
+SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less time than this
 
@@ -95,12 +104,98 @@ def search_staged(
     if cheaper is not None:
         start = cheaper
         offer(start, 0)
-    return minimise_cost(
-        graph, context.problem.budget_bytes, start, seed=context.options.seed, threads=threads,
-        deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit,
-        target_cost=graph.total_cost, on_order=offer, should_stop=lambda: should_stop() or context.is_solved(),
-        adopt=adopt, on_round=on_round,
-    )  # fmt: skip
+
+    def stages(begin: np.ndarray | None, deadline: float, seed: int) -> Best:
+        return minimise_cost(
+            graph, context.problem.budget_bytes, begin, seed=seed, threads=threads, deadline=deadline,
+            work_limit=context.options.work_limit, target_cost=graph.total_cost, on_order=offer,
+            should_stop=lambda: should_stop() or context.is_solved(), adopt=adopt, on_round=on_round,
+        )  # fmt: skip
+
+    deadline = context.deadline - DEADLINE_MARGIN_S
+    if context.repeats:
+        return stages(start, deadline, context.options.seed)
+    cycles = _Cycles(context, threads, offer, lambda: should_stop() or context.is_solved(), stages)
+    return cycles.run(start, deadline)
+
+
+@dataclass(slots=True)
+class _Cycles:
+    """Two annealers in turn, in cycles that double in length: sequences from every operation once, retention intervals
+    from the best plan, sequences from the best plan.
+
+    Sequences change by single computations, which is fast on large graphs; intervals change by whole retentions. Each
+    improves plans that the other leaves.
+
+    Attributes:
+        stages: anneals intervals: (computations to start from, deadline, seed).
+    """
+
+    context: Context
+    threads: int
+    offer: Callable[[np.ndarray, int], None]
+    should_stop: Callable[[], bool]
+    stages: Callable[[np.ndarray | None, float, int], Best]
+    best: Best = field(default_factory=Best)
+
+    def run(self, start: np.ndarray | None, deadline: float) -> Best:
+        """The best plan; it fits if its `excess` is 0."""
+        now = time.monotonic()
+        n = max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
+        if start is not None:
+            self._take(start)
+        index = 0
+        while (began := time.monotonic()) < deadline and not self.should_stop():
+            share = 1 / (2 ** (n - index) - 1) if index < n else 1.0
+            ends = [began + share * x * (deadline - began) for x in itertools.accumulate(CYCLE_SHARES)]
+            self._cycle(start, ends, self.context.options.seed + SEED_STEP * index)
+            index += 1
+        return self.best
+
+    def _cycle(self, start: np.ndarray | None, ends: Sequence[float], seed: int) -> None:
+        self._sequences(None, HOT, ends[0], seed)
+        found = self.stages(start if self.best.order is None else self.best.order, ends[1], seed)
+        self.best.moves += found.moves
+        if found.order is not None:
+            self.best.offer(found.order, found.cost, found.excess)
+        self._sequences(self.best.order, WARM, ends[2], seed + 1)
+
+    def _take(self, order: np.ndarray) -> None:
+        """Take a plan as the best one, if it is."""
+        trace = simulate(self.graph, Plan.from_order(self.graph, order.tolist()))
+        self.best.offer(order, trace.cost, max(0, trace.peak_bytes - self.context.problem.budget_bytes))
+
+    def _sequences(self, start: np.ndarray | None, hot: float, deadline: float, seed: int) -> None:
+        """Anneal one sequence on each thread, from a plan or from every operation once."""
+        graph, reporter = self.graph, Reporter(self.best, self.graph.total_cost, self.offer)
+        costs = np.array([op.cost for op in graph.operations], dtype=object)
+
+        def better(order: list[int]) -> None:
+            computations = np.array(order, dtype=np.int32)
+            if self.best.offer(computations, int(costs[computations].sum()), 0):
+                reporter.report()
+
+        def work(thread: int) -> None:
+            sequencer = Sequencer(graph, self.context.problem.budget_bytes, STAGED, seed * 1009 + thread)
+            if start is None or sequencer.load(start):
+                known = self.best.cost if not self.best.excess else NOTHING
+                found = sequencer.cool(MOVES * len(graph), hot, deadline, stop, known=known, on_better=better)
+                with self.best.lock:
+                    self.best.moves += found.moves
+
+        def stop() -> bool:
+            return reporter.stopped.is_set() or self.should_stop()
+
+        if self.threads == 1:
+            work(0)
+        else:
+            on_threads(work, self.threads, reporter.stopped)
+        reporter.report(last=True)
+
+    @property
+    def graph(self) -> Graph:
+        """Of the problem."""
+        return self.context.problem.graph
 
 
 def quick_plan(context: Context) -> Plan | None:

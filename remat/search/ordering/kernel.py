@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from remat.arrays import GraphArrays
+from remat.search.randomness import uniform
 
 FOREVER = 1 << 40  # place of the last use of a value that is kept
 
@@ -28,17 +29,6 @@ class Memory(NamedTuple):
     last: np.ndarray
     running: np.ndarray
     after: np.ndarray
-
-
-@njit(cache=True, nogil=True)
-def _random(state: np.ndarray) -> float:
-    """Uniform in [0, 1), by xorshift64* (Vigna, 2016)."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
 
 
 @njit(cache=True, nogil=True)
@@ -113,7 +103,7 @@ def anneal(
         _move(order, place, p, q)
         _remeasure(graph, order, memory, first, final)
         new, new_beyond = _above(running, goal, floor, first, final)
-        if new > old and new - old > -temperature * math.log(1.0 - _random(random)):
+        if new > old and new - old > -temperature * math.log(1.0 - uniform(random)):
             _move(order, place, q, p)
             _remeasure(graph, order, memory, first, final)
             continue
@@ -134,12 +124,12 @@ def _random_move(
 ) -> tuple[int, int]:
     """(place of an operation, another place that its neighbours allow); the same place twice if there is none."""
     n = len(order)
-    p = int(_random(random) * n)
-    if _random(random) < 0.5:
+    p = int(uniform(random) * n)
+    if uniform(random) < 0.5:
         for _ in range(8):
             if running[p] > goal:
                 break
-            p = int(_random(random) * n)
+            p = int(uniform(random) * n)
     k = order[p]
     low, high = 0, n - 1
     for e in range(graph.in_start[k], graph.in_start[k + 1]):
@@ -151,9 +141,9 @@ def _random_move(
     if low == high:
         return p, p
     # Long moves are rare, because they cost more time and are accepted less often.
-    reach = int(math.exp(_random(random) * math.log(n + 1.0)))
-    q = p + reach if _random(random) < 0.5 else p - reach
-    if _random(random) < 0.1:
+    reach = int(math.exp(uniform(random) * math.log(n + 1.0)))
+    q = p + reach if uniform(random) < 0.5 else p - reach
+    if uniform(random) < 0.1:
         q = low if q < p else high
     return p, min(max(q, low), high)
 

@@ -2,23 +2,26 @@
 
 The sequence has more slots than computations, so that one can be put anywhere without moving the others. Each copy of
 a value is held from the slot that makes it to the last slot that reads it. A segment tree adds bytes to a range of
-slots and knows the most bytes of any slot, so that a computation is put or taken in logarithmic time.
+slots and knows the most bytes of any slot, so that a computation is put or taken in logarithmic time. The method is
+FastSA (Imanishi et al., NeurIPS 2023), with moves and temperatures of our own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
 from numba.experimental import structref
 
-from remat import Graph
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
-from remat.search.kernel import below, random_state, uniform
+from remat.graph import Graph
+from remat.search.randomness import below, random_state, uniform
 
 STAGED, FIXED, FREE = range(3)  # which sequences are allowed: the scopes
 COST, BUDGET, RULE, LOG_TOP, N_SEVERAL, FAILED = range(6)  # places in `Sequencer.scalar`
@@ -32,6 +35,9 @@ PRICE_WINDOW, MANY_OVER, FEW_OVER, STEP = 256, 0.8, 0.5, 1.1
 PRICE_RANGE = 1e4  # most of the price over the first one, and of that over the least
 TAKE, SHIFT = 0.3, 0.3  # shares of the moves; the rest puts computations
 AT_PEAK, AT_USE = 0.6, 0.6  # shares of computations put for the sake of the peak, and right before the use
+COLD = 0.003  # the last temperature, in mean costs of an operation
+CHUNK = 1000  # moves between two looks at the clock
+NOTHING = 1 << 62  # cost before there is a sequence that fits
 _compiled: Any = njit(cache=True, nogil=True)
 
 
@@ -89,6 +95,21 @@ class _ByReference:
 structref.define_constructor(_ByReference, _StateType, list(State._fields))
 
 
+@dataclass(frozen=True, slots=True)
+class Cooled:
+    """What a cooling has found.
+
+    Attributes:
+        order: computations of the cheapest sequence that fits and costs less than what was known; [] if there is none.
+        moves: tried.
+        is_cut: whether the clock ended it.
+    """
+
+    order: list[int]
+    moves: int
+    is_cut: bool
+
+
 class Sequencer:
     """A sequence of computations under annealing.
 
@@ -112,9 +133,11 @@ class Sequencer:
         self.load(range(len(graph)))
         self.price = self.first_price = self.total / max(1, self.peak - self.budget)
 
-    def load(self, order: Sequence[int]) -> None:
-        """Start from these computations, spread over the slots."""
+    def load(self, order: Sequence[int] | np.ndarray) -> bool:
+        """Start from these computations, spread over the slots; False if one repeats too often."""
         n, computations = len(self.net.cost), np.array(order, dtype=np.int32)
+        if np.bincount(computations, minlength=n).max(initial=0) >= MOST_PLACES:
+            return False
         length = 1 << max(4, (SPARSE * len(computations)).bit_length())
         scalar = np.zeros(6, dtype=np.int64)
         scalar[[BUDGET, RULE]] = self.budget, self.rule
@@ -127,6 +150,7 @@ class Sequencer:
         at = (np.arange(len(computations)) + 0.5) * ((length - 1) / max(1, len(computations)))
         self.state.slots[at.astype(np.int64)] = computations
         _build(self.state)
+        return True
 
     @property
     def fits(self) -> bool:
@@ -153,6 +177,36 @@ class Sequencer:
         """In units of cost."""
         return int(self.state.scalar[COST])
 
+    def cool(
+        self, moves: int, hot: float, deadline: float, should_stop: Callable[[], bool], *, is_counted: bool = False,
+        known: int = NOTHING, on_better: Callable[[list[int]], None] = lambda order: None,
+    ) -> Cooled:  # fmt: skip
+        """Anneal from `hot` to `COLD`, in mean costs of an operation.
+
+        Args:
+            moves: at most. The temperature follows them or the time, whichever is further on.
+            deadline: of `time.monotonic()`.
+            should_stop: called between chunks of moves.
+            is_counted: the temperature follows the moves alone, so that a run repeats.
+            known: only sequences cheaper than this count.
+            on_better: called with the computations of better sequences, between chunks of moves.
+        """
+        known //= self.cost_unit
+        began, heat, best, done = time.monotonic(), COLD / hot, list[int](), 0
+        while done < moves and known > self.least_cost and not should_stop():
+            share = (time.monotonic() - began) / max(deadline - began, 1e-9)
+            if share >= 1:
+                return Cooled(best, done, True)
+            progress = done / moves if is_counted else max(done / moves, share)
+            chunk = min(CHUNK, moves - done)
+            temperature = hot * heat**progress
+            known, better = self.anneal(chunk, temperature, temperature * heat ** (chunk / moves), known)
+            done += chunk
+            if better:
+                best = better
+                on_better(best)
+        return Cooled(best, done, False)
+
     def anneal(self, moves: int, hot: float, cold: float, known: int) -> tuple[int, list[int]]:
         """Try moves from one temperature to another, both in mean costs of an operation.
 
@@ -165,8 +219,8 @@ class Sequencer:
         return cost, self.state.best[self.state.best >= 0].tolist() if cost < known else []
 
 
-def is_warm() -> bool:
-    """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
+def is_ready() -> bool:
+    """Whether nothing has to be compiled first."""
     return is_compiled(anneal)
 
 
@@ -325,7 +379,7 @@ def _gap(s: State, k: int, p: int) -> int:
             right = left
         left -= 1
     empty = right - left - 1
-    return left + 1 + below(s, empty) if empty > 0 else -1
+    return left + 1 + below(s.random, empty) if empty > 0 else -1
 
 
 # ---- changes --------------------------------------------------------------------------------------
@@ -430,9 +484,9 @@ def _undo(s: State) -> None:
 @_compiled
 def _recompute(s: State) -> bool:
     """Free a value that is held at a slot and not read there, and compute it again before it is read."""
-    p = _peak_slot(s.most) if uniform(s) < AT_PEAK else below(s, len(s.slots) - 1)
+    p = _peak_slot(s.most) if uniform(s.random) < AT_PEAK else below(s.random, len(s.slots) - 1)
     for _ in range(TRIES):
-        v = below(s, len(s.size_bytes))
+        v = below(s.random, len(s.size_bytes))
         k = s.producer[v]
         if s.run_once[k] or s.size_bytes[v] == 0:
             continue
@@ -445,8 +499,8 @@ def _recompute(s: State) -> bool:
             use = min(use, s.places[len(s.cost) - 1, 0])
         if use <= p + 1:
             return False
-        at = _gap(s, k, use if uniform(s) < AT_USE else p + 2 + below(s, use - p - 1))
-        return at > p and _change(s, k, at, True) and _follow(s, below(s, 3) / 2)
+        at = _gap(s, k, use if uniform(s.random) < AT_USE else p + 2 + below(s.random, use - p - 1))
+        return at > p and _change(s, k, at, True) and _follow(s, below(s.random, 3) / 2)
     return False
 
 
@@ -459,7 +513,7 @@ def _follow(s: State, share: float) -> bool:
         i += 1
         for e in range(s.in_start[k], s.in_start[k + 1]):
             v, maker = s.in_ids[e], s.producer[s.in_ids[e]]
-            if uniform(s) >= share or s.run_once[maker] or s.size_bytes[v] == 0:
+            if uniform(s.random) >= share or s.run_once[maker] or s.size_bytes[v] == 0:
                 continue
             j = _count_before(s, maker, p)
             made, after = _place(s, maker, j - 1), _place(s, maker, j)
@@ -476,9 +530,9 @@ def _drop(s: State) -> bool:
     """Take a computation that is not the only one of its operation, and those that only it has needed."""
     if s.scalar[N_SEVERAL] == 0:
         return False
-    k = s.several[below(s, s.scalar[N_SEVERAL])]
+    k = s.several[below(s.random, int(s.scalar[N_SEVERAL]))]
     first = 0 if s.scalar[RULE] == FREE else 1
-    j = first + below(s, s.n_places[k] - first)
+    j = first + below(s.random, int(s.n_places[k]) - first)
     if j == 0 and not _is_unread(s, k, 0):
         return False
     if not _change(s, k, s.places[k, j], False):
@@ -508,11 +562,11 @@ def _is_unread(s: State, k: int, j: int) -> bool:
 def _shift(s: State) -> bool:
     """Put a computation elsewhere: a repeat, or in a free order any of them within its dependencies."""
     is_free = s.scalar[RULE] == FREE
-    if is_free and uniform(s) < 0.5:
-        k, j = below(s, len(s.cost)), 0
+    if is_free and uniform(s.random) < 0.5:
+        k, j = below(s.random, len(s.cost)), 0
     elif s.scalar[N_SEVERAL]:
-        k = s.several[below(s, s.scalar[N_SEVERAL])]
-        j = 1 + below(s, s.n_places[k] - 1)
+        k = s.several[below(s.random, int(s.scalar[N_SEVERAL]))]
+        j = 1 + below(s.random, int(s.n_places[k]) - 1)
     else:
         return False
     p, low, high = s.places[k, j], _place(s, k, j - 1), _place(s, k, j + 1)
@@ -527,7 +581,7 @@ def _shift(s: State) -> bool:
     high = min(high, len(s.slots) - 1)
     if high - low < 2:
         return False
-    at = _gap(s, k, low + 2 + below(s, high - low - 1))
+    at = _gap(s, k, low + 2 + below(s.random, high - low - 1))
     return at > low and _change(s, k, at, True) and _change(s, k, p, False)
 
 
@@ -553,7 +607,7 @@ def anneal(
             price = min(max(price, least_price), most_price)
             over = 0
         s.scalar[LOG_TOP] = 0
-        which = uniform(s)
+        which = uniform(s.random)
         if which < TAKE:
             done = _drop(s)
         elif which < TAKE + SHIFT:
@@ -563,7 +617,7 @@ def anneal(
         now = max(0, s.most[1] - s.scalar[BUDGET])
         worse = (s.scalar[COST] - cost) + price * (now - excess)
         temperature = hot * (cold / hot) ** (move / moves)
-        if not done or (worse > 0 and uniform(s) >= math.exp(-worse / temperature)):
+        if not done or (worse > 0 and uniform(s.random) >= math.exp(-worse / temperature)):
             _undo(s)
             continue
         cost, peak = s.scalar[COST], s.most[1]
