@@ -36,6 +36,8 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 # Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
+# One annealing of all that time finds better plans on a large graph than several short ones.
+SEARCH_SHARES_LARGE, PROOF_ENDS, PROOF_ENDS_LARGE = (0.75,), 0.7, 0.9
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
@@ -348,7 +350,8 @@ class _Run:
         if self._done():
             return
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
-        shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES
+        is_large = self.columns > WHOLE_COLUMNS
+        shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES_LARGE if is_large else SEARCH_SHARES
         for step, share in enumerate(shares):
             before = context.incumbent.cost
             self.search(context.with_options(warm_start=context.incumbent.plan).until(began + share * seconds), 1)
@@ -357,7 +360,7 @@ class _Run:
             if self._done() or has_settled or context.remaining_s() <= 0:
                 break
         if not self._done() and context.remaining_s() > 0:
-            self.prove(context.until(began + 0.7 * seconds))
+            self.prove(context.until(began + (PROOF_ENDS_LARGE if is_large else PROOF_ENDS) * seconds))
         if is_closed(context.incumbent.gap):
             self._in_turn(context)
         elif not self._done():
