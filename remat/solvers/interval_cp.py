@@ -30,7 +30,7 @@ REPEATED_ROUNDS = 10  # neighbourhoods of a run that repeats exactly and has no 
 
 
 @strategy(
-    "interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search", version=1
+    "interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search", version=2
 )
 def interval_cp(problem: Problem, context: Context) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.

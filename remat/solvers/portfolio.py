@@ -62,7 +62,7 @@ MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
-@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=1)
+@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=2)
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 

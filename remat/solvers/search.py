@@ -32,14 +32,14 @@ MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
 FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
 # Of a cycle, for sequences from every operation once, intervals and sequences from the best plan.
-CYCLE_SHARES = (0.4, 0.3, 0.3)
+CYCLE_SHARES = (0.55, 0.2, 0.25)
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
 COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less time than this
 
 
-@strategy("search", implementations="search", version=1)
+@strategy("search", implementations="search", version=2)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
 
