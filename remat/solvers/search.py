@@ -33,6 +33,7 @@ QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the t
 FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
 # Of a cycle, for sequences from every operation once, intervals and sequences from the best plan.
 CYCLE_SHARES = (0.55, 0.2, 0.25)
+SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has one cycle, nearly all for intervals
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
@@ -141,19 +142,22 @@ class _Cycles:
     def run(self, start: np.ndarray | None, deadline: float) -> Best:
         """The best plan; it fits if its `excess` is 0."""
         now = time.monotonic()
-        n = max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
+        is_small = len(self.graph) < SMALL
+        shares = SMALL_SHARES if is_small else CYCLE_SHARES
+        n = 1 if is_small else max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
         if start is not None:
             self._take(start)
         index = 0
         while (began := time.monotonic()) < deadline and not self.should_stop():
             share = 1 / (2 ** (n - index) - 1) if index < n else 1.0
-            ends = [began + share * x * (deadline - began) for x in itertools.accumulate(CYCLE_SHARES)]
+            ends = [began + share * x * (deadline - began) for x in itertools.accumulate(shares)]
             self._cycle(start, ends, self.context.options.seed + SEED_STEP * index)
             index += 1
         return self.best
 
     def _cycle(self, start: np.ndarray | None, ends: Sequence[float], seed: int) -> None:
-        self._sequences(None, HOT, ends[0], seed)
+        if ends[0] > time.monotonic():
+            self._sequences(None, HOT, ends[0], seed)
         found = self.stages(start if self.best.order is None else self.best.order, ends[1], seed)
         self.best.moves += found.moves
         if found.order is not None:
