@@ -6,10 +6,10 @@ of the same name in `analysis` draws the document.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from experiments.build import Subject
 from experiments.config import as_dict
 from experiments.engine import Engine
 from experiments.engines import make_engine
+from experiments.packed import Pack
 from experiments.progress import SolveProgress, duration
 from experiments.provenance import provenance
 from experiments.row import Row
@@ -93,6 +94,8 @@ class PartContext(Generic[NetworkT, ScaleT]):
         merged = {name: {**self.settings.options.get(name, {}), **(options or {}).get(name, {})} for name in names}
         settings = replace(self.settings, strategies=names, options=merged, **changes)
         self.store.write_graph(subject.graph)
+        if subject.cost_source != "file":  # a published graph stays in its file
+            self.store.used.add(f"graphs/{subject.graph.sha256()}.json")
         plain = remat.family(subject.graph.default(), "checkpoint_all", accounting=settings.accounting)[0]
         graph_run = GraphRun(subject, settings, experiment, self.store, self.engine, self.progress, plain.peak_bytes)
         self.graph_runs.append(graph_run)
@@ -113,6 +116,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
 
 
 Part = Callable[[Any], dict[str, Any]]
+STUDY = Path("results/study")  # where the rows of scale=study are kept, a folder for each paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +155,19 @@ class Paper:
         parts, instances = self.wanted_parts(cfg.parts), _instances_folder(cfg)
         head = {"experiment": self.name, "config": as_dict(cfg), "scale": asdict(scale),
                 "provenance": asdict(provenance()), "cores": os.cpu_count()}  # fmt: skip
-        write_json(folder / f"{self.name.rpartition('/')[2]}.json", head)
+        store, name = Store(RUNS_FOLDER / "store"), self.name.rpartition("/")[2]
+        pack = Pack(STUDY / name, folder, store, f"{name}.json") if cfg.scale == "study" else None
+        if pack is not None:
+            pack.unpack()
+        write_json(folder / f"{name}.json", head)
         engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
         with engine, SolveProgress(console, engine.at_once) as progress:
-            store = Store(RUNS_FOLDER / "store")
             context = PartContext(cfg, settings, scale, networks, instances, store, engine, progress, console, folder)
             self.prepare(context, parts)
-            documents = [_run_part(part, self.parts[part], context) for part in parts]
+            documents = []
+            for part in parts:
+                with nullcontext() if pack is None else pack.packing(part):
+                    documents.append(_run_part(part, self.parts[part], context))
         refuted = [line for document in documents for line in document.get("contradicted", [])]
         for graph_run in context.graph_runs:
             if graph_run.cost_cap is None:  # solves with a cap end early, so that their rows cannot be compared
@@ -200,7 +210,7 @@ def _run_part(name: str, run: Part, context: PartContext[Any, Any]) -> dict[str,
 def _origin(path: Path, seconds: float, solved: int) -> dict[str, Any]:
     """Date, duration and commit of a part's solves; the stored ones if nothing was solved now."""
     if not solved and path.is_file():
-        with contextlib.suppress(InvalidInput, KeyError, TypeError):  # a damaged file is written again
+        with suppress(InvalidInput, KeyError, TypeError):  # a damaged file is written again
             return read_json(path)["made"]
     source = provenance()
     return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,

@@ -26,7 +26,7 @@ from remat.units import parse_size
 RUNS_FOLDER = Path("runs")
 STORE_FOLDER = RUNS_FOLDER / "store"
 COSTS = ("flops", "roofline", "profile")
-SCALES = ("full", "quick")
+SCALES = ("full", "study", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 WANDB_MODES = ("offline", "online", "disabled")
 _OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")

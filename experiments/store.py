@@ -52,10 +52,16 @@ FAMILY_SCHEMA = pa.schema(
 
 
 class Store:
-    """Files under one folder; several processes may write to it at once."""
+    """Files under one folder; several processes may write to it at once.
+
+    Attributes:
+        used: paths, relative to the folder, that were read or written. Plans are not listed, because they belong to
+            their rows, nor are graphs.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.used: set[str] = set()
 
     def read_row(self, key: str, graph: Graph | None = None) -> Row | None:
         """The row of that key; None without one, or with a warning if it or its plan is damaged.
@@ -63,8 +69,7 @@ class Store:
         Args:
             graph: of the row; with it the plan is simulated again, without it only its file is looked up.
         """
-        path = self.folder / "rows" / f"{key}.parquet"
-        table = _read_table(path, ROW_SCHEMA)
+        table = _read_table(self._use("rows", f"{key}.parquet"), ROW_SCHEMA)
         if table is None:
             return None
         row = Row(**table.to_pylist()[0])
@@ -82,7 +87,8 @@ class Store:
 
     def write_row(self, row: Row) -> None:
         """Write `row`; raises `DiskFull`."""
-        write_table(self.folder / "rows" / f"{row.key}.parquet", pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA))
+        path = self._use("rows", f"{row.key}.parquet")
+        write_table(path, pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA))
 
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; returns its path relative to the store."""
@@ -134,12 +140,16 @@ class Store:
             raise InvalidInput(f"{path}: was altered after it was written")
         return graph
 
+    def _use(self, kind: str, name: str) -> Path:
+        self.used.add(f"{kind}/{name}")
+        return self.folder / kind / name
+
     def _graph_path(self, sha256: str) -> Path:
         return self.folder / "graphs" / f"{sha256}.json"
 
     def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of `compute` (JSON-ready), from the store if it was computed before; None is not stored."""
-        path = self.folder / kind / f"{row_key(determines)}.json"
+        path = self._use(kind, f"{row_key(determines)}.json")
         if path.exists():
             try:
                 content = unsealed(read_json(path), path)
@@ -178,11 +188,11 @@ class Store:
         table = pa.Table.from_pylist(rows, schema=FAMILY_SCHEMA)
         metadata = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
         table = table.replace_schema_metadata(metadata | {"wall_s": repr(family.wall_s)})
-        write_table(self.folder / "families" / f"{key}.parquet", table)
+        write_table(self._use("families", f"{key}.parquet"), table)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
         """The family of that key, or None; its costs and peaks are those simulated when it was written."""
-        path = self.folder / "families" / f"{key}.parquet"
+        path = self._use("families", f"{key}.parquet")
         table = _read_table(path, FAMILY_SCHEMA, empty=True)
         if table is None:
             return None

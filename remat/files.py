@@ -295,7 +295,7 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 
     metadata = {**(table.schema.metadata or {}), SEAL.encode(): _seal_of(table).encode()}
     with replacing(path) as scratch:
-        pq.write_table(table.replace_schema_metadata(metadata), scratch)
+        pq.write_table(table.replace_schema_metadata(metadata), scratch, compression="zstd")
 
 
 def _seal_of(table: pa.Table) -> str:

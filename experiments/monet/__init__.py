@@ -24,6 +24,8 @@ PARTS = parts_of(overhead, ablation, ten_percent, solver_time, records, implemen
 NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(("ten_percent", "solver_time", "implementations"), ("overhead",))
 QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
               halvings=3)  # fmt: skip
+STUDY = Scale(time_limit_s=30.0, joint_factor=1.0, all_budgets=True, ablation_budgets=3, monet_columns=100_000,
+              halvings=4)  # fmt: skip
 FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_budgets=6, monet_columns=1_000_000,
              halvings=6)  # fmt: skip
 
@@ -34,9 +36,9 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     ablation.levels_of(cfg)  # refuses a mistyped level before anything runs
     names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, NETWORKS)
     networks = tuple(NETWORKS[name] for name in names)
-    quick = cfg.scale == "quick"
-    limit = min(cfg.time_limit, QUICK.time_limit_s) if quick else cfg.time_limit
-    scale = replace(QUICK if quick else FULL, time_limit_s=limit)
+    chosen = {"full": FULL, "study": STUDY, "quick": QUICK}[cfg.scale]
+    limit = cfg.time_limit if chosen is FULL else min(cfg.time_limit, chosen.time_limit_s)
+    scale = replace(chosen, time_limit_s=limit)
     settings = replace(for_implementations(cfg, settings), time_limit_s=limit)
     folder = folder.with_name(f"monet_{cfg.scale}_{folder.name.rpartition('_')[2]}")
     paper = Paper("paper/monet", PARTS, NEEDS, _introduce, _draw)

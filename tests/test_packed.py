@@ -1,0 +1,97 @@
+"""Pieces of a run: what is packed is unpacked elsewhere; a piece of another version or place is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from sweep_helpers import make_row
+
+import remat
+from experiments import cli
+from experiments.config import register
+from experiments.packed import FILES, Pack
+from experiments.store import Store, write_json
+from remat.errors import InvalidInput
+from remat.files import write_table
+from remat.solution import Family, Member
+
+
+def test_a_piece_brings_rows_plans_families_and_documents_to_another_checkout(tmp_path: Path) -> None:
+    graph = remat.Graph.from_nodes("chain", [[], [0], [1]], [4, 5, 6], [1, 2, 3])
+    plan = remat.Plan.from_order(graph, [0, 1, 2])
+    here = Pack(tmp_path / "pieces", tmp_path / "a" / "run", Store(tmp_path / "a" / "store"), "paper.json")
+    row = make_row("k", plan_file=here.store.write_plan("k", plan), cost=15, peak_bytes=6)
+    write_json(here.run / "fig5" / "unet" / "run.json", {"keys": ["k"]})
+    write_json(here.run / "other.json", {})
+    here.store.write_row(make_row("of another part"))
+
+    def interrupted() -> None:
+        with here.packing("fig5"):
+            here.store.write_row(row)
+            here.store.write_family("f", Family("x", (Member(plan, 15, 6, {"k": 1}),), message="why"), graph, "exact")
+            here.store.remember("paper", {"a": 1}, lambda: [1, 2])
+            write_json(here.run / "fig5.json", {"panels": []})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    there = Pack(here.folder, tmp_path / "b" / "run", Store(tmp_path / "b" / "store"), "paper.json")
+    there.unpack()
+    there.unpack()  # what is there stays
+    assert there.store.read_row("k") == row
+    assert row.plan_file is not None
+    assert (there.store.folder / row.plan_file).read_text() == (here.store.folder / row.plan_file).read_text()
+    assert there.store.read_row("of another part") is None
+    family = there.store.read_family("f", "x", graph)
+    assert family is not None
+    assert family.members[0].plan.steps == plan.steps
+    assert (family.members[0].parameters, family.message) == ({"k": 1}, "why")
+    assert there.store.remember("paper", {"a": 1}, lambda: [0]) == [1, 2]
+    assert sorted(path.relative_to(there.run).as_posix() for path in there.run.rglob("*.json")) == [
+        "fig5.json", "fig5/unet/run.json"
+    ]  # fmt: skip
+
+
+def test_a_piece_of_another_version_or_place_is_refused(tmp_path: Path) -> None:
+    pack = Pack(tmp_path / "pieces", tmp_path / "run", Store(tmp_path / "store"), "paper.json")
+    pack.pack("fig5")
+    path = pack.folder / "fig5.parquet"
+    write_table(path, pq.read_table(path).drop_columns(["peak_bytes"]))
+    with pytest.raises(InvalidInput, match=r"fig5\.parquet: has other columns"):
+        pack.unpack()
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InvalidInput, match=r"fig5\.parquet: cannot be read"):
+        pack.unpack()
+    path.unlink()
+    for name in ("run/../../x", "elsewhere/x", "run//x", "run/"):
+        table = FILES.empty_table().from_pylist([{"path": name, "content": "x"}], schema=FILES)
+        write_table(pack.folder / "fig5.files.parquet", table)
+        with pytest.raises(InvalidInput, match="of another place"):
+            pack.unpack()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_study_goes_on_and_is_drawn_in_another_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = [
+        "scale=study",
+        "networks=[chain]",
+        "points=3",
+        "time_limit=2",
+        "parts=[fig5]",
+        "strategies=[checkpoint_all,search]",
+    ]
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    register()
+    for checkout in ("a", "b"):
+        (tmp_path / checkout).mkdir()
+        monkeypatch.chdir(tmp_path / checkout)
+        if checkout == "b":
+            (tmp_path / "a" / "results").rename(tmp_path / "b" / "results")
+        assert cli.main(["experiment=paper", *fast]) == 0
+        out = capsys.readouterr().out
+        assert ("\n0 solved now" in out) == (checkout == "b")
