@@ -20,7 +20,7 @@ def check_options(options: dict[str, Any]) -> None:
             raise unknown_name(option, str(given), names)
 
 
-@strategy("torch_budget", baseline=True, ignores_budget=True, prepare=captured_again, version=1, check=check_options)
+@strategy("torch_budget", baseline=True, ignores_budget=True, prepare=captured_again, version=2, check=check_options)
 def torch_budget(problem: Problem, *, solver: str | None = None, estimator: str | None = None) -> Iterator[Candidate]:
     """All that PyTorch's knob for compiled steps can choose to save: every solver, estimator and share.
 

@@ -8,7 +8,7 @@ from baselines._partitioner import captured_again, partitioned
 from remat import Candidate, Problem, strategy
 
 
-@strategy("torch_mincut", baseline=True, ignores_budget=True, prepare=captured_again, version=1)
+@strategy("torch_mincut", baseline=True, ignores_budget=True, prepare=captured_again, version=2)
 def torch_mincut(problem: Problem) -> Iterator[Candidate]:
     """PyTorch's partitioner chooses the values that the forward pass saves, for each of several shares.
 

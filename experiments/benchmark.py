@@ -192,7 +192,7 @@ class _InstanceRun:
         Store(STORE_FOLDER).write_graph(self.subject.graph)
         for limit in dict.fromkeys(limits):
             run = GraphRun(self.subject, replace(settings, time_limit_s=limit), "benchmark", Store(STORE_FOLDER),
-                           self.engine, self.progress, plain_peak(self.subject.graph))  # fmt: skip
+                           self.engine, self.progress, plain_peak(self.subject.graph), serves=len(budgets))  # fmt: skip
             missing = [
                 (name, budget) for budget in budgets for name in settings.strategies
                 if not self.piece.has(run.key(name, budget), self._asked(run, name, budget))

@@ -47,6 +47,7 @@ def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = 
     See `sweep_budgets`; `at` is one of the budgets if it lies between the ends.
     """
     names = graph_run.settings.strategies
+    graph_run.serves = graph_run.settings.points
     families = graph_run.run_families(names)
     least = smallest_budget(graph_run, families.values())
     budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Settings:
         engine: name of the engine that runs the solves.
         jobs: solves at once; None for as many as the engine has cores for.
         address: of a Ray cluster, or None.
+        time_limits: [strategy] seconds of a solve, where they are not `time_limit_s`.
     """
 
     spec: ModelSpec | None
@@ -76,6 +78,11 @@ class Settings:
     address: str | None = None
     budgets_bytes: tuple[int, ...] = ()
     instances: str | None = None
+    time_limits: Mapping[str, float] = field(default_factory=dict)
+
+    def limit_of(self, strategy: str) -> float:
+        """Seconds of a solve of a strategy."""
+        return self.time_limits.get(strategy, self.time_limit_s)
 
 
 def read_settings(cfg: DictConfig) -> Settings:

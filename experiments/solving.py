@@ -50,6 +50,7 @@ class GraphRun:
         experiment: name in new rows.
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
         cost_cap: of every problem, see `Problem`.
+        serves: budgets that the run of a family is for. If it asks a framework, it has the time limit for each.
         live: [key] the last improvement of a running solve.
         kept: [key] every row of this run so far.
         solved, reused: number of solves done now, and number found in the store.
@@ -63,6 +64,7 @@ class GraphRun:
     progress: SolveProgress
     store_all_peak_bytes: int
     cost_cap: int | None = None
+    serves: int = 1
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -73,11 +75,10 @@ class GraphRun:
         s = self.settings
         return Problem(self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, self.cost_cap)
 
-    @property
-    def how(self) -> SolveOptions:
-        """The limits and options of every solve."""
-        s = self.settings
-        return SolveOptions(s.time_limit_s, s.seed, s.threads, s.work_limit, s.deterministic, target_gap=s.target_gap)
+    def how(self, strategy: str) -> SolveOptions:
+        """The limits and options of every solve of a strategy."""
+        s, limit_s = self.settings, self.settings.limit_of(strategy)
+        return SolveOptions(limit_s, s.seed, s.threads, s.work_limit, s.deterministic, target_gap=s.target_gap)
 
     def key(self, strategy: str, budget_bytes: int | None) -> str:
         """The key of the row at that budget; for None, of the strategy's family."""
@@ -90,7 +91,7 @@ class GraphRun:
                 "strategy": strategy,
                 "options": s.options.get(strategy, {}),
                 "budget": budget_bytes,
-                "time_limit": s.time_limit_s,
+                "time_limit": s.limit_of(strategy),
                 "work_limit": s.work_limit,
                 "target_gap": s.target_gap,
                 "seed": s.seed,
@@ -99,6 +100,7 @@ class GraphRun:
                 "scope": s.scope,
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
+                **({"serves": self._turns(strategy)} if budget_bytes is None and self._turns(strategy) > 1 else {}),
                 "code": [code_version(), _code_of(strategy)],
             }
         )  # fmt: skip
@@ -117,7 +119,8 @@ class GraphRun:
             else:
                 options = self.settings.options.get(name, {})
                 spec = self.settings.spec if get_strategy(name).prepare is not None else None
-                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, self.how, options, spec=spec))
+                how = replace(self.how(name), time_limit_s=self._turns(name) * self.settings.limit_of(name))
+                jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, how, options, spec=spec))
         for job, family in self._run(jobs):
             assert isinstance(family, Family)
             families[job.strategy] = family
@@ -125,6 +128,9 @@ class GraphRun:
                 self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
             self.progress.finished(_family_line(family), family.wall_s)
         return {name: families[name] for name in names}
+
+    def _turns(self, strategy: str) -> int:
+        return 1 if get_strategy(strategy).prepare is None else self.serves
 
     def family_rows(self, family: Family, budgets: Sequence[int]) -> list[Row]:
         """A row for each budget: the cheapest member that fits. Solves nothing."""
@@ -210,7 +216,7 @@ class GraphRun:
         A baseline and a run that must repeat exactly use neither.
         """
         key = self.key(name, budget)
-        how = replace(self.how, progress=lambda progress: self.live.__setitem__(key, progress))
+        how = replace(self.how(name), progress=lambda progress: self.live.__setitem__(key, progress))
         shares = not how.repeats and not get_strategy(name).is_baseline
         options = self.settings.options.get(name, {})
         return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how, options,
@@ -268,8 +274,9 @@ class GraphRun:
             plan_from=None, message=solution.message, ended=str(solution.ended), cut_by_clock=solution.cut_by_clock,
             contradicted=solution.contradicted, proof_from=solution.proof_from or None,
             proven_by=solution.proven_by or None, certified_bound=None if proof is None else proof.bound,
-            peak_bound_bytes=solution.peak_bound_bytes, wall_s=solution.wall_s, time_limit_s=s.time_limit_s,
-            seed=s.seed, threads=s.threads, scope=s.scope, accounting=s.accounting, cost_cap=self.cost_cap,
+            peak_bound_bytes=solution.peak_bound_bytes, wall_s=solution.wall_s,
+            time_limit_s=s.limit_of(solution.strategy), seed=s.seed, threads=s.threads, scope=s.scope,
+            accounting=s.accounting, cost_cap=self.cost_cap,
             stats=json.dumps(dict(stats), sort_keys=True, default=str), total_cost=graph.total_cost,
             store_all_peak_bytes=self.store_all_peak_bytes, fixed_bytes=graph.fixed_bytes, n_operations=len(graph),
             n_edges=graph.n_edges, git_commit=where.git_commit, git_dirty=where.git_dirty, versions=where.versions,

@@ -12,6 +12,7 @@ from experiments.paper.networks import Network
 from remat.registry import get_strategy
 
 PUBLISHED, OURS = "published", "ours"
+ROUNDINGS = ("lp_rounding", "lp_rounding_random")
 WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
 
 
@@ -31,7 +32,8 @@ def _cases(context: Context) -> Iterator[tuple[Network, str, Subject]]:
 def _sweep(context: Context, network: Network, source: str, subject: Subject) -> dict[str, Any]:
     """Sweep one graph; returns the names and folders for its drawing."""
     context.print(f"{network.label}, {WHOSE[source]}")
-    graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None)
+    limits = dict.fromkeys(ROUNDINGS, context.scale.rounding_s) if network.has_slow_lp else {}
+    graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None, time_limits=limits)
     rows, families = run_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
     title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
     name = f"fig5/{network.name}_{source}"

@@ -29,6 +29,7 @@ class Scale:
     Attributes:
         points: number of budgets of a sweep.
         time_limit_s: of each solve.
+        rounding_s: of a solve that rounds the LP of a network whose LP is slow.
         samples: number of random roundings.
         naive_samples: number of random roundings without phase two, which usually give no plan.
         solver_points: number of budgets at which solver times are taken.
@@ -40,6 +41,7 @@ class Scale:
 
     points: int
     time_limit_s: float
+    rounding_s: float
     samples: int
     naive_samples: int
     solver_points: int

@@ -15,20 +15,22 @@ class Network:
         name: of conf/model.
         label: for figures and tables.
         instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
+        has_slow_lp: the linear relaxation takes minutes.
     """
 
     name: str
     label: str
     instance: str | None = None
+    has_slow_lp: bool = False
 
 
 NETWORKS = {
     network.name: network
     for network in (
         Network("vgg16", "VGG16", "v100/vgg16_b256.json"),
-        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json"),
+        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json", has_slow_lp=True),
         Network("unet", "U-Net", "v100/unet_b32.json"),
-        Network("resnet50", "ResNet50"),
+        Network("resnet50", "ResNet50", has_slow_lp=True),
         Network("fcn8", "FCN8"),
         Network("segnet", "SegNet"),
         Network("vgg19", "VGG19"),
