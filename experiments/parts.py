@@ -7,6 +7,7 @@ of the same name in `analysis` draws the document.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -179,6 +180,22 @@ class Paper:
 def parts_of(*modules: ModuleType) -> dict[str, Part]:
     """[name of the module] its function ``run``."""
     return {module.__name__.rpartition(".")[2]: module.run for module in modules}
+
+
+def unpacked_study(name: str) -> Path:
+    """The run's folder of a paper's study, from its pieces.
+
+    Raises:
+        InvalidInput: there are no pieces, or one of them cannot be used.
+    """
+    pieces, folder = STUDY / name, RUNS_FOLDER / f"study_{name}"
+    if not any(pieces.glob("*.parquet")):
+        raise InvalidInput(
+            f"{pieces}: has no study; run the paper's experiment with scale=study, or name a run's folder"
+        )
+    shutil.rmtree(folder, ignore_errors=True)  # else older pieces would stay
+    Pack(pieces, folder / "run", Store(folder / "store"), f"{name}.json").unpack()
+    return folder / "run"
 
 
 def _instances_folder(cfg: DictConfig) -> Path | None:

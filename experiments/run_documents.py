@@ -12,6 +12,7 @@ from analysis.parts import Part
 from analysis.results import ROW_COLUMNS, read_json
 from analysis.saving import style_context
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
+from experiments.parts import unpacked_study
 from experiments.row import Row
 from remat.errors import InvalidInput
 
@@ -37,14 +38,14 @@ class PaperPage:
     figures: Collection[str]
 
     def draw(self, arguments: Sequence[str]) -> Drawing:
-        """The run in a folder, the only argument.
+        """The run in a folder, the only argument; without one, the study whose rows are in the repository.
 
         Raises:
-            InvalidInput: the number of arguments is not 1, or the folder has no run of this paper.
+            InvalidInput: there are several arguments, the folder has no run of this paper, or there is no study.
         """
-        if len(arguments) != 1:
-            raise InvalidInput("name the folder of one finished run")
-        folder = Path(arguments[0])
+        if len(arguments) > 1:
+            raise InvalidInput("name the folder of one finished run, or none for the study in results/study")
+        folder = Path(arguments[0]) if arguments else unpacked_study(Path(self.head_file).stem)
         head = read_json(folder / self.head_file)
         with style_context():
             parts = self.parts_of(folder)

@@ -13,6 +13,7 @@ import remat
 from experiments import cli
 from experiments.config import register
 from experiments.packed import FILES, Pack
+from experiments.run_documents import CHECKMATE_RUN
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
 from remat.files import write_table
@@ -95,3 +96,12 @@ def test_a_study_goes_on_and_is_drawn_in_another_checkout(
         assert cli.main(["experiment=paper", *fast]) == 0
         out = capsys.readouterr().out
         assert ("\n0 solved now" in out) == (checkout == "b")
+    drawing = CHECKMATE_RUN.draw([])
+    assert drawing.text.startswith("`scale=study`: 3 budgets of a sweep")
+    assert any(table.name.endswith("fig5_best") for table in drawing.tables)
+
+
+def test_a_page_without_a_study_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="scale=study"):
+        CHECKMATE_RUN.draw([])

@@ -191,7 +191,7 @@ def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str],
     assert "p100, scope staged" in drawn
     assert "solvers_time_limit.csv:\n\n| instance |" in drawn
     for arguments, words in {
-        ("solver",): "did you mean solvers?", ("checkmate",): "name the folder of one finished run",
+        ("solver",): "did you mean solvers?", ("checkmate", "a", "b"): "or none for the study",
         ("readme", str(tmp_path)): "give the folder of a finished run", ("roofline", "x"): "takes no arguments",
         ("solvers", str(tmp_path / "a")): "No such file", ("solvers", "a", "b"): "name one file of rows",
     }.items():  # fmt: skip
