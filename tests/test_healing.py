@@ -44,7 +44,10 @@ def outcome(rows: list[Row]) -> list[tuple[object, ...]]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solves without worker processes, whose start takes seconds."""
-    monkeypatch.setattr("experiments.engine.run_family_isolated", run_family)
+    monkeypatch.setattr(
+        "experiments.engine.run_family_isolated",
+        lambda context, name, options, spec: run_family(context, name, options),
+    )
     monkeypatch.setattr("experiments.engine.solve_isolated", lambda *asked, known=None: solve_here(*asked))
 
 
