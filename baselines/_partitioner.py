@@ -29,9 +29,9 @@ def partitioned(problem: Problem, estimators: Iterable[str], solvers: Iterable[s
     In scope staged, what a stage recomputes is in the graph's order.
 
     Raises:
-        Skip: the graph is of no step that this process captured.
+        Skip: this process holds no captured step behind the graph.
     """
-    needed = "needs the step behind the graph, captured with PyTorch: python run.py model=torch_gpt2"
+    needed = "needs a network captured with PyTorch, e.g. python run.py model=torch_gpt2"
     if "remat.torch.graphs" not in sys.modules:  # then nothing was captured, and the import takes seconds
         raise Skip(needed)
     from remat.torch import mincut

@@ -41,7 +41,7 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
     parts = [
         f"{len(rows):,} solves on {graphs} graphs at {len({_problem(row) for row in rows})} budgets; "
         f"{' and '.join(f'{limit:g} s' for limit in limits)}, one thread each; {rows[0].cpu}; "
-        f"{min(row.finished_at for row in rows)[:10]} to {max(row.finished_at for row in rows)[:10]}.",
+        f"{' to '.join(dict.fromkeys(end(row.finished_at[:10] for row in rows) for end in (min, max)))}.",
         markdown_table(
             ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap", "median time",
              "ran on", "does not apply"],

@@ -45,6 +45,8 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         import_wandb()  # so that a missing package fails before the first solve
     if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
+    if cfg.scale == "study" and experiment.partition("/")[0] != "paper":
+        raise InvalidInput("scale=study is for experiment=paper and its parts; write full or quick")
     runner = _runner_of(experiment)
     if runner is not None:
         return runner(cfg, settings, console, folder)

@@ -100,7 +100,7 @@ class GraphRun:
                 "scope": s.scope,
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
-                **({"serves": self._turns(strategy)} if budget_bytes is None and self._turns(strategy) > 1 else {}),
+                **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
                 "code": [code_version(), _code_of(strategy)],
             }
         )  # fmt: skip
@@ -119,7 +119,8 @@ class GraphRun:
             else:
                 options = self.settings.options.get(name, {})
                 spec = self.settings.spec if get_strategy(name).prepare is not None else None
-                how = replace(self.how(name), time_limit_s=self._turns(name) * self.settings.limit_of(name))
+                how = self.how(name)
+                how = replace(how, time_limit_s=self._turns(name) * how.time_limit_s)
                 jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, how, options, spec=spec))
         for job, family in self._run(jobs):
             assert isinstance(family, Family)
@@ -130,6 +131,7 @@ class GraphRun:
         return {name: families[name] for name in names}
 
     def _turns(self, strategy: str) -> int:
+        """Time limits of a family's run."""
         return 1 if get_strategy(strategy).prepare is None else self.serves
 
     def family_rows(self, family: Family, budgets: Sequence[int]) -> list[Row]:
@@ -310,10 +312,11 @@ def run_jobs(
 
 def compile_first(progress: SolveProgress, names: Iterable[str]) -> None:
     """Compile the search, and what these strategies compile, before the first solve: its time limit may be shorter."""
-    from remat.search.anneal import is_warm  # imports Numba, which a run that only redraws does not need
+    from remat.search import sequence  # imports Numba, which a run that only redraws does not need
+    from remat.search.anneal import is_warm
 
-    if not is_warm():
-        progress.note("compiling the search, once on this machine (about 30 s)")
+    if not (is_warm() and sequence.is_ready()):
+        progress.note("compiling the search, once on this machine (about 45 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
     for name in dict.fromkeys(names):
         function = get_strategy(name).compiles

@@ -101,3 +101,30 @@ def test_a_run_ends_in_time_and_repeats() -> None:
     in_time = solve(graph, budget, "fastsa", time_limit_s=1, isolate=False)
     assert time.monotonic() - began < 3
     assert 0 < in_time.stats["moves"] < 5000 * len(graph)
+
+
+def test_a_plan_that_repeats_too_often_is_not_loaded() -> None:
+    graph = Graph.from_nodes("chain", [[], [0], [1]], [4, 5, 6], [1, 2, 3])
+    sequencer = Sequencer(graph, 9, FIXED, 0)
+    assert not sequencer.load([0] * 70 + [1, 2])
+    assert sequencer.order == [0, 1, 2]
+
+
+def test_only_sequences_cheaper_than_the_known_one_count() -> None:
+    graph = random_step(np.random.default_rng(4), 12, min_bytes=1, min_cost=1)
+    budget = round(0.8 * plain_peak(graph))
+    best = exhaustive(graph, budget, Scope.STAGED).plan
+    assert best is not None
+    optimum = simulate(graph, best).cost
+    assert optimum > graph.total_cost
+
+    def cooled(known: int) -> list[list[int]]:
+        seen: list[list[int]] = []
+        sequencer = Sequencer(graph, budget, STAGED, 1)
+        found = sequencer.cool(60_000, 1.0, time.monotonic() + 60, lambda: False, known=known, on_better=seen.append)
+        assert found.order == (seen[-1] if seen else [])
+        return seen
+
+    assert cooled(optimum) == []
+    costs = [simulate(graph, Plan.from_order(graph, order)).cost for order in cooled(optimum + 1)]
+    assert costs == [optimum]

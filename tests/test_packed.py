@@ -13,6 +13,7 @@ import remat
 from experiments import cli
 from experiments.config import register
 from experiments.packed import FILES, Pack
+from experiments.parts import Paper
 from experiments.run_documents import CHECKMATE_RUN
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
@@ -105,3 +106,24 @@ def test_a_page_without_a_study_says_how_to_make_one(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match="scale=study"):
         CHECKMATE_RUN.draw([])
+
+
+def test_only_a_paper_has_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    register()
+    assert cli.main(["model=chain", "scale=study"]) == 1
+    assert "scale=study is for experiment=paper" in capsys.readouterr().err
+
+
+def test_a_full_run_rounds_within_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    register()
+    scales = []
+    monkeypatch.setattr(Paper, "run", lambda self, cfg, settings, scale, *rest: scales.append(scale) or 0)
+    for asked in (["time_limit=7"], ["scale=study"], ["scale=study", "time_limit=60"]):
+        assert cli.main(["experiment=paper", "networks=[chain]", *asked]) == 0
+    assert [(scale.time_limit_s, scale.rounding_s) for scale in scales] == [(7, 7), (30, 300), (30, 60)]

@@ -36,9 +36,9 @@ def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     ablation.levels_of(cfg)  # refuses a mistyped level before anything runs
     names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, NETWORKS)
     networks = tuple(NETWORKS[name] for name in names)
-    chosen = {"full": FULL, "study": STUDY, "quick": QUICK}[cfg.scale]
-    limit = cfg.time_limit if chosen is FULL else min(cfg.time_limit, chosen.time_limit_s)
-    scale = replace(chosen, time_limit_s=limit)
+    less = {"study": STUDY, "quick": QUICK}.get(cfg.scale)
+    limit = cfg.time_limit if less is None else min(cfg.time_limit, less.time_limit_s)
+    scale = replace(less or FULL, time_limit_s=limit)
     settings = replace(for_implementations(cfg, settings), time_limit_s=limit)
     folder = folder.with_name(f"monet_{cfg.scale}_{folder.name.rpartition('_')[2]}")
     paper = Paper("paper/monet", PARTS, NEEDS, _introduce, _draw)

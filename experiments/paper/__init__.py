@@ -26,18 +26,15 @@ NEEDS = {"table2": ("fig5",), "claims": ("fig5", "fig6")}
 PER_SAMPLE = {"fig6", "throughput", "memory", "cost_models"}  # these parts need graphs of one and two samples
 QUICK = Scale(
     points=5, time_limit_s=3.0, rounding_s=3.0, samples=60, naive_samples=5_000, solver_points=1,
-    unpartitioned_s=40.0, batches=2,
-    refinements=0, price_limit_s=4.0, sizes=6,
+    unpartitioned_s=40.0, batches=2, refinements=0, price_limit_s=4.0, sizes=6,
 )  # fmt: skip
 STUDY = Scale(
     points=10, time_limit_s=30.0, rounding_s=300.0, samples=1000, naive_samples=50_000, solver_points=3,
-    unpartitioned_s=600.0,
-    batches=4, refinements=1, price_limit_s=60.0, sizes=10,
+    unpartitioned_s=600.0, batches=4, refinements=1, price_limit_s=60.0, sizes=10,
 )  # fmt: skip
 FULL = Scale(
     points=16, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
-    unpartitioned_s=7200.0,
-    batches=6, refinements=2, price_limit_s=3600.0, sizes=12,
+    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12,
 )  # fmt: skip
 
 
@@ -45,12 +42,12 @@ def run_paper(cfg: DictConfig, settings: Settings, console: Console, folder: Pat
     """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
     names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, group_options("model"))
     networks = tuple(map(_keras_network, names))
-    chosen = {"full": FULL, "study": STUDY, "quick": QUICK}[cfg.scale]
-    scale = replace(chosen, points=cfg.points, time_limit_s=cfg.time_limit)
-    if chosen is not FULL:
+    scale = replace(FULL, points=cfg.points, time_limit_s=cfg.time_limit, rounding_s=cfg.time_limit)
+    less = {"study": STUDY, "quick": QUICK}.get(cfg.scale)
+    if less is not None:
         scale = replace(
-            chosen, points=min(cfg.points, chosen.points), time_limit_s=min(cfg.time_limit, chosen.time_limit_s),
-            rounding_s=min(cfg.time_limit, chosen.rounding_s),
+            less, points=min(cfg.points, less.points), time_limit_s=min(cfg.time_limit, less.time_limit_s),
+            rounding_s=min(cfg.time_limit, less.rounding_s),
         )  # fmt: skip
     settings = replace(settings, points=scale.points, time_limit_s=scale.time_limit_s)
     paper = Paper("paper", PARTS, NEEDS, _extract, _draw)

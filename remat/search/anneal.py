@@ -13,7 +13,7 @@ import numpy as np
 from remat.arrays import GraphArrays
 from remat.compiled import is_compiled
 from remat.graph import Graph
-from remat.search import kernel, online, sequence
+from remat.search import kernel, online
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 from remat.search.randomness import random_state
 
@@ -254,10 +254,7 @@ def minimise_cost(
         reporter.report(last=True)
 
     try:
-        if threads == 1:
-            work(0)
-        else:
-            on_threads(work, threads, reporter.stopped)
+        on_threads(work, threads, reporter.stopped)
     finally:  # after Ctrl-C too, the best plan counts
         conclude()
     return best
@@ -294,8 +291,11 @@ class Reporter:
 def on_threads(work: Callable[[int], None], threads: int, stopped: threading.Event) -> None:
     """Run `work(index)` on every thread and wait for all; Ctrl-C sets `stopped`, which must end them.
 
-    Raises the first error of a thread, after all have ended.
+    A single thread is the caller's own. Raises the first error of a thread, after all have ended.
     """
+    if threads == 1:
+        work(0)
+        return
     errors: list[BaseException] = []
 
     def guarded(index: int) -> None:
@@ -390,4 +390,4 @@ def _rounds(
 
 def is_warm() -> bool:
     """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    return is_compiled(kernel.anneal) and online.is_ready() and sequence.is_ready()
+    return is_compiled(kernel.anneal) and online.is_ready()

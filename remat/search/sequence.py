@@ -191,7 +191,7 @@ class Sequencer:
             known: only sequences cheaper than this count.
             on_better: called with the computations of better sequences, between chunks of moves.
         """
-        known //= self.cost_unit
+        known = known if known == NOTHING else known // self.cost_unit
         began, heat, best, done = time.monotonic(), COLD / hot, list[int](), 0
         while done < moves and known > self.least_cost and not should_stop():
             share = (time.monotonic() - began) / max(deadline - began, 1e-9)

@@ -437,7 +437,7 @@ class _Run:
     def without_search(self) -> None:
         """Greedy eviction and baselines, then the proof, if there is no time to compile the search."""
         context = self.context
-        self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (30 s)")
+        self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (45 s)")
         if context.repeats:
             self.cut = True  # a run with the search finds other plans
         plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, deadline=context.deadline)

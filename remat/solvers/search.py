@@ -15,6 +15,7 @@ from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
+from remat.search import sequence
 from remat.search.anneal import Best, Reporter, is_warm, minimise_cost, on_threads
 from remat.search.chain import chain_plan
 from remat.search.greedy import greedy_eviction, greedy_plans
@@ -37,25 +38,29 @@ SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has 
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
-COLD_START_S = 40.0  # compiling takes 10 to 30 s; it does not begin with less time than this
+# Compiling intervals takes 10 to 35 s, and sequences 5 to 20 s; neither begins with less time than this.
+COLD_START_S, COLD_SEQUENCES_S = 40.0, 30.0
 
 
 @strategy("search", implementations="search", version=2)
 def search(problem: Problem, context: Context) -> Outcome:
-    """Annealing over retention intervals, from a greedy eviction: drop a value, hold it, move a repeat.
+    """Annealing from a greedy eviction, of retention intervals and of sequences of computations in turn.
+
+    A move of intervals drops a value, holds it, or moves a repeat (`remat.search.kernel`). A move of sequences puts or
+    takes single computations, as FastSA's (`remat.search.sequence`); it pays on graphs of `SMALL` operations and more.
 
     If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any. On a large graph whose
     blocks repeat, it starts from the cheapest chain of plans of one block (`remat.search.chain`), if that is better.
 
     Anytime and seeded; independent seeds on `threads` threads share the best plan between rounds.
-    With `work_limit` (moves of each thread) they share nothing, and a run repeats exactly, unless
+    With `work_limit` (moves of each thread, of intervals alone) they share nothing, and a run repeats exactly, unless
     `Solution.cut_by_clock` says that the time ended before the moves. All plans are staged and
-    use exact accounting; nothing is proven. The moves are in `remat.search.kernel`.
+    use exact accounting; nothing is proven.
     """
     graph = context.problem.graph
     if not is_warm() and context.remaining_s() < COLD_START_S and context.options.work_limit is None:
         plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
-        hint = "only greedy eviction ran: the search is not compiled yet; run 'python -m remat.search' once (30 s)"
+        hint = "only greedy eviction ran: the search is not compiled yet; run 'python -m remat.search' once (45 s)"
         cut = True if context.repeats else None
         return Outcome((Candidate(plan),) if plan is not None else (), message=hint, cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
@@ -122,11 +127,10 @@ def search_staged(
 
 @dataclass(slots=True)
 class _Cycles:
-    """Two annealers in turn, in cycles that double in length: sequences from every operation once, retention intervals
-    from the best plan, sequences from the best plan.
+    """Two annealers in turn, in cycles that double in length.
 
-    Sequences change by single computations, which is fast on large graphs; intervals change by whole retentions. Each
-    improves plans that the other leaves.
+    A cycle anneals sequences from every operation once, then intervals from the best plan, then sequences from the best
+    plan. Each annealer improves plans that the other cannot.
 
     Attributes:
         stages: anneals intervals: (computations to start from, deadline, seed).
@@ -144,25 +148,29 @@ class _Cycles:
         now = time.monotonic()
         is_small = len(self.graph) < SMALL
         shares = SMALL_SHARES if is_small else CYCLE_SHARES
+        if not sequence.is_ready() and deadline - now < COLD_SEQUENCES_S:
+            shares = (0.0, 1.0, 0.0)
         n = 1 if is_small else max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
         if start is not None:
             self._take(start)
         index = 0
         while (began := time.monotonic()) < deadline and not self.should_stop():
             share = 1 / (2 ** (n - index) - 1) if index < n else 1.0
-            ends = [began + share * x * (deadline - began) for x in itertools.accumulate(shares)]
-            self._cycle(start, ends, self.context.options.seed + SEED_STEP * index)
+            at = [began + share * x * (deadline - began) for x in itertools.accumulate((0.0, *shares))]
+            self._cycle(start, at, self.context.options.seed + SEED_STEP * index)
             index += 1
         return self.best
 
-    def _cycle(self, start: np.ndarray | None, ends: Sequence[float], seed: int) -> None:
-        if ends[0] > time.monotonic():
-            self._sequences(None, HOT, ends[0], seed)
-        found = self.stages(start if self.best.order is None else self.best.order, ends[1], seed)
+    def _cycle(self, start: np.ndarray | None, at: Sequence[float], seed: int) -> None:
+        """One cycle, whose three steps begin and end `at` these times. Sequences without time are left out."""
+        if at[1] > at[0]:
+            self._sequences(None, HOT, at[1], seed)
+        found = self.stages(start if self.best.order is None else self.best.order, at[2], seed)
         self.best.moves += found.moves
         if found.order is not None:
             self.best.offer(found.order, found.cost, found.excess)
-        self._sequences(self.best.order, WARM, ends[2], seed + 1)
+        if at[3] > at[2]:
+            self._sequences(self.best.order, WARM, at[3], seed + 1)
 
     def _take(self, order: np.ndarray) -> None:
         """Take a plan as the best one, if it is."""
@@ -172,11 +180,10 @@ class _Cycles:
     def _sequences(self, start: np.ndarray | None, hot: float, deadline: float, seed: int) -> None:
         """Anneal one sequence on each thread, from a plan or from every operation once."""
         graph, reporter = self.graph, Reporter(self.best, self.graph.total_cost, self.offer)
-        costs = np.array([op.cost for op in graph.operations], dtype=object)
 
         def better(order: list[int]) -> None:
-            computations = np.array(order, dtype=np.int32)
-            if self.best.offer(computations, int(costs[computations].sum()), 0):
+            cost = sum(graph.operations[k].cost for k in order)
+            if self.best.offer(np.array(order, dtype=np.int32), cost, 0):
                 reporter.report()
 
         def work(thread: int) -> None:
@@ -190,11 +197,10 @@ class _Cycles:
         def stop() -> bool:
             return reporter.stopped.is_set() or self.should_stop()
 
-        if self.threads == 1:
-            work(0)
-        else:
+        try:
             on_threads(work, self.threads, reporter.stopped)
-        reporter.report(last=True)
+        finally:  # after Ctrl-C too, the best plan counts
+            reporter.report(last=True)
 
     @property
     def graph(self) -> Graph:
