@@ -24,7 +24,9 @@ WORK_PER_S = 300_000  # operations of options evaluated, in a repeatable run: th
 PLAN_S = 0.3  # needed for another try
 
 
-@strategy("hierarchical", baseline=True, version=1, check=check_slots, compiles=schedule_table)
+@strategy(
+    "hierarchical", baseline=True, version=1, check=check_slots, compiles=schedule_table, gives_starts=True,
+)  # fmt: skip
 def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
     """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
 

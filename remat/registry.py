@@ -50,6 +50,8 @@ class Strategy:
             graph, if a network is behind the graph; the worker keeps what it returns.
         compiles: a Numba function that its first call compiles for many seconds; runs call it once before any clock
             starts. None without one, and for what ``python -m remat.search`` compiles.
+        gives_starts: within seconds it finds plans of a kind that annealing misses on graphs of a few hundred
+            operations; there `portfolio` begins from them.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Strategy:
     version: int = 0
     prepare: Callable[[Any, Graph], Any] | None = None
     compiles: Any = None
+    gives_starts: bool = False
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
         """Run it on the problem of a context; its result is not judged yet."""
@@ -111,6 +114,7 @@ def strategy(
     version: int = 0,
     prepare: Callable[[Any, Graph], Any] | None = None,
     compiles: Any = None,
+    gives_starts: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
 
@@ -140,6 +144,7 @@ def strategy(
             version=version,
             prepare=prepare,
             compiles=compiles,
+            gives_starts=gives_starts,
         )
         return run
 

@@ -367,3 +367,33 @@ def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(mo
     solution = solve(graph, int(1.2 * least.bytes), time_limit_s=8, threads=2)
     assert solution.plan is not None
     assert solution.stats["trajectory"][0][2] == "min_budget"
+
+
+def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("remat.solvers.portfolio")
+    graph = synthetic.chain(n=40, varied=True)
+    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    best = min(
+        (rival for rival in map(get_strategy, remat.strategies()) if rival.gives_starts),
+        key=lambda rival: solve(graph, peak // 2, rival.name).cost or float("inf"),
+    )
+    monkeypatch.setattr(module, "SMALL_COLUMNS", 0)  # a small problem's MILP decides it
+    monkeypatch.setattr(module, "greedy_plans", lambda *_, **__: iter(()))
+    monkeypatch.setattr(module, "online_plan", lambda *_: None)
+    monkeypatch.setattr(module._Run, "search", lambda *_: None)
+    monkeypatch.setattr(module._Run, "prove", lambda *_: None)
+    for threads in (1, 2):
+        found = solve(graph, peak // 2, time_limit_s=10, threads=threads)
+        assert found.stats["trajectory"][-1][2] == best.name
+        assert found.cost == solve(graph, peak // 2, best.name).cost
+
+
+def test_the_online_eviction_comes_first_on_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("remat.solvers.portfolio")
+    monkeypatch.setattr(module, "ONLINE_FIRST", 0)
+    monkeypatch.setattr(module._Run, "one_after_the_other", lambda self: None)
+    graph = synthetic.chain(n=40, varied=True)
+    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    assert [step[2] for step in solve(graph, peak // 2, threads=1).stats["trajectory"]] == ["online eviction"]
+    monkeypatch.setattr(module, "online_plan", lambda *_: None)
+    assert solve(graph, peak // 2, threads=1).stats["trajectory"][0][2] == "greedy eviction"

@@ -1,4 +1,4 @@
-"""Plans of the strategies that ignore the budget, as starts for other strategies."""
+"""Plans of other strategies, as starts for a search."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from remat.registry import Strategy, get_strategy, strategies
 from remat.solution import candidates_of
 
 
+def start_plans(context: Context) -> Iterator[tuple[str, Plan]]:
+    """(strategy name, plan) of each plan of the strategies that give starts, also of those beyond the budget."""
+    for chosen in map(get_strategy, strategies()):
+        if chosen.gives_starts:
+            for plan in _plans(chosen, context):
+                yield chosen.name, plan
+
+
 def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
-    """(strategy name, plan) of each plan, also of those beyond the budget, until the time `until` (`time.monotonic`).
+    """(strategy name, plan) of the strategies that ignore the budget, until the time `until` (`time.monotonic`).
+
+    Plans beyond the budget are among them.
 
     The strategies take turns, so that a long family does not delay a short one.
     """

@@ -24,10 +24,10 @@ from remat.search.free import free_plan
 from remat.search.greedy import greedy_eviction, greedy_plans
 from remat.search.online import online_plan
 from remat.solution import Candidate, Outcome
-from remat.solvers._families import family_plans
+from remat.solvers._families import family_plans, start_plans
 from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
-from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, fixed_moves, quick_plan, search_staged
+from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, SMALL, fixed_moves, quick_plan, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
 EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
@@ -51,18 +51,20 @@ IDLE_S = 0.01  # a shorter turn had nothing to do
 # With one thread: seconds, and most of the time, for a plan before anything is proven; then of the time, for a bound
 # before the rest of the search.
 FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 1.2, 0.2, 0.3
+STARTS_S, STARTS_SHARE = 5.0, 0.25  # most time, and share of what is left, for plans of other strategies
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
-GREEDY_S = 0.5  # most time for a first plan
+GREEDY_S = 0.5  # most time for greedy eviction
+ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
 LEAN_S, LEAN_SHARE = 5.0, 0.2  # most time, and share of the time, for a plan where greedy eviction finds none
 MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
-@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=2)
+@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=3)
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
@@ -81,13 +83,7 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
     if not context.repeats and not context.is_solved():
-        # Greedy eviction takes milliseconds; loading the compiled search takes a second in a new process, and a warm
-        # start for a smaller budget may be far worse.
-        for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + GREEDY_S):
-            context.offer(plan, "greedy eviction")
-        online = online_plan(graph, context.problem.budget_bytes) if is_warm() and not context.is_solved() else None
-        if online is not None:
-            context.offer(online, "online eviction")
+        run.start()
     if context.is_solved():
         return run.outcome()
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
@@ -118,6 +114,26 @@ class _Run:
         self.refiner = Refiner(context)
         self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
         self.integers = WindowIntegers(self.windows, context.incumbent)
+
+    def start(self) -> None:
+        """Plans by eviction, because a warm start for a smaller budget may be far worse.
+
+        Greedy eviction takes milliseconds on most graphs, and loading the compiled online one takes half a second in a
+        new process. On a large graph it is the other way round.
+        """
+        graph, budget_bytes = self.context.problem.graph, self.context.problem.budget_bytes
+        is_large = len(graph) >= ONLINE_FIRST
+        if not (is_large and self._online_eviction()):
+            for plan in greedy_plans(graph, budget_bytes, deadline=time.monotonic() + GREEDY_S):
+                self.context.offer(plan, "greedy eviction")
+            if not is_large and not self.context.is_solved():
+                self._online_eviction()
+
+    def _online_eviction(self) -> bool:
+        """Offer the plan of an online run; whether it is the best so far."""
+        problem = self.context.problem
+        plan = online_plan(problem.graph, problem.budget_bytes) if is_warm() else None
+        return plan is not None and self.context.offer(plan, "online eviction")
 
     def outcome(self) -> Outcome:
         """The result, with the plan and the bound of `context.incumbent`."""
@@ -254,6 +270,17 @@ class _Run:
             context.offer(least.plan, "min_budget")
         self.infeasible = least.lower_bound_bytes > problem.budget_bytes
 
+    def _starts(self, context: Context) -> None:
+        """Plans of other strategies, of a kind that annealing misses on graphs of a few hundred operations.
+
+        On larger graphs the search is ahead of them, and on smaller ones the MILP ends.
+        """
+        if self._done() or self.is_small() or len(context.problem.graph) >= SMALL:
+            return
+        until = min(context.share_ends(STARTS_SHARE), time.monotonic() + STARTS_S)
+        for name, plan in start_plans(context.until(until)):
+            context.offer(plan, name)
+
     def is_small(self) -> bool:
         """Whether the MILP of the whole problem comes before the LP bound, because it is likely to end soon."""
         return self.context.problem.scope is Scope.STAGED and self.columns <= SMALL_COLUMNS
@@ -350,6 +377,7 @@ class _Run:
         if self._done():
             return
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
+        self._starts(context)
         is_large = self.columns > WHOLE_COLUMNS
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES_LARGE if is_large else SEARCH_SHARES
         for step, share in enumerate(shares):
@@ -429,6 +457,7 @@ class _Run:
                 raise thread.error
 
     def _prove_then_search(self, context: Context) -> None:
+        self._starts(context)
         self.prove(context)
         if not self._done():
             seed = context.options.seed + SEED_STEP
