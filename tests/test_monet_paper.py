@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import redraw
-from analysis.monet.ablation import _contained
-from analysis.monet.points import GIB, Point, cheapest
+from analysis.monet.points import GIB, Point, cheapest, contained
 from analysis.monet.solver_time import timed
 from experiments import cli
 from experiments.config import register
@@ -104,9 +103,11 @@ def test_a_plan_counts_wherever_it_fits() -> None:
     assert best is not None
     assert best.cost == 110
     assert cheapest(points, 7) is None
-    levels = [point(level="conv", overhead=0.2), point(level="none"), point(level="joint", cost=None, overhead=None)]
-    assert _contained(levels, "vgg16", "joint", 8) == 0.1
-    assert _contained(levels, "vgg16", "conv", 7) is None
+    levels = [point(level="output", overhead=0.2), point(level="none"), point(level="cpu", cost=None, overhead=None)]
+    inside = contained(levels, "vgg16", "cpu", 8)
+    assert inside is not None
+    assert inside.level == "none"
+    assert contained(levels, "vgg16", "output", 7) is None
 
 
 def test_times_are_to_the_best_of_both_solvers() -> None:

@@ -11,25 +11,25 @@ from matplotlib.figure import Figure
 
 from analysis.bars import grouped_bars
 from analysis.monet.points import (
-    JOINT,
     LEVELS,
     NO_WINOGRAD,
     NONE,
     OURS,
+    OVERHEAD,
     PROGRAM,
     Facts,
     Point,
     cheapest,
+    contained,
     gib,
     no_plan,
     read_points,
     select,
 )
 from analysis.parts import Part, Table, percent, prose
-from analysis.style import BLUE, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
+from analysis.style import GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
-COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": BLUE, "output": OLIVE, JOINT: ORANGE, NO_WINOGRAD: WINE}
-CUMULATIVE = (NONE, "in_place", "conv", "output", JOINT)  # each contains those before it
+COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": ORANGE, "output": OLIVE, NO_WINOGRAD: WINE}
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
@@ -49,18 +49,16 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     )  # fmt: skip
 
 
+def _within(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
+    """The least overhead of the level and of all levels that it contains."""
+    found = contained(points, net, level, budget) if select(points, net, level, OURS) else None
+    return None if found is None else found.overhead
+
+
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
     """The overhead of the cheapest plan of that level within the budget; the plan may be of a smaller budget."""
     found = cheapest([p for p in select(points, net, level, OURS) if p.budget_bytes <= budget], budget)
     return None if found is None else found.overhead
-
-
-def _contained(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
-    """The best overhead of the level and of all levels that it contains."""
-    inside = CUMULATIVE[: CUMULATIVE.index(level) + 1] if level in CUMULATIVE else (NONE, "in_place", level)
-    inside = (*inside, NO_WINOGRAD) if level == JOINT else inside
-    known = [v for one in inside if (v := _value(points, net, one, budget)) is not None]
-    return min(known, default=None)
 
 
 def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> str:
@@ -70,9 +68,9 @@ def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[s
         net, budget = next(own)
         steps = []
         for level in levels:
-            value = _contained(points, net["name"], level, budget)
+            value = _within(points, net["name"], level, budget)
             words = percent(value) or no_plan(select(points, net["name"], level, OURS), budget)
-            steps.append(f"{LEVELS[level]} {words}")
+            steps += [f"{LEVELS[level]} {words}"] if words else []
         texts.append(f"{label} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(texts) + "." if texts else "Nothing was solved."
 
@@ -85,7 +83,7 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
             monet = cheapest(select(points, net["name"], level, PROGRAM), budget)
             value = _value(points, net["name"], level, budget)
             rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
-                         percent(_contained(points, net["name"], level, budget)),
+                         percent(_within(points, net["name"], level, budget)),
                          "" if monet is None else percent(monet.overhead)])  # fmt: skip
     return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",
@@ -98,11 +96,15 @@ def _figure(facts: Facts, points: Sequence[Point], levels: Sequence[str]) -> Fig
     at = [(net["name"], min(net["budgets_bytes"])) for net in facts]
     groups = [f"{net['label']}\n{gib(budget)} GiB" for net, (_, budget) in zip(facts, at, strict=True)]
     series = {LEVELS[level]: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
-    labels = [["x" if value is None else f"{value:.0f}" for value in values] for values in series.values()]
+    tried = {level: {name for name, _ in at if select(points, name, level, OURS)} for level in levels}
+    labels = [
+        ["" if name not in tried[level] else "x" if value is None else f"{value:.0f}"
+         for (name, _), value in zip(at, series[LEVELS[level]], strict=True)] for level in levels
+    ]  # fmt: skip
     grouped_bars(axes, groups, series, [COLOURS[level] for level in levels], labels)
     axes.axhline(0, color=GREY, lw=0.8)
     axes.margins(y=0.12)
-    axes.set_ylabel("Overhead (%)")
+    axes.set_ylabel(OVERHEAD)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return figure
 

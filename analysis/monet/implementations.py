@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.bars import heatmap
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, OURS, Facts, gib, read_points
+from analysis.monet.points import CPU, LEVELS, NO_WINOGRAD, OURS, Facts, gib, read_points
 from analysis.parts import Part, Table, prose
 
 Entries = Sequence[Mapping[str, Any]]  # of the document; its key "way" is the name of an implementation
@@ -32,7 +32,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             (f"implementations_{level}", "Operations that run with each implementation in the portfolio's plan, "
              f"{LEVELS[level]}; shade: the share of those that have it; empty: no plan",
              _figure(used, most, facts, level))
-            for level in (NO_WINOGRAD, JOINT)
+            for level in (NO_WINOGRAD, CPU)
         ]  # fmt: skip
     return Part(
         *prose(__file__, never=", ".join(f"{kind} {name}" for kind, name in nowhere) or "none",
@@ -72,7 +72,7 @@ def _never_table(never: Entries, label: Mapping[str, str]) -> Table:
 
 def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Facts, level: str) -> Figure:
     """Kinds and their implementations down, networks and budgets across; the level without Winograd leaves it out."""
-    offered = {(kind, name) for _, kind, name in most if level == JOINT or name != "winograd"}
+    offered = {(kind, name) for _, kind, name in most}
     lines = sorted(offered, key=lambda line: (line[0].endswith(("_ip_grad", "_param_grad")), *line))
     counts = {
         (e["network"], e["budget_bytes"], e["kind"], e["way"]): e["operations"]

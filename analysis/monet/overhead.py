@@ -12,6 +12,7 @@ from matplotlib.ticker import MultipleLocator
 
 from analysis.monet.points import (
     ALL,
+    CPU,
     GIB,
     GIST,
     JOINT,
@@ -19,28 +20,34 @@ from analysis.monet.points import (
     NO_WINOGRAD,
     NONE,
     OURS,
+    OVERHEAD,
     PROGRAM,
     Facts,
     Point,
     cheapest,
+    contained,
     gib,
+    no_plan,
     overhead_words,
     read_points,
     select,
 )
 from analysis.parts import Part, Table, percent, prose
-from analysis.style import BLACK, BLUE, FOREST, GREY, OLIVE, ORANGE, SKY, WINE
+from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
-LINES = (  # label, level, strategy, colour, marker, line
+# label, level, strategy, colour, marker, line; beside them a band between the portfolio's plans at two sets of costs
+LINES = (
     ("Checkmate MILP, default implementations", NONE, MILP, BLUE, "o", ":"),
     ("Portfolio, default implementations", NONE, OURS, SKY, "s", "-"),
-    ("Portfolio, all but Winograd", NO_WINOGRAD, OURS, WINE, "*", "-"),
-    ("Portfolio, all (modelled Winograd)", JOINT, OURS, ORANGE, "D", "--"),
-    ("MONeT's program, all but Winograd", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
-    ("MONeT's program, all", JOINT, PROGRAM, OLIVE, "h", ":"),
+    ("MONeT's program, ratios of the roofline", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
 )
-CAPTION = "Overhead (%) against memory budget (GiB); plans beyond the frame stand at its top with their value"
+EDGE, BAND = "Portfolio, all implementations, ratios of the roofline", "... up to ratios of a CPU"
+WITH_WINOGRAD = "Portfolio, with modelled Winograd"
+CAPTION = (
+    "Overhead over PyTorch's own step (%) against memory budget (GiB); the band lies between two assumptions about "
+    "implementations without a measurement; plans beyond the frame stand at its top with their value"
+)
 COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
 
@@ -60,11 +67,17 @@ def _overheads(facts: Facts, points: Sequence[Point]) -> str:
     texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
-        ours, checkmate = (
-            overhead_words(select(points, net["name"], level), budget) or "not tried" for level in (NO_WINOGRAD, NONE)
+        fast, slow, none = (
+            _words(points, net["name"], level, budget) or "not tried" for level in (NO_WINOGRAD, CPU, NONE)
         )
-        texts.append(f"{net['label']} at {gib(budget)} GiB {ours} (default implementations: {checkmate})")
+        texts.append(f"{net['label']} at {gib(budget)} GiB {fast} to {slow} (default implementations: {none})")
     return "; ".join(texts)
+
+
+def _words(points: Sequence[Point], net: str, level: str, budget: int) -> str:
+    """The least overhead of the level's plans and of those that it contains, or why there is none."""
+    found = contained(points, net, level, budget)
+    return no_plan(select(points, net, level, OURS), budget) if found is None else percent(found.overhead)
 
 
 def _program_words(points: Sequence[Point]) -> str:
@@ -85,15 +98,19 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
         budgets = [round(gibibytes * GIB) for gibibytes in net["budgets_gib"]]
         published = dict(zip(budgets, net["overheads_percent"], strict=True))
         for budget in sorted(net["budgets_bytes"], reverse=True):
-            cells = [overhead_words(select(points, net["name"], level, who), budget) for level, who in (
-                (NONE, ALL), (NO_WINOGRAD, OURS), (NO_WINOGRAD, PROGRAM), (JOINT, OURS), (JOINT, PROGRAM),
-            )]  # fmt: skip
+            cells = [
+                overhead_words(select(points, net["name"], NONE, ALL), budget),
+                *(_words(points, net["name"], level, budget) for level in (NO_WINOGRAD, CPU)),
+                overhead_words(select(points, net["name"], NO_WINOGRAD, PROGRAM), budget),
+                overhead_words(select(points, net["name"], JOINT, OURS), budget),
+            ]
             known = published.get(budget)
             rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %", *cells])
     return Table(
-        "monet_overhead", "Overhead of the cheapest plan within a budget; empty: not tried, or not published",
-        ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, all but Winograd",
-         "MONeT's program, all but Winograd", "portfolio, all", "MONeT's program, all"], rows,
+        "monet_overhead", "Overhead over PyTorch's own step of the cheapest plan within a budget; empty: not tried, or "
+        "not published",
+        ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, ratios of the roofline",
+         "portfolio, ratios of a CPU", "MONeT's program, ratios of the roofline", "portfolio, with Winograd"], rows,
     )  # fmt: skip
 
 
@@ -105,24 +122,24 @@ def _plain_table(facts: Facts, points: Sequence[Point]) -> Table:
             net["label"], str(net["batch"]), COST_NAMES[net["costs"]], str(net["operations"]),
             str(net["implementations"]), f"{net['total_cost'] / 1e6:.1f}", gib(net["default_peak_bytes"]),
             f"{net['pytorch_gib']:.2f}", gib(net["pytorch_peak_bytes"]),
-            percent(net["pytorch_cost"] / net["total_cost"] - 1),
+            percent(net["total_cost"] / net["pytorch_cost"] - 1),
             "" if gist is None or gist.peak_bytes is None else gib(gist.peak_bytes),
             "" if gist is None else percent(gist.overhead),
         ])  # fmt: skip
     return Table(
         "monet_plain", "One pass without recomputation: default implementations, plain PyTorch, Gist (memory in GiB)",
         ["network", "batch", "costs", "operations", "other implementations", "pass ms", "default peak",
-         "PyTorch published", "PyTorch peak", "PyTorch overhead", "Gist peak", "Gist overhead"], rows,
+         "PyTorch published", "PyTorch peak", "default overhead", "Gist peak", "Gist overhead"], rows,
     )  # fmt: skip
 
 
 def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
     label = {net["name"]: net["label"] for net in facts}
-    total = {net["name"]: net["total_cost"] for net in facts}
+    plain = {net["name"]: net["pytorch_cost"] for net in facts}
     rows = [
         [label[p.network], p.level, p.strategy, gib(p.budget_bytes), p.status, percent(p.overhead),
          "" if p.peak_bytes is None else gib(p.peak_bytes),
-         "" if p.bound is None else percent(p.bound / total[p.network] - 1),
+         "" if p.bound is None else percent(p.bound / plain[p.network] - 1),
          f"{p.wall_s:.1f}"]
         for p in points
     ]  # fmt: skip
@@ -132,52 +149,83 @@ def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
 
 
 def _figure(facts: Facts, points: Sequence[Point]) -> Figure:
-    columns = min(3, len(facts) + 1)
-    lines = -(-(len(facts) + 1) // columns)
-    figure = Figure(figsize=(3.9 * columns, 3.3 * lines + 0.2), layout="constrained")
+    """A panel for each network, and one for each network with Winograd; the legend is below."""
+    panels = [(net, False) for net in facts]
+    panels += [(net, True) for net in facts if select(points, net["name"], JOINT, OURS)]
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(6.4, 3.9 * columns), 3.3 * lines + 0.8), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
-    for axes, net in zip(grid, facts, strict=False):
-        _panel(axes, net, points)
+    for axes, (net, with_winograd) in zip(grid, panels, strict=False):
+        _panel(axes, net, points, with_winograd)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    for axes in grid[len(facts) :]:
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    grid[len(facts)].legend(handles.values(), handles.keys(), loc="center left", handlelength=2.8, labelspacing=0.6)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.8)
     return figure
 
 
-def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point]) -> None:
+def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], with_winograd: bool) -> None:
     own = [p for p in points if p.network == net["name"]]
-    xs = [budget / GIB for budget in net["budgets_bytes"]]
-    lowest = min([100 * p.overhead for p in own if p.overhead is not None], default=0.0)
-    bottom = min(BOTTOM, 5 * ((lowest - 4) // 5))
+    budgets = sorted(net["budgets_bytes"])
     axes.axhline(0, color=GREY, lw=0.7, zorder=1)
-    for label, level, strategy, colour, marker, line in LINES:
-        budgets = sorted({p.budget_bytes for p in select(own, net["name"], level, strategy)})
-        found = [(b, cheapest(select(own, net["name"], level, strategy), b)) for b in budgets]
-        shown = [(b / GIB, 100 * p.overhead) for b, p in found if p is not None and p.overhead is not None]
-        if shown:
-            axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, marker=marker, ls=line,
-                      lw=1.5, ms=7 if marker == "*" else 4.5, label=label, zorder=3)  # fmt: skip
-        for x, y in shown:
-            if y > TOP:
-                side = -1 if strategy == MILP else 1 if level == JOINT else 0
-                axes.annotate(f"{y:.0f}", (x, TOP), (15 * side, 3), textcoords="offset points", ha="center", fontsize=6,
-                              color=colour, annotation_clip=False)  # fmt: skip
-    gists = [(p.peak_bytes / GIB, 100 * p.overhead) for p in select(own, net["name"], GIST, "gist")
-             if p.overhead is not None and p.peak_bytes]  # fmt: skip
-    for x, y in gists:
-        axes.plot(x, y, color=BLACK, marker="X", ls="", ms=7, label="Gist, lossless", zorder=4)
-        xs.append(x)
+    edges = [_edge(own, net["name"], level, budgets) for level in (NO_WINOGRAD, CPU)]
+    both = sorted(edges[0].keys() & edges[1].keys())
+    axes.plot([*edges[0]], [min(y, TOP) for y in edges[0].values()], color=WINE, marker="*", ms=7, lw=1.3, label=EDGE,
+              zorder=3)  # fmt: skip
+    low, high = ([min(edge[x], TOP) for x in both] for edge in edges)
+    axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
+    shown = [("", WINE, edges[0])]
+    for label, level, strategy, colour, marker, line in () if with_winograd else LINES:
+        mine = {
+            b / GIB: 100 * p.overhead for b in budgets if select(own, net["name"], level, strategy)
+            and (p := cheapest(select(own, net["name"], level, strategy), b)) and p.overhead is not None
+        }  # fmt: skip
+        shown.append((label, colour, mine))
+        axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
+                  label=label, zorder=3)  # fmt: skip
+    if with_winograd:
+        joint = _edge(own, net["name"], JOINT, budgets)
+        shown.append((WITH_WINOGRAD, ORANGE, joint))
+        axes.plot([*joint], [*joint.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=WITH_WINOGRAD)
+    else:
+        _gist(axes, own)
+    _beyond(axes, shown)
     plain = net["pytorch_peak_bytes"] / GIB
-    axes.plot(plain, 100 * (net["pytorch_cost"] / net["total_cost"] - 1), color=BLACK, marker="P", ls="", ms=7,
-              label="Plain PyTorch, simulated", zorder=4)  # fmt: skip
+    axes.plot(plain, 0, color=BLACK, marker="P", ls="", ms=7, label="Plain PyTorch, simulated", zorder=4)
     axes.plot([*net["budgets_gib"][::-1], net["pytorch_gib"]], [*net["overheads_percent"][::-1], 0.0], color=BLACK,
               marker="o", mfc="white", ms=4, lw=1.1, ls=(0, (4, 2)), label="MONeT published, measured",
               zorder=2)  # fmt: skip
-    axes.set_ylim(bottom, TOP)
-    axes.set_xlim(min(*xs, *net["budgets_gib"]) - 0.5, max(*xs, plain, net["pytorch_gib"]) + 0.6)
+    lowest = min((y for _, _, line in shown for y in line.values()), default=0.0)
+    axes.set_ylim(min(BOTTOM, 5 * ((lowest - 4) // 5)), TOP)
+    axes.set_xlim(min(*budgets, min(net["budgets_gib"]) * GIB) / GIB - 0.5, max(plain, net["pytorch_gib"]) + 0.6)
     axes.xaxis.set_major_locator(MultipleLocator(2))
-    axes.set_title(f"{net['label']} ({net['batch']}), {COST_NAMES[net['costs']]}", loc="left", fontsize=9, pad=10)
-    axes.set(xlabel="Memory budget (GiB)", ylabel="Overhead (%)")
+    what = "with modelled Winograd" if with_winograd else COST_NAMES[net["costs"]]
+    axes.set_title(f"{net['label']} ({net['batch']}), {what}", loc="left", fontsize=9, pad=12)
+    axes.set(xlabel="Memory budget (GiB)", ylabel=OVERHEAD)
+
+
+def _edge(points: Sequence[Point], net: str, level: str, budgets: Sequence[int]) -> dict[float, float]:
+    """[GiB] the percentage of the portfolio's best plan of the level, or of a level that it contains."""
+    found = {b / GIB: contained(points, net, level, b) for b in budgets if select(points, net, level, OURS)}
+    return {x: 100 * p.overhead for x, p in found.items() if p is not None and p.overhead is not None}
+
+
+def _gist(axes: Axes, own: Sequence[Point]) -> None:
+    for p in own:
+        if p.level == GIST and p.overhead is not None and p.peak_bytes:
+            axes.plot(p.peak_bytes / GIB, 100 * p.overhead, color=BLACK, marker="X", ls="", ms=7,
+                      label="Gist, lossless", zorder=4)  # fmt: skip
+
+
+def _beyond(axes: Axes, shown: Sequence[tuple[str, str, Mapping[float, float]]]) -> None:
+    """The values that lie above the frame, one below the other where several share a budget."""
+    at: dict[float, int] = {}
+    for _, colour, line in shown:
+        for x, y in line.items():
+            if y > TOP:
+                axes.annotate(f"{y:.0f}", (x, TOP), (0, 3 + 7 * at.get(x, 0)), textcoords="offset points", ha="center",
+                              fontsize=6, color=colour, annotation_clip=False)  # fmt: skip
+                at[x] = at.get(x, 0) + 1

@@ -12,12 +12,15 @@ from analysis.parts import percent
 from analysis.results import WITH_PLAN, as_objects, read_json, read_rows
 
 GIB = 2**30
-NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+NONE, NO_WINOGRAD, CPU, JOINT, GIST = "none", "no_winograd", "cpu", "joint", "gist"
 OURS, MILP, PROGRAM = ALL = "portfolio", "checkmate_milp", "monet"  # strategies that choose plans by budget
 LEVELS = {
-    NONE: "default", "in_place": "+ in place", "conv": "+ Winograd", "output": "+ from outputs",
-    "intermediate": "+ masks, indices", JOINT: "all", NO_WINOGRAD: "all but Winograd", GIST: "Gist's",
+    NONE: "default", "in_place": "+ in place", "conv": "in place, Winograd", "output": "+ from outputs",
+    NO_WINOGRAD: "all", CPU: "all, ratios of a CPU", JOINT: "all and Winograd", GIST: "Gist's",
 }  # fmt: skip
+# Each level's plans are plans of those after it too, and cost no more there.
+WIDER = (NONE, "in_place", "output", CPU, NO_WINOGRAD)
+OVERHEAD = "Overhead over PyTorch's own step (%)"
 Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
 
 
@@ -26,7 +29,7 @@ class Point:
     """One solve.
 
     Attributes:
-        overhead: against one pass of default implementations; None without a plan.
+        overhead: over plain PyTorch's own step, simulated; None without a plan.
         trajectory: (seconds, cost) of each improvement.
     """
 
@@ -54,11 +57,14 @@ def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tupl
     entries = (document or first)["rows"]
     stored = read_rows(folder / first["store"], [entry["key"] for entry in entries])
     rows = {row.key: row for row in as_objects(stored)}
-    return first["networks"], [_point(entry, rows[entry["key"]]) for entry in entries if entry["key"] in rows]
+    plain = {net["name"]: net["pytorch_cost"] for net in first["networks"]}
+    found = [_point(entry, rows[entry["key"]], plain[entry["network"]]) for entry in entries if entry["key"] in rows]
+    return first["networks"], found
 
 
-def _point(entry: Mapping[str, Any], row: Any) -> Point:
-    cost, overhead, peak = (row.cost, row.overhead, row.peak_bytes) if row.status in WITH_PLAN else (None,) * 3
+def _point(entry: Mapping[str, Any], row: Any, plain_cost: int) -> Point:
+    cost, peak = (row.cost, row.peak_bytes) if row.status in WITH_PLAN else (None, None)
+    overhead = None if cost is None else cost / plain_cost - 1
     stats = json.loads(row.stats or "{}")
     return Point(
         entry["network"], entry["level"], entry["strategy"], entry["budget_bytes"], row.status, cost, row.bound,
@@ -81,6 +87,13 @@ def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
     """The cheapest plan whose peak is within the budget, also if it was made for another budget."""
     fitting = [p for p in points if p.cost is not None and (p.peak_bytes or 0) <= budget_bytes]
     return min(fitting, key=lambda p: p.cost or 0, default=None)
+
+
+def contained(points: Iterable[Point], network: str, level: str, budget_bytes: int) -> Point | None:
+    """The portfolio's plan of least overhead within the budget, of the level or of one that it contains."""
+    inside = WIDER[: WIDER.index(level) + 1] if level in WIDER else (NONE, level)
+    found = [cheapest(select(points, network, one, OURS), budget_bytes) for one in inside]
+    return min((p for p in found if p is not None), key=lambda p: p.overhead or 0.0, default=None)
 
 
 def no_plan(points: Iterable[Point], budget_bytes: int) -> str:

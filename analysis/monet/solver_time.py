@@ -10,15 +10,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import JOINT, LEVELS, NO_WINOGRAD, OURS, PROGRAM, Point, gib, read_points
+from analysis.monet.points import CPU, LEVELS, NO_WINOGRAD, OURS, PROGRAM, Point, gib, read_points
 from analysis.parts import Part, Table, prose
 from analysis.solver_seconds import draw, reached
-from analysis.style import FOREST, OLIVE, ORANGE, WINE
+from analysis.style import FOREST, ORANGE, WINE
 
 NEAR = 1.05
 FORMS = {
-    (OURS, NO_WINOGRAD): (WINE, "*"), (OURS, JOINT): (ORANGE, "D"),
-    (PROGRAM, NO_WINOGRAD): (FOREST, "p"), (PROGRAM, JOINT): (OLIVE, "h"),
+    (OURS, NO_WINOGRAD): (WINE, "*"), (OURS, CPU): (ORANGE, "D"), (PROGRAM, NO_WINOGRAD): (FOREST, "p"),
 }  # fmt: skip
 NAMES = {OURS: "Portfolio", PROGRAM: "MONeT's program"}
 

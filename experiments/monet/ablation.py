@@ -7,7 +7,18 @@ from typing import Any
 from omegaconf import DictConfig
 
 from experiments.arguments import names_of
-from experiments.monet.cases import JOINT, NO_WINOGRAD, OURS, PROGRAM, Case, Context, budgets_of, graph_of, solve
+from experiments.monet.cases import (
+    CONV,
+    NO_WINOGRAD,
+    OURS,
+    PROGRAM,
+    WINOGRAD,
+    Case,
+    Context,
+    budgets_of,
+    graph_of,
+    solve,
+)
 from remat.frontends.monet import LEVELS
 from remat.programs.monet import estimate_columns
 
@@ -15,10 +26,11 @@ from remat.programs.monet import estimate_columns
 def run(context: Context) -> dict[str, Any]:
     """A row for each network, level and method at the smallest budgets."""
     cases, scale = [], context.scale
-    levels = (*(JOINT if level == LEVELS[-1] else level for level in levels_of(context.cfg)), NO_WINOGRAD)
+    levels = tuple({LEVELS[-1]: NO_WINOGRAD}.get(level, level) for level in levels_of(context.cfg))
     for network in context.networks:
+        own = [level for level in levels if level != CONV or network.name in WINOGRAD]
         for budget in sorted(budgets_of(context, network))[: scale.ablation_budgets]:
-            for level in levels:
+            for level in own:
                 cases.append(Case(network.name, level, OURS, budget))
                 if scale.all_budgets and estimate_columns(graph_of(context, network, level)) <= scale.monet_columns:
                     cases.append(Case(network.name, level, PROGRAM, budget))

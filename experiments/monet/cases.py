@@ -12,12 +12,16 @@ from experiments.parts import PartContext
 from experiments.row import Row
 from experiments.solving import GraphRun, solve_each
 from remat.frontends.json import load_graph
-from remat.frontends.monet import LEVELS, monet_graph
+from remat.frontends.monet import LEVELS, monet_graph, plain_pytorch
 from remat.graph import Graph
 from remat.registry import get_strategy
+from remat.simulator import Trace, simulate
 
-NONE, NO_WINOGRAD, JOINT, GIST = "none", "no_winograd", "joint", "gist"
+# Implementations: the default ones; all but Winograd, by ratios of the roofline and of a CPU; all; Gist's.
+NONE, NO_WINOGRAD, CPU, JOINT, GIST = "none", "no_winograd", "cpu", "joint", "gist"
+WINOGRAD = ("vgg16",)  # networks for which plans with Winograd, whose costs are modelled, are shown as well
 OURS, MILP, PROGRAM = "portfolio", "checkmate_milp", "monet"  # the strategies that this experiment compares
+CONV = "conv"  # the level of `LEVELS` that adds Winograd
 PROFILED_GPU = "p100"  # the device of the published costs
 
 
@@ -50,7 +54,7 @@ class Case:
     """One solve.
 
     Attributes:
-        level: of `LEVELS`, or `NO_WINOGRAD`, `JOINT` or `GIST`.
+        level: of `LEVELS`, or `NO_WINOGRAD`, `CPU`, `JOINT` or `GIST`.
         cost_cap: if given, the solve only asks whether some plan costs no more.
     """
 
@@ -87,6 +91,12 @@ def graph_of(context: Context, network: Network, level: str) -> Graph:
     return graph_run_of(context, network, level).subject.graph
 
 
+def pytorch_trace(context: Context, network: Network) -> Trace:
+    """Plain PyTorch's own step, which every overhead is relative to."""
+    graph = graph_of(context, network, NO_WINOGRAD)
+    return simulate(graph, plain_pytorch(graph))
+
+
 def graph_run_of(
     context: Context, network: Network, level: str, cost_cap: int | None = None, *, longer: bool = False
 ) -> GraphRun:
@@ -108,6 +118,11 @@ def graph_run_of(
     return context.once((network.name, level, cost_cap, longer), make)
 
 
+def joint_levels(network: Network) -> tuple[str, ...]:
+    """The levels with all implementations at which a network is solved."""
+    return (NO_WINOGRAD, CPU, JOINT) if network.name in WINOGRAD else (NO_WINOGRAD, CPU)
+
+
 def graph_run_of_case(context: Context, case: Case) -> GraphRun:
     """The graph run that solves a case."""
     network = next(network for network in context.networks if network.name == case.network)
@@ -118,8 +133,9 @@ def graph_run_of_case(context: Context, case: Case) -> GraphRun:
 def _subject(context: Context, network: Network, level: str) -> Subject:
     profile = published_graph(context, network)
     graph = monet_graph(
-        network.name, network.batch, implementations={GIST: NONE, NO_WINOGRAD: JOINT}.get(level, level),
-        profile=profile, gpu=context.settings.gpu, winograd=level != NO_WINOGRAD, gist=level == GIST,
+        network.name, network.batch, implementations={GIST: NONE, NO_WINOGRAD: JOINT, CPU: JOINT}.get(level, level),
+        profile=profile, gpu=context.settings.gpu, winograd=level in (CONV, JOINT),
+        ratios="cpu" if level == CPU else "roofline", gist=level == GIST,
     )  # fmt: skip
     if level != NONE:
         graph = replace(graph, name=f"{graph.name}_{level}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import remat
-from experiments.monet.cases import JOINT, NO_WINOGRAD, OURS, Context, graph_of, graph_run_of_case
+from experiments.monet.cases import CPU, NO_WINOGRAD, OURS, Context, graph_of, graph_run_of_case
 from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
@@ -41,7 +41,7 @@ def run(context: Context) -> dict[str, Any]:
     """Counts for each plan, and the reason for each implementation that no plan of a level uses."""
     used, never, offered = [], [], []
     for network in context.networks:
-        for level in (NO_WINOGRAD, JOINT):
+        for level in (NO_WINOGRAD, CPU):
             graph = graph_of(context, network, level)
             plans = _plans(context, network, level)
             chosen: set[KindAndName] = set()
@@ -56,7 +56,7 @@ def run(context: Context) -> dict[str, Any]:
                 {"network": network.name, "level": level} | entry
                 | {"reason": reason(graph, own, entry["kind"], entry["way"])} for entry in _entries(unused)
             ]  # fmt: skip
-        all_of_them = available(graph_of(context, network, JOINT))
+        all_of_them = available(graph_of(context, network, NO_WINOGRAD))
         offered += [{"network": network.name} | entry for entry in _entries(all_of_them)]
     return {"used": used, "never": never, "available": offered}
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import remat
 from experiments.monet.cases import (
     GIST,
-    JOINT,
     MILP,
     NO_WINOGRAD,
     NONE,
@@ -19,11 +17,12 @@ from experiments.monet.cases import (
     budgets_of,
     graph_of,
     graph_run_of,
+    joint_levels,
+    pytorch_trace,
     solve,
     solve_gist,
 )
 from experiments.monet.published import Network
-from remat.frontends.monet import plain_pytorch
 from remat.programs.monet import estimate_columns
 
 
@@ -34,11 +33,10 @@ def run(context: Context) -> dict[str, Any]:
         budgets = budgets_of(context, network)
         for budget in sorted(budgets):
             cases += [Case(network.name, NONE, name, budget) for name in (MILP, OURS)]
-            for level in (NO_WINOGRAD, JOINT):
-                cases.append(Case(network.name, level, OURS, budget))
-                small = estimate_columns(graph_of(context, network, level)) <= context.scale.monet_columns
-                if small or budget == budgets[0]:
-                    cases.append(Case(network.name, level, PROGRAM, budget))
+            cases += [Case(network.name, level, OURS, budget) for level in joint_levels(network)]
+            small = estimate_columns(graph_of(context, network, NO_WINOGRAD)) <= context.scale.monet_columns
+            if small or budget == budgets[0]:
+                cases.append(Case(network.name, NO_WINOGRAD, PROGRAM, budget))
     rows = [row for network in context.networks for row in solve_gist(context, network)]
     rows += solve(context, cases)
     return {"networks": [facts(context, network) for network in context.networks], "rows": rows,
@@ -47,16 +45,16 @@ def run(context: Context) -> dict[str, Any]:
 
 def facts(context: Context, network: Network) -> dict[str, Any]:
     """The published numbers of a network, its sizes, and the simulated peak and cost of plain training."""
-    graphs = {level: graph_of(context, network, level) for level in (NONE, NO_WINOGRAD, JOINT, GIST)}
-    graph = graphs[JOINT]
-    trace = remat.simulate(graph, plain_pytorch(graph))
+    graphs = {level: graph_of(context, network, level) for level in (NONE, *joint_levels(network), GIST)}
+    graph = graphs[NO_WINOGRAD]
+    trace = pytorch_trace(context, network)
     graph_run = graph_run_of(context, network, NONE)
     return {
         **asdict(network),
         "costs": graph_run.subject.cost_model,
         "operations": len(graph),
         "implementations": sum(len(op.implementations) for op in graph.operations),
-        "columns": {level: estimate_columns(graphs[level]) for level in (NONE, NO_WINOGRAD, JOINT)},
+        "columns": {level: estimate_columns(graphs[level]) for level in (NONE, NO_WINOGRAD)},
         "fixed_bytes": graph.fixed_bytes,
         "total_cost": graph.total_cost,
         "default_peak_bytes": graph_run.store_all_peak_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.monet.cases import JOINT, NO_WINOGRAD, OURS, PROGRAM, Context, entry
+from experiments.monet.cases import CPU, NO_WINOGRAD, OURS, PROGRAM, Context, entry
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -12,6 +12,6 @@ def run(context: Context) -> dict[str, Any]:
     rows = [
         entry(case, row)
         for case, row in context.rows.items()
-        if case.level in (NO_WINOGRAD, JOINT) and case.strategy in (OURS, PROGRAM) and case.cost_cap is None
+        if case.level in (NO_WINOGRAD, CPU) and case.strategy in (OURS, PROGRAM) and case.cost_cap is None
     ]
     return {"rows": rows}

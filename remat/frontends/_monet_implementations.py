@@ -1,7 +1,8 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
-`add_implementations` lists them and their names. Their costs are modelled, never measured: the cost of the default
-implementation times the ratio of the two roofline times.
+`add_implementations` lists them and their names. Their costs are modelled: the cost of the default implementation times
+the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. `at_cpu_ratios` gives the
+other end: what these implementations took on a CPU.
 
 Scratch memory counts only beyond the default's own, which the published graphs do not give: for example, int64 indices
 of a max pooling exist for a moment in each of its implementations. Kernels that pack and read masks need none.
@@ -30,6 +31,16 @@ _INVERTIBLE = ("aten::leaky_relu_",)
 # after another computes, the times add. So the moved bytes are entered as arithmetic, at this many FLOP per byte, which
 # is the P100's balance by its achieved rates (0.76 * 9.3e12 / (0.70 * 732e9)).
 BALANCE_FLOPS_PER_BYTE = 14
+
+# (kind, implementation) -> seconds of its forward and backward operation over the default's, in PyTorch on an AMD EPYC,
+# 2 threads, 2026-11-22: the slowest of MobileNetV2, ResNet50, VGG16 and U-Net (docs/results/implementations.md).
+CPU_RATIOS = {
+    **dict.fromkeys((("aten::relu_", "mask"), ("aten::relu", "mask"), ("aten::leaky_relu_", "mask")), 2.50),
+    **dict.fromkeys((("aten::hardtanh_", "mask"), ("aten::hardtanh", "mask")), 3.35),
+    ("aten::dropout", "mask"): 1.41,
+    ("aten::max_pool2d", "indices"): 1.77,
+    ("aten::batch_norm", "output"): 1.21,
+}
 
 _TILE, _TAPS = 4, 3  # F(4x4, 3x3): tiles of 6 x 6, 36 products where the direct form has 144
 _POINTS = (_TILE + _TAPS - 1) ** 2
@@ -204,6 +215,27 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
             keep_indices(builder, pair)
             keep_indices(builder, pair, packed=False)
     return builder.done()
+
+
+def at_cpu_ratios(graph: Graph) -> Graph:
+    """The graph with the implementations of `CPU_RATIOS` at these ratios, where that is more than they cost now.
+
+    An implementation of both passes has the ratio in each. One of the backward pass alone carries the whole loss.
+    """
+    found = [list(op.implementations) for op in graph.operations]
+    for pair in pairs(graph):
+        kind = graph.operations[pair.forward].kind
+        for own, ratio in ((name, ratio) for (of, name), ratio in CPU_RATIOS.items() if of == kind):
+            names = (own, f"in_place_{own}")
+            is_forward = any(one.name in names for one in found[pair.forward])
+            loss = 0.0 if is_forward else (ratio - 1) * graph.operations[pair.forward].cost
+            for k in (pair.forward, pair.ip_grad):
+                least = round(ratio * graph.operations[k].cost + loss)
+                found[k] = [replace(one, cost=max(one.cost, least)) if one.name in names else one for one in found[k]]
+    operations = (
+        replace(op, implementations=tuple(own)) for op, own in zip(graph.operations, found, strict=True)
+    )  # fmt: skip
+    return replace(graph, operations=tuple(operations))
 
 
 def in_place(builder: Builder, pair: Pair) -> None:

@@ -27,7 +27,7 @@ from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
-from remat.frontends._monet_implementations import LEVELS, add_implementations
+from remat.frontends._monet_implementations import LEVELS, add_implementations, at_cpu_ratios
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
 from remat.plan import Plan
@@ -35,6 +35,7 @@ from remat.plan import Plan
 __all__ = ["BATCHES", "LEVELS", "NETWORKS", "monet_graph", "plain_pytorch", "training_graph", "with_gist"]
 
 KIB = 1024
+RATIOS = ("roofline", "cpu")
 _READS_INPUT = ("aten::batch_norm", "aten::relu_", "aten::relu", "aten::leaky_relu_", "aten::max_pool2d")
 _READS_OUTPUT = ("aten::hardtanh_", "aten::hardtanh", "aten::dropout")
 _PLAIN_FORWARD = ("in_place", "indices_int64")
@@ -49,6 +50,7 @@ def monet_graph(
     profile: Graph | None = None,
     gpu: str | Gpu = "p100",
     winograd: bool = True,
+    ratios: str = "roofline",
     gist: bool = False,
     sparsity: float = ASSUMED_SPARSITY,
 ) -> Graph:
@@ -63,20 +65,25 @@ def monet_graph(
             times the ratio of their roofline times on `gpu`.
         gpu: a device of `remat.cost.gpu_names()`, whose roofline gives the costs without a profile.
         winograd: whether the level ``conv`` and later ones include Winograd, whose costs are the least certain by far.
+        ratios: where the cost of an alternative relative to its default comes from: ``roofline``, or ``cpu`` for what
+            masks, indices and gradients from outputs took on a CPU, if that is more (`CPU_RATIOS`).
         gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
 
     Raises:
-        InvalidInput: unknown network or level, or a profile of another graph.
+        InvalidInput: unknown network, level or ratios, or a profile of another graph.
     """
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     batch = BATCHES[name] if batch is None else batch
+    if ratios not in RATIOS:
+        raise unknown_name("ratios", ratios, RATIOS)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
     graph = training_graph(
         NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu,
         winograd=winograd,
     )  # fmt: skip
+    graph = at_cpu_ratios(graph) if ratios == "cpu" else graph
     return with_gist(graph, sparsity, gpu=gpu) if gist else graph
 
 

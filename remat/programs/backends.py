@@ -94,6 +94,7 @@ class Backend:
                 from_start, cache = True, self.cache_start(problem, data)
             raw = chain.solver.solve_via_data(data, from_start, False, options, cache)
             answer = self.read(raw)
+            answer = replace(answer, bound=answer.bound + program.offset)  # cvxpy keeps the offset from the solver
             if not answer.has_solution:
                 return answer
             problem.unpack_results(raw, chain, inverse)

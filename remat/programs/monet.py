@@ -44,6 +44,8 @@ class MonetModel:
     Attributes:
         is_memory: [rows] bool, True for rows of memory, in units of bytes.
         computations: [(t, k, implementation, column)] of W and M; column -1 stands for the constant one.
+        stored: [t, v] the column of S.
+        both: [(column of SM, column of M, column of S)].
     """
 
     graph: Graph
@@ -54,6 +56,8 @@ class MonetModel:
     cost_unit: int
     is_memory: np.ndarray
     computations: tuple[tuple[int, int, str, int], ...]
+    stored: dict[tuple[int, int], int]
+    both: tuple[tuple[int, int, int], ...]
 
     @property
     def cost_scale(self) -> float:
@@ -83,6 +87,46 @@ class MonetModel:
             (k, "" if implementation == DEFAULT else implementation)
             for _, k, implementation in sorted(chosen, key=lambda entry: entry[:2])
         ]
+
+    def point(self, calls: Iterable[tuple[int, str]]) -> np.ndarray | None:
+        """[n] the variables of a plan with these calls, as `calls` gives them; None if the program has no such plan.
+
+        The program repeats only forward operations after the forward pass, in order and each at most once before a
+        backward operation, and it may count more memory than the simulator.
+        """
+        graph, x = self.graph, np.zeros(len(self.cost))
+        columns = {entry[:3]: entry[3] for entry in self.computations}
+        made: dict[int, int] = {}  # [forward value] the last stage that made it
+        known = set[int]()
+        ran, stage, latest = 0, 0, -1  # backward operations; the last call
+        for k, name in calls:
+            own, is_backward = graph.implementation(k, name), graph.operations[k].is_backward
+            ran += is_backward
+            at = ran if is_backward else ran + 1 if k in known else 0
+            known.add(k)
+            column = columns.get((at, k, own.name))
+            if column is None or at < stage or (at == stage and k <= latest):
+                return None
+            stage, latest = at, k
+            if column >= 0:
+                x[column] = 1.0
+            needed = [v for v in own.inputs if v in made]
+            if not all(self._store(x, v, made[v], at + is_backward) for v in needed if made[v] < at):
+                return None
+            made |= {} if is_backward else dict.fromkeys(own.outputs, at)
+        ends = [v for v in made if graph.values[v].keep]
+        if not all(self._store(x, v, made[v], ran + 1) for v in ends):
+            return None
+        for column, chosen, stored in self.both:
+            x[column] = x[chosen] * x[stored]
+        program = self.program()
+        return x if np.all(program.matrix @ x >= program.row_lower) else None
+
+    def _store(self, x: np.ndarray, v: int, since: int, until: int) -> bool:
+        """Store a value after a stage, until the beginning of another one; whether the program has the variables."""
+        columns = [self.stored.get((t, v), -1) for t in range(since + 1, until + 1)]
+        x[columns] = 1.0
+        return -1 not in columns
 
 
 def estimate_columns(graph: Graph) -> int:
@@ -128,6 +172,7 @@ class _Builder:
         self.W: dict[tuple[int, int], Choice] = {}
         self.S: dict[tuple[int, int], int] = {}
         self.M: dict[int, Choice] = {}
+        self.both: list[tuple[int, int, int]] = []
         self.rows = Rows()
 
     def _usable(self, k: int) -> tuple[Implementation, ...]:
@@ -202,7 +247,7 @@ class _Builder:
                     cost[column] = implementation.cost // cost_unit
         return MonetModel(
             graph, self.rows.matrix(self.n_columns), np.array(self.rows.lower), cost, constant, cost_unit,
-            np.array(self.rows.kind) == MEMORY, tuple(computations),
+            np.array(self.rows.kind) == MEMORY, tuple(computations), self.S, tuple(self.both),
         )  # fmt: skip
 
     def _add(self, terms: Iterable[tuple[int, float]], limit: float, kind: int = LOGIC) -> None:
@@ -298,6 +343,7 @@ class _Builder:
                     products[column, v] = stored
                     continue
                 both = products[column, v] = self._new()
+                self.both.append((both, column, stored))
                 self._add([(both, 1.0), (column, -1.0)], 0)
                 self._add([(both, 1.0), (stored, -1.0)], 0)
                 self._add([(column, 1.0), (stored, 1.0), (both, -1.0)], 1)

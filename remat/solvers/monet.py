@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from remat.errors import Skip
 from remat.plan import Plan
 from remat.problem import Problem
 from remat.programs.backends import Verdict, check_options, get_backend
-from remat.programs.monet import build_model, estimate_columns
+from remat.programs.monet import MonetModel, build_model, estimate_columns
 from remat.programs.program import Limits
 from remat.registry import strategy
 from remat.simulator import simulate
@@ -20,9 +21,11 @@ from remat.solution import Candidate, Outcome
 from remat.solvers._polish import drop_unread_repeats
 
 MAX_COLUMNS = 400_000
+# Of the budget, for plans to start from; most time, and share of the time, for each.
+BUDGET_SHARES, START_S, START_SHARE = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6), 5.0, 0.05
 
 
-@strategy("monet", isolated=True, check=check_options, implementations="own")
+@strategy("monet", isolated=True, check=check_options, implementations="own", version=1)
 def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap: float = 9e-5) -> Outcome:
     """MONeT's integer program: implementations and checkpoints jointly, through cvxpy.
 
@@ -37,6 +40,9 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     a backward operation, and memory counts as above. It proves nothing for all plans: its bound is in
     ``stats["monet_bound"]``, and without a solution the status is NO_PLAN.
 
+    The solver starts from the warm start, or from a plan of a short search that the program can express; where cvxpy
+    passes no start on (MOSEK, SCIP), from nothing, as in the paper.
+
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
         mip_gap: relative gap at which the solver stops.
@@ -48,11 +54,12 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     model = build_model(graph, context.problem.budget_bytes)
     backend.probe()
     began = time.monotonic()
+    start = None if backend.cache_start is None else _start(context, model)
     seconds = max(0.1, context.remaining_s() - 0.5)
     limits = Limits(seconds, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)
-    answer = backend.solve(model.program(), limits)
+    answer = backend.solve(model.program(), limits, start=start)
     stats: dict[str, Any] = {
-        "columns": len(model.cost), "rows": len(model.lower), "nodes": answer.nodes,
+        "started": start is not None, "columns": len(model.cost), "rows": len(model.lower), "nodes": answer.nodes,
         "milp_s": round(time.monotonic() - began, 3),
     }  # fmt: skip
     if np.isfinite(answer.bound):
@@ -68,3 +75,29 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     stats |= {"objective": round(objective * model.cost_unit), "peak": trace.peak_bytes}
     stats["monet_optimal"] = answer.verdict is Verdict.SOLVED
     return Outcome((Candidate(plan),), stats=stats)
+
+
+def _start(context: Context, model: MonetModel) -> np.ndarray | None:
+    """The variables of a plan to start from; None if none is found.
+
+    The program counts more memory than the simulator: so the plans tried have less and less.
+    """
+    graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
+    warm = context.options.warm_start
+    found = None if warm is None else model.point(_calls(warm))
+    # The program repeats no backward operation.
+    once = replace(graph, operations=tuple(replace(op, run_once=op.is_backward) for op in graph.operations))
+    seconds = min(START_S, START_SHARE * context.remaining_s())
+    for share in BUDGET_SHARES:
+        if found is not None or context.remaining_s() < seconds:
+            break
+        asked = replace(context.problem, graph=once, budget_bytes=int(share * budget_bytes))
+        member = context.about(asked).with_options(warm_start=None).until(time.monotonic() + seconds)
+        plan = context.run_strategy(member, "search", {}, isolate=False).plan
+        found = None if plan is None else model.point(_calls(plan))
+    return found
+
+
+def _calls(plan: Plan) -> list[tuple[int, str]]:
+    """(operation, implementation) of each computation."""
+    return list(zip(plan.order.tolist(), plan.choices or [""] * plan.n_computations, strict=True))
