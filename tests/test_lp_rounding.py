@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph
+from helpers import context_of
 
 from remat import InvalidInput, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.frontends import synthetic
-from remat.solvers._rounding import cheapest_runs
+from remat.solvers._rounding import RELAXATIONS, cheapest_runs, relaxed_residency
 
 
 def peak_of(graph):
@@ -57,7 +58,23 @@ def test_improvement_helps_and_the_share_that_fits_is_told():
     assert better.cost <= plain.cost
 
 
-@pytest.mark.parametrize("options", [{"epsilon": 1.5}, {"samples": 0}, {"improve": "yes"}])
+def test_the_published_relaxation_rounds_to_plans_too():
+    graph = synthetic.chain(n=24, varied=True)
+    budget = int(0.7 * peak_of(graph))
+    best = solve(graph, budget, time_limit_s=10).cost
+    found = solve(graph, budget, "lp_rounding", improve=False, relaxation="published", time_limit_s=20)
+    assert found.stats["roundings"] == 9
+    assert found.peak_bytes <= budget
+    assert found.cost >= best
+    context = context_of(graph, budget)
+    both = {name: relaxed_residency(context, 0.1, name, may_shrink=False)[0] for name in RELAXATIONS}
+    for S_TV in both.values():
+        assert S_TV.shape == (len(graph), len(graph.values))
+        assert ((S_TV >= 0) & (S_TV <= 1)).all()
+        assert not S_TV[np.arange(len(graph)), list(graph.producer)].any()  # nothing is there before it is made
+
+
+@pytest.mark.parametrize("options", [{"epsilon": 1.5}, {"samples": 0}, {"improve": "yes"}, {"relaxation": "tight"}])
 def test_wrong_options_are_refused(options):
     with pytest.raises(InvalidInput):
         solve(synthetic.chain(n=4), 10_000, "lp_rounding_random", **options)

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
 from analysis.parts import Part, Table, percent, prose
 from analysis.results import Run, load_run
 from analysis.scales import byte_scale
-from analysis.style import BLACK, BLUE, ORANGE, OURS, WINE
+from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PURPLE, WINE
 
-KINDS = (("lp_rounding_random", "random samples", ORANGE, "o"), ("lp_rounding", "thresholds 0.1 to 0.9", BLUE, "D"))
+KINDS = (  # relaxation, strategy, label, colour, marker
+    ("trimmed", "lp_rounding_random", "random samples, trimmed LP", ORANGE, "o"),
+    ("published", "lp_rounding_random", "random samples, published LP", PURPLE, "x"),
+    ("trimmed", "lp_rounding", "thresholds 0.1 to 0.9, trimmed LP", BLUE, "D"),
+    ("published", "lp_rounding", "thresholds 0.1 to 0.9, published LP", GREEN, "s"),
+)
+Runs: TypeAlias = Mapping[str, Run]  # [relaxation]
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """A scatter for each network, and how many roundings fit."""
-    runs = [(panel["label"], load_run(folder / panel["folder"])) for panel in document["panels"]]
+    runs = [
+        (panel["label"], {name: load_run(folder / path) for name, path in panel["folders"].items()})
+        for panel in document["panels"]
+    ]  # fmt: skip
     rows = [row for label, run in runs for row in _rows(label, run)]
     return Part(
         *prose(__file__, naive=_naive(document)),
         [("rounding", "Cost against peak memory of every rounding", _figure(runs))],
         [Table("rounding", "Roundings that fit, and the cheapest of them", [
             "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",
+            "why none fits",
         ], rows)],
     )  # fmt: skip
 
@@ -46,25 +56,26 @@ def _points(run: Run, strategy: str) -> list[tuple[int, int]]:
     return [tuple(point) for stats in rows["stats"] for point in json.loads(stats).get("points", [])]
 
 
-def _best(run: Run) -> Any:
+def _best(runs: Runs) -> Any:
     """The portfolio's row; None if it has no plan."""
-    rows = run.planned[run.planned["strategy"] == OURS]
-    return next(rows.itertuples(), None)
+    run = runs["trimmed"]
+    return next(run.planned[run.planned["strategy"] == OURS].itertuples(), None)
 
 
-def _figure(runs: list[tuple[str, Run]]) -> Figure:
+def _figure(runs: Sequence[tuple[str, Runs]]) -> Figure:
     figure = Figure(figsize=(4.3 * len(runs) + 0.4, 3.7), layout="constrained")
     all_axes = figure.subplots(1, len(runs), squeeze=False)[0]
-    for axes, (label, run) in zip(all_axes, runs, strict=True):
+    for axes, (label, both) in zip(all_axes, runs, strict=True):
+        run = both["trimmed"]
         budget = int(run.rows["budget_bytes"].iloc[0])
         scale = byte_scale(budget)
-        for strategy, words, colour, marker in KINDS:
-            points = _points(run, strategy)
+        for relaxation, strategy, words, colour, marker in KINDS:
+            points = _points(both[relaxation], strategy)
             if points:
                 cost, peak = zip(*points, strict=True)
                 axes.plot([p / scale.factor for p in peak], [100 * (c / run.total_cost - 1) for c in cost], ls="",
                           marker=marker, color=colour, ms=4, alpha=0.75, label=words)  # fmt: skip
-        best = _best(run)
+        best = _best(both)
         if best is not None:
             axes.plot([int(best.peak_bytes) / scale.factor], [100 * float(best.overhead)], ls="", marker="*", ms=11,
                       color=WINE, label=OURS)  # fmt: skip
@@ -72,20 +83,27 @@ def _figure(runs: list[tuple[str, Run]]) -> Figure:
         axes.axvline(budget / scale.factor, color=BLACK, lw=1.0, ls=(0, (5, 2)), label="budget")
         axes.set_title(label, loc="left")
         axes.set_xlabel(f"Peak memory ({scale.unit})")
-        axes.set_ylabel("Compute overhead (%)")
+    all_axes[0].set_ylabel("Compute overhead (%)")
     pairs = [pair for axes in all_axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     shown = {label: handle for handle, label in reversed(pairs)}
-    figure.legend([*shown.values()][::-1], [*shown][::-1], loc="outside lower center", ncols=2 * len(runs))
+    figure.legend([*shown.values()][::-1], [*shown][::-1], loc="outside lower center", ncols=3)
     return figure
 
 
-def _rows(label: str, run: Run) -> list[list[str]]:
-    best, rows = _best(run), []
-    budget = int(run.rows["budget_bytes"].iloc[0])
-    for strategy, words, *_ in KINDS:
-        points = _points(run, strategy)
+def _rows(label: str, runs: Runs) -> list[list[str]]:
+    best, rows = _best(runs), []
+    for relaxation, strategy, words, *_ in KINDS:
+        run = runs[relaxation]
+        budget, points = int(run.rows["budget_bytes"].iloc[0]), _points(run, strategy)
         fitting = [cost for cost, peak in points if peak <= budget]
         ratio = f"{min(fitting) / int(best.cost):.3f}" if fitting and best is not None else ""
         within = "" if best is None or best.gap is None else percent(float(best.gap))
-        rows.append([label, words, str(len(points)), str(len(fitting)), ratio, within])
+        why = "" if fitting else _why(run, strategy)
+        rows.append([label, words, str(len(points)), str(len(fitting)), ratio, within, why])
     return rows
+
+
+def _why(run: Run, strategy: str) -> str:
+    """The solver's reason for having no plan."""
+    rows = run.shown[run.shown["strategy"] == strategy]
+    return " ".join(str(message).partition(";")[0] for message in rows["message"].unique())

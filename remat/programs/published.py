@@ -133,11 +133,16 @@ class Equations:
         x[at.start_U :] = scale_of(units) * (U - np.repeat(before, at.width))
         return x
 
+    def residency(self, x: np.ndarray) -> np.ndarray:
+        """[T, V] S of a solution."""
+        S_TV = np.zeros((len(self.graph), len(self.graph.values)))
+        S_TV[self.columns.stage_of_S, self.columns.value_of_S] = x[self.columns.start_S : self.columns.start_F]
+        return S_TV
+
     def order(self, x: np.ndarray) -> list[int]:
         """Computations of a solution. Leaves out repeats whose outputs are all resident, because solvers add some."""
         at, outputs = self.columns, [list(op.outputs) for op in self.graph.operations]
-        S_TV = np.zeros((len(self.graph), len(self.graph.values)), dtype=bool)
-        S_TV[at.stage_of_S, at.value_of_S] = x[at.start_S : at.start_F] > 0.5
+        S_TV = self.residency(x) > 0.5
         computed = np.nonzero(x[: at.start_S] > 0.5)[0]
         return [
             k for t, k in zip(at.stage_of_R[computed].tolist(), at.operation_of_R[computed].tolist(), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from remat.context import Context
 from remat.errors import InvalidInput, Skip
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.programs.highs import interior_point
+from remat.programs.published import build
 from remat.programs.staged import build_staged_model
 from remat.search.anneal import is_warm, minimise_cost
 from remat.simulator import simulate
@@ -20,6 +23,7 @@ from remat.solution import Candidate, Outcome
 from remat.solvers.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
+RELAXATIONS = TRIMMED, PUBLISHED = "trimmed", "published"
 NOT_IN_TIME = "the relaxation was not solved in time; raise time_limit"
 LP_SHARE = 0.7  # largest share of the time for the relaxation
 IMPROVE_MOVES = 200_000  # of the search, beyond the paper
@@ -33,15 +37,19 @@ def check_options(options: dict[str, Any]) -> None:
     samples = options.get("samples", 1)
     if type(samples) is not int or samples < 1:
         raise InvalidInput(f"samples must be a positive integer, not {samples!r}")
+    if options.get("relaxation", TRIMMED) not in RELAXATIONS:
+        raise InvalidInput(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {options['relaxation']!r}")
     if not isinstance(options.get("improve", True), bool):
         raise InvalidInput(f"improve must be true or false, not {options['improve']!r}")
 
 
-def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> tuple[np.ndarray | None, str]:
+def relaxed_residency(
+    context: Context, epsilon: float, relaxation: str, *, may_shrink: bool
+) -> tuple[np.ndarray | None, str]:  # fmt: skip
     """([T, V] S of the LP relaxation within fixed + (1 - epsilon) (budget - fixed) or None, a message).
 
-    Near the smallest budgets the relaxation has no solution there: with `may_shrink` it is tried again with
-    epsilon / 2, epsilon / 4 and 0.
+    The relaxation is that of the trimmed model or of the published one. Near the smallest budgets it has no solution
+    there: with `may_shrink` it is tried again with epsilon / 2, epsilon / 4 and 0.
 
     Raises:
         Skip: the relaxation is too large.
@@ -51,20 +59,36 @@ def relaxed_residency(context: Context, epsilon: float, *, may_shrink: bool) -> 
     if columns > LARGEST_COLUMNS:
         raise Skip(f"the relaxation would have {columns:,} columns; the limit is {LARGEST_COLUMNS:,}")
     for share in (epsilon, epsilon / 2, epsilon / 4, 0.0) if may_shrink else (epsilon,):
-        reduced = graph.fixed_bytes + int((1 - share) * (context.problem.budget_bytes - graph.fixed_bytes))
-        model = build_staged_model(graph, reduced, memory="stage_end")
-        if model.infeasible:
-            continue
+        reduced = int((1 - share) * (context.problem.budget_bytes - graph.fixed_bytes))
         until = context.share_ends(LP_SHARE)
-        all_columns = np.ones(model.shape[1], dtype=bool)
-        solved = solve_relaxation(model, all_columns, until - time.monotonic(), context.solver_threads)
-        if solved is not None:
+        S_TV = (_published if relaxation == PUBLISHED else _trimmed)(context, reduced, until)
+        if S_TV is not None:
             note = "" if share == epsilon else f"nothing fits with epsilon {epsilon:g}: relaxed with {share:g}"
-            return model.matrices(solved[0])[1], note
+            return S_TV, note
         if time.monotonic() > until - 0.1:
             return None, NOT_IN_TIME
     advice = "" if may_shrink else "; lower epsilon"
     return None, f"the relaxation has no solution within {1 - epsilon:.0%} of the budget{advice}"
+
+
+def _trimmed(context: Context, room_bytes: int, until: float) -> np.ndarray | None:
+    """[T, V] S of the trimmed relaxation with that room above the fixed bytes; None without a solution until then."""
+    graph = context.problem.graph
+    model = build_staged_model(graph, graph.fixed_bytes + room_bytes, memory="stage_end")
+    if model.infeasible:
+        return None
+    all_columns = np.ones(model.shape[1], dtype=bool)
+    solved = solve_relaxation(model, all_columns, until - time.monotonic(), context.solver_threads)
+    return None if solved is None else model.matrices(solved[0])[1]
+
+
+def _published(context: Context, room_bytes: int, until: float) -> np.ndarray | None:
+    """The same of the published relaxation, with FREE and U."""
+    graph = context.problem.graph
+    equations = build(graph)
+    program = replace(equations.program(room_bytes // equations.unit_bytes), is_integer=None)
+    solved = interior_point(program, until - time.monotonic(), context.solver_threads)
+    return None if solved is None else equations.residency(solved[0])
 
 
 def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:

@@ -6,25 +6,29 @@ from remat.context import Context
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.solution import Outcome
-from remat.solvers._rounding import NOT_IN_TIME, check_options, relaxed_residency, round_all
+from remat.solvers._rounding import NOT_IN_TIME, TRIMMED, check_options, relaxed_residency, round_all
 
 THRESHOLDS = tuple(i / 10 for i in range(1, 10))
 
 
 @strategy("lp_rounding", isolated=True, check=check_options)
-def lp_rounding(problem: Problem, context: Context, *, epsilon: float = 0.1, improve: bool = True) -> Outcome:
+def lp_rounding(
+    problem: Problem, context: Context, *, epsilon: float = 0.1, relaxation: str = TRIMMED, improve: bool = True
+) -> Outcome:
     """Two-phase rounding (Checkmate, section 5.2): S from the LP by thresholds 0.1 to 0.9, then the cheapest R.
 
     The relaxation is solved within a share 1 - epsilon of the budget above the fixed bytes; a rounding that still
     exceeds the budget is rejected. The relaxation is that of `remat.programs.staged` with the memory rows of stage
-    ends, not the published one with FREE and U (same value on the published networks, a tenth of the time).
+    ends, unless the published one with FREE and U is asked for (same value on the published networks, ten times the
+    time).
 
     Args:
         epsilon: as in the paper, 0.1.
+        relaxation: ``trimmed`` or ``published``.
         improve: beyond the paper, try smaller epsilons where nothing fits, and let the search repair and improve the
             best rounding; False for the published method.
     """
-    S_TV, note = relaxed_residency(context, epsilon, may_shrink=improve)
+    S_TV, note = relaxed_residency(context, epsilon, relaxation, may_shrink=improve)
     if S_TV is None:
         return Outcome(timed_out=note == NOT_IN_TIME, message=note)
     rounded = ((threshold < S_TV, {"threshold": threshold}) for threshold in THRESHOLDS)
