@@ -102,7 +102,8 @@ def _monet_head(folder: Path, head: dict[str, Any]) -> str:
 
 CHECKMATE_RUN = PaperPage(
     "paper", DOCS / "results" / "checkmate.md", "paper.json", paper.parts_of, _checkmate_head,
-    ("fig5_unet", "fig5_mobilenet", "throughput", "solver_time", "rounding", "cost_models"),
+    ("fig5_unet", "fig5_mobilenet", "fig5_vgg16", "fig5_vgg19", "fig5_resnet50", "fig5_fcn8", "fig5_segnet",
+     "throughput", "solver_time", "rounding", "cost_models", "memory_over_time", "layers", "schedules"),
 )  # fmt: skip
 MONET_RUN = PaperPage(
     "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,

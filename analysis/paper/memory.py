@@ -1,8 +1,8 @@
-"""Memory over time, features against parameters, and the schedules of all strategies side by side."""
+"""Memory over time, features against parameters, spread over layers, and the schedules of all strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.parts import Part, Table, prose
 from analysis.results import Run, load_run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
-from analysis.style import AGAIN, BLUE, FIRST, HELD, ORANGE, order_of, style_of
+from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 
 COLUMNS = 4
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
-    """Three figures and the sizes as a table."""
+    """Four figures and the sizes as a table."""
     chain, schedules = load_run(folder / document["over_time"]), load_run(folder / document["matrices"])
     figures = []
     shown = chosen_plan(chain)
@@ -34,11 +34,14 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
                 f"{100 * (shown.trace.cost / plain.cost - 1):.1f} % more computation.")  # fmt: skip
     sizes = document["sizes"]
     figures.append(("features_parameters", "Features against parameters", _sizes(sizes)))
+    figures.append(
+        ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
+    )
     matrices = _matrices(schedules)
     if matrices is not None:
         figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, chain=chain_words),
+        *prose(__file__, chain=chain_words, spread=_spread(sizes)),
         figures,
         [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
@@ -60,6 +63,39 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
     axes.set_xlabel("Memory (GB, logarithmic)")
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def _positive(numbers: Sequence[int]) -> np.ndarray:
+    """Those above zero, as shares of the largest."""
+    kept = np.array([number for number in numbers if number > 0], dtype=float)
+    return kept / kept.max(initial=1.0)
+
+
+def _spread(sizes: Sequence[Mapping[str, Any]]) -> str:
+    """The widest ratios of a network's largest layer to its smallest."""
+    words = []
+    for key, what in (("layer_costs", "cost"), ("layer_bytes", "memory")):
+        ratio, label = max((1 / float(_positive(s[key]).min(initial=1.0)), s["label"]) for s in sizes)
+        words.append(f"{ratio:,.0f} times in {what} ({label})")
+    return " and ".join(words)
+
+
+def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:
+    """A strip of marks for each network, one for each layer: costs on the left, bytes on the right."""
+    figure = Figure(figsize=(8.4, 0.36 * len(sizes) + 1.1), layout="constrained")
+    panels = (("layer_costs", "Cost of a layer", BLUE), ("layer_bytes", "Output of a layer", ORANGE))
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (key, what, colour) in zip(both, panels, strict=True):
+        for y, one in enumerate(sizes):
+            shares = _positive(one[key])
+            axes.plot(shares, np.full(len(shares), y), ls="", marker="|", ms=10, mew=1.0, color=colour, alpha=0.6)
+            axes.plot(np.median(shares), y, ls="", marker="D", ms=4, color=BLACK, label="median" if not y else None)
+        axes.set(xscale="log", xlabel=f"{what} / the network's largest")
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(range(len(sizes)), [one["label"] for one in sizes])
+        axes.set_ylim(len(sizes) - 0.5, -0.5)
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center")
     return figure
 
 

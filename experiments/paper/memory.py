@@ -1,4 +1,4 @@
-"""Memory over time of a chain, bytes of features and parameters in known networks, and every strategy's schedule."""
+"""Memory over time of a chain, bytes of features, parameters and layers, and every strategy's schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(context: Context) -> dict[str, Any]:
     over_time = _solve(context, "memory/chain", chain, f"Memory over time, {LAYERS} layers", 2,
                        strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))  # fmt: skip
     subject = published_or_extracted(context, first)
-    matrices = _solve(context, "memory/matrices", subject, f"Schedules of {first.label}", 3)
+    matrices = _solve(context, "memory/matrices", subject, f"Schedules of {first.label}", 1)
     sizes = [_sizes(context, network) for network in context.networks]
     return {"over_time": over_time, "matrices": matrices, "sizes": sizes}
 
@@ -35,9 +35,11 @@ def _solve(context: Context, name: str, subject: Subject, title: str, tenth: int
 
 
 def _sizes(context: Context, network: Network) -> dict[str, Any]:
-    """Bytes of one network's parameters, and of its features at the published batch."""
+    """Bytes of one network's parameters, its features at the published batch, and costs and bytes of its layers."""
     subject = extracted(context, network)
     graph = subject.graph
-    features = sum(graph.values[v].bytes for op in graph.operations if not op.is_backward for v in op.outputs)
-    return {"name": network.name, "label": network.label, "batch": subject.batch_size, "features_bytes": features,
-            "parameter_bytes": per_sample(configured_model(network.name)).parameter_bytes // 2}  # fmt: skip
+    forward = [op for op in graph.operations if not op.is_backward]
+    sizes = [sum(graph.values[v].bytes for v in op.outputs) for op in forward]
+    return {"name": network.name, "label": network.label, "batch": subject.batch_size, "features_bytes": sum(sizes),
+            "parameter_bytes": per_sample(configured_model(network.name)).parameter_bytes // 2,
+            "layer_costs": [op.cost for op in forward], "layer_bytes": sizes}  # fmt: skip
