@@ -51,7 +51,7 @@ IDLE_S = 0.01  # a shorter turn had nothing to do
 # With one thread: seconds, and most of the time, for a plan before anything is proven; then of the time, for a bound
 # before the rest of the search.
 FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 1.2, 0.2, 0.3
-STARTS_S, STARTS_SHARE = 5.0, 0.25  # most time, and share of what is left, for plans of other strategies
+STARTS_S, STARTS_SHARE = 5.0, 0.4  # most time, and share of what is left, for plans of other strategies
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
@@ -64,7 +64,7 @@ MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
-@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=3)
+@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=4)
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
