@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.marks import mark_break
 from analysis.results import read_json
 from analysis.saving import save_in_run
 from analysis.style import BLACK, ORANGE, OURS, SKY, Style, style_of
@@ -40,9 +41,11 @@ def figure(run: Mapping[str, Any]) -> Figure:
         (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
         for row in rows if row.get("predicted_peak_bytes")
     ])  # fmt: skip
-    _panel(measured, f"Measured ({job['device']}, medians of {job['rounds']} rounds)", [
-        (row["method"], row["measured_peak_bytes"], row["measured_ratio"]) for row in rows
+    _panel(measured, f"Measured ({job['device']}; medians of {job['rounds']} rounds, bars: quartiles)", [
+        (row["method"], row["measured_peak_bytes"], row["measured_ratio"], *(row.get("ratio_quartiles") or ()))
+        for row in rows
     ])  # fmt: skip
+    mark_break(predicted)
     predicted.set_ylabel("step time / plain PyTorch's")
     sizes = job["spec"]
     drawing.suptitle(f"{sizes['name']}, batch {sizes['batch_size']}", fontsize=10)
@@ -51,14 +54,16 @@ def figure(run: Mapping[str, Any]) -> Figure:
     return drawing
 
 
-def _panel(axes: Axes, title: str, points: Sequence[tuple[str, int, float]]) -> None:
-    for method in dict.fromkeys(name for name, _, _ in points):
-        own = sorted((peak, time) for name, peak, time in points if name == method)
+def _panel(axes: Axes, title: str, points: Sequence[tuple[Any, ...]]) -> None:
+    """Points are (method, peak, time), and where measured the lower and the upper quartile of the time."""
+    for method in dict.fromkeys(point[0] for point in points):
         style = _BY_HAND.get(method) or style_of(method)
-        axes.plot(
-            [peak / 1e6 for peak, _ in own], [time for _, time in own], label=style.label, color=style.colour,
-            marker=style.marker, linestyle=style.line if method == OURS else "none", linewidth=style.width,
-            markersize=7 if method == OURS else 5.5, zorder=3 if method == OURS else 2,
-        )  # fmt: skip
+        for number, (_, peak, time, *quartiles) in enumerate(point for point in points if point[0] == method):
+            spread = [[max(0.0, time - quartiles[0])], [max(0.0, quartiles[1] - time)]] if quartiles else None
+            axes.errorbar(
+                peak / 1e6, time, yerr=spread, label=None if number else style.label, color=style.colour,
+                marker=style.marker, linestyle="none", elinewidth=0.9, markersize=7 if method == OURS else 5.5,
+                zorder=3 if method == OURS else 2,
+            )  # fmt: skip
     axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
     axes.set(title=title, xlabel="peak memory (MB)")

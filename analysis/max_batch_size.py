@@ -34,8 +34,8 @@ PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # t
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
 LOW = 13  # percent; up to this height a bar is too short for its number
 _LABELS = {
-    "unet": "U-Net", "fcn8": "FCN8", "segnet": "SegNet", "vgg19": "VGG19", "resnet50": "ResNet50",
-    "mobilenet": "MobileNet",
+    "unet": "U-Net", "fcn8": "FCN8", "fcn8_plain": "FCN8, plain encoder", "segnet": "SegNet", "vgg19": "VGG19",
+    "resnet50": "ResNet50", "mobilenet": "MobileNet",
 }  # fmt: skip
 
 Document = Mapping[str, Any]

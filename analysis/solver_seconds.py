@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from analysis.style import PALE
+
 LEAST_S = 0.05  # dots of faster solves are drawn here
 Dots = Mapping[str, Sequence[tuple[str, float | None]]]  # [form] (network, seconds or None) of each solve
 
@@ -27,7 +29,7 @@ def draw(
 ) -> Figure:  # fmt: skip
     """A panel for each entry of `panels`: networks down, seconds across; `looks` are (colour, marker) of each form.
 
-    Solves that had no such plan within the limit are right of the grey line.
+    Solves that had no such plan within the limit stand in the grey strip at the right.
     """
     figure = Figure(figsize=size, layout="constrained")
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -41,8 +43,10 @@ def draw(
             for points, face, label in ((hit, colour, form), (missed, "none", None)):
                 axes.plot([x for x, _ in points], [y for _, y in points], ls="", marker=marker, mec=colour, mfc=face,
                           ms=ms, label=label)  # fmt: skip
-        axes.axvline(1.3 * limit_s, color="#BBBBBB", lw=0.8)
-        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.0 * limit_s), xlabel="Seconds")
+        axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0)
+        axes.text(2.5 * limit_s, 0.5, "not reached", transform=axes.get_xaxis_transform(), rotation=90, ha="right",
+                  va="center", fontsize=6)  # fmt: skip
+        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.6 * limit_s), xlabel="Seconds")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if limit_s < 100 else (1.0,)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())

@@ -1,4 +1,4 @@
-"""The six networks of Checkmate's Figure 6, for docs/results/largest-batch.md."""
+"""The networks of Checkmate's Figure 6, for docs/results/largest-batch.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.settings import RUNS_FOLDER, STORE_FOLDER
 from experiments.store import Store
 from remat.files import read_json
 
-NETWORKS = ("unet", "fcn8", "segnet", "vgg19", "resnet50", "mobilenet")
+NETWORKS = ("unet", "fcn8", "fcn8_plain", "segnet", "vgg19", "resnet50", "mobilenet")
 FOLDER = RUNS_FOLDER / "max_batch_size"
 RESULTS = DOCS.parent / "results" / "max_batch_size.json"
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
+from analysis.marks import write_beyond
 from analysis.monet.points import (
     ALL,
     CPU,
@@ -192,7 +193,7 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], with_win
         axes.plot([*joint], [*joint.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=WITH_WINOGRAD)
     else:
         _gist(axes, own)
-    _beyond(axes, shown)
+    write_beyond(axes, TOP, [(colour, line) for _, colour, line in shown])
     plain = net["pytorch_peak_bytes"] / GIB
     axes.plot(plain, 0, color=BLACK, marker="P", ls="", ms=7, label="Plain PyTorch, simulated", zorder=4)
     axes.plot([*net["budgets_gib"][::-1], net["pytorch_gib"]], [*net["overheads_percent"][::-1], 0.0], color=BLACK,
@@ -218,14 +219,3 @@ def _gist(axes: Axes, own: Sequence[Point]) -> None:
         if p.level == GIST and p.overhead is not None and p.peak_bytes:
             axes.plot(p.peak_bytes / GIB, 100 * p.overhead, color=BLACK, marker="X", ls="", ms=7,
                       label="Gist, lossless", zorder=4)  # fmt: skip
-
-
-def _beyond(axes: Axes, shown: Sequence[tuple[str, str, Mapping[float, float]]]) -> None:
-    """The values that lie above the frame, one below the other where several share a budget."""
-    at: dict[float, int] = {}
-    for _, colour, line in shown:
-        for x, y in line.items():
-            if y > TOP:
-                axes.annotate(f"{y:.0f}", (x, TOP), (0, 3 + 7 * at.get(x, 0)), textcoords="offset points", ha="center",
-                              fontsize=6, color=colour, annotation_clip=False)  # fmt: skip
-                at[x] = at.get(x, 0) + 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from analysis.marks import write_beyond
 from analysis.monet.points import GIB, MILP, NONE, OURS, PROGRAM, Point, gib, read_points
 from analysis.monet.solver_time import NEAR
 from analysis.parts import Part, Table, prose
@@ -103,7 +104,8 @@ def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label
     all_axes = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(all_axes, names, strict=True):
         own = [r for r in records if r["network"] == name and r["cost_ns"] is not None]
-        axes.axhline(0, color=BLACK, lw=0.9)
+        axes.axhline(0, color=BLACK, lw=0.9, label="Recorded cost")
+        beyond = list[tuple[str, dict[float, float]]]()
         bounds = [(r["budget_bytes"] / GIB, 100 * (r["bound_ns"] / r["cost_ns"] - 1)) for r in own if r["bound_ns"]]
         axes.plot([x for x, _ in bounds], [y for _, y in bounds], color=BLACK, ls="", marker="_", ms=9,
                   label="Recorded bound")  # fmt: skip
@@ -112,14 +114,12 @@ def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label
                      if (p := _own(points, r).get(strategy)) and p.cost is not None]  # fmt: skip
             axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, ls="", marker=marker,
                       ms=9 if marker == "*" else 5, label=words)  # fmt: skip
-            for x, y in shown:
-                if y > TOP:
-                    axes.annotate(f"{y:.0f}", (x, TOP), (0, 4), textcoords="offset points", ha="center", fontsize=6.5,
-                                  color=colour, annotation_clip=False)  # fmt: skip
-        axes.set_title(label[name], loc="left", pad=12)
+            beyond.append((colour, {round(x): y for x, y in shown}))
+        write_beyond(axes, TOP, beyond)
+        axes.set_title(label[name], loc="left", pad=18)
         axes.set_xlabel("Memory budget (GiB)")
         axes.margins(x=0.12)
         axes.set_ylim(-10, TOP)
     all_axes[0].set_ylabel("Cost above the recorded (%)")
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure

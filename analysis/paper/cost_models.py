@@ -17,27 +17,32 @@ from analysis.results import Frame
 
 
 def report(document: Mapping[str, Any], _: Path) -> Part:
-    """A matrix of losses for each network, and the rows."""
-    rows, costs = document["rows"], list(document["costs"])
+    """A matrix of losses for each network and batch, and the rows."""
+    rows = document["rows"]
     worst = max(rows, key=_loss, default=None)
     others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
     losses = "no plan was found" if worst is None else (
-        f"the largest loss is {percent(_loss(worst))} ({worst['network']}, chosen under {worst['chosen_under']}, "
+        f"the largest loss is {percent(_loss(worst))} ({_case(worst)}, chosen under {worst['chosen_under']}, "
         f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(median_high(others or [0.0]))}"
     )  # fmt: skip
-    proven = {network: _gap_words([row for row in rows if row["network"] == network])
-              for network in dict.fromkeys(row["network"] for row in rows)}  # fmt: skip
+    proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        *prose(__file__, losses=losses, batch=document["batch"], gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
+        *prose(__file__, losses=losses, gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
                left_out=left_out),
-        [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows, costs))]
+        [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows))]
         if rows else [],
         [Table("cost_models", "Cost under the judging model over the cheapest", [
-            "network", "budget GB", "chosen under", "judged by", "loss",
-        ], [[r["network"], f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"], percent(_loss(r))]
-            for r in rows])],
+            "network", "batch", "budget GB", "chosen under", "judged by", "loss",
+        ], [
+            [r["network"], str(r["batch"]), f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"],
+             percent(_loss(r))] for r in rows
+        ])],
     )  # fmt: skip
+
+
+def _case(row: Mapping[str, Any]) -> str:
+    return f"{row['network']}, batch {row['batch']}"
 
 
 def _gap_words(rows: list[dict[str, Any]]) -> str:
@@ -53,18 +58,25 @@ def _loss(row: Mapping[str, Any]) -> float:
     return row["cost"] / row["best"] - 1
 
 
-def _figure(rows: list[dict[str, Any]], costs: list[str]) -> Figure:
+def _figure(rows: list[dict[str, Any]]) -> Figure:
+    """Networks across; above the published batch, below the one that a CPU can run."""
     frame: Frame = pd.DataFrame([row | {"loss": 100 * _loss(row)} for row in rows])
-    networks = frame["network"].unique()
-    figure = Figure(figsize=(2.7 * len(networks) + 0.6, 2.9), layout="constrained")
-    all_axes = figure.subplots(1, len(networks), squeeze=False)[0]
+    networks = list(frame["network"].unique())
+    figure = Figure(figsize=(2.2 * len(networks) + 0.9, 4.6), layout="constrained")
+    grid = figure.subplots(2, len(networks), squeeze=False)
     top = frame["loss"].max() or 1.0
-    for axes, (network, own) in zip(all_axes, frame.groupby("network", sort=False), strict=True):
+    for (network, batch), own in frame.groupby(["network", "batch"], sort=False):
+        axes = grid[int(batch == frame["batch"].min()), networks.index(network)]
+        costs = list(own["chosen_under"].unique())
         largest = own.pivot_table("loss", "chosen_under", "judged_by", aggfunc="max")
         losses = largest.reindex(index=costs, columns=costs).to_numpy()
         heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
-        axes.set_title(network, loc="left")
+        axes.set_title(f"{network}, batch {batch}", loc="left", fontsize=9)
+    for axes in grid.flat:
+        axes.set_visible(axes.has_data())
+    for axes in grid[:, 0]:
+        axes.set_ylabel("chosen under")
+    for axes in grid[-1]:
         axes.set_xlabel("judged by")
-    all_axes[0].set_ylabel("chosen under")
     figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
     return figure
