@@ -9,30 +9,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from analysis.bars import heatmap
 from analysis.command import command
 from analysis.results import read_json
 from analysis.saving import save_in_run
-from analysis.style import BLACK, GREY, order_of, style_of
+from analysis.style import BLACK, order_of, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
-PALE = ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "lp_rounding_random")  # they share a colour with another strategy
-LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-LOW = 13  # percent; up to this height a bar is too short for its number
+COLOURS = "cividis"
 _LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "fcn8_plain": "FCN8, plain encoder", "segnet": "SegNet", "vgg19": "VGG19",
     "resnet50": "ResNet50", "mobilenet": "MobileNet",
@@ -134,26 +133,23 @@ def _published(document: Document, rule: str) -> dict[str, int]:
 
 
 def draw(documents: Sequence[Document]) -> Figure:
-    """Bars for each network and strategy, one panel for each rule.
+    """A table for each rule: strategies down, networks across, above them the proven limit and the published batches.
 
-    A bar is the largest batch found, in percent of the proven limit, because the batches of the networks differ by a
-    factor of twenty and would not fit one axis. The numbers on the bars are batches.
+    A cell has the largest batch found. Its colour is the share of the proven limit, because the batches of the networks
+    differ by a factor of twenty.
     """
     rules = documents[0]["rules"]
     names = [
         name for name in strategies_of(documents)
         if any(batch is not None for document in documents for batch in _found(document, name).values())
     ]  # fmt: skip
-    width = max(7.5, 2.6 + 0.125 * (len(names) + 2) * len(documents))
-    figure = Figure(figsize=(width, 2.5 * len(rules) + 0.7), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(len(rules), 1, sharex=True))
+    width = 1.6 + len(rules) * (0.5 * len(documents) + 0.3)
+    figure = Figure(figsize=(max(7.5, width), 0.19 * (len(names) + 2) + 1.9), layout="constrained")
+    panels = figure.subplots(1, len(rules), sharey=True, squeeze=False)[0]
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
-    panels[-1].set_xticks(range(len(documents)), [network_label(document) for document in documents])
-    handles: list[Any] = [Patch(label=style_of(name).label, **_face(name)) for name in names]
-    handles.append(Line2D([], [], color=BLACK, lw=1.0, label="proven: no plan has more"))
-    handles.append(Line2D([], [], ls="", marker="D", ms=4.5, mfc="white", mec=BLACK, label="published"))
-    figure.legend(handles=handles, loc="outside right upper")
+    bar = ScalarMappable(Normalize(0, 100), COLOURS)
+    figure.colorbar(bar, ax=panels, location="bottom", shrink=0.4, aspect=40, label="batch, % of the proven limit")
     memory = documents[0]["memory_bytes"] / 1e9
     figure.suptitle(
         f"Largest batch in {memory:g} GB at the cost of at most one more forward pass", fontsize=10, fontweight="bold"
@@ -161,50 +157,27 @@ def draw(documents: Sequence[Document]) -> Figure:
     return figure
 
 
-def _face(strategy: str) -> dict[str, Any]:
-    """Colours of its bars."""
-    colour = style_of(strategy).colour
-    if strategy not in PALE:
-        return {"facecolor": colour}
-    return {"facecolor": [0.45 + 0.55 * x for x in to_rgb(colour)], "edgecolor": colour, "linewidth": 0.7}
+def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
+    key = rule["name"]
+    most = [document["proven"][key] for document in documents]
+    published = [max(_published(document, key).values(), default=None) for document in documents]
+    batches = [most, published, *([_found(document, name).get(key) for document in documents] for name in names)]
+    shares = [[np.nan if batch is None else min(100.0, 100 * batch / limit)
+               for batch, limit in zip(row, most, strict=True)] for row in batches]  # fmt: skip
+    texts = np.array([["" if batch is None else str(batch) for batch in row] for row in batches], dtype=object)
+    rows = ["no plan has more (proven)", "published, the largest", *(style_of(name).label for name in names)]
+    heatmap(axes, np.array(shares), texts, rows, [network_label(d) for d in documents], colours=COLOURS, top=100)
+    axes.axhline(2, color=BLACK, lw=1.0)
+    axes.tick_params(axis="x", labelrotation=45)
+    for label in axes.get_xticklabels():
+        label.set_horizontalalignment("right")
+    axes.set_title("\n".join(wrap(rule["label"], 8 * len(documents))), loc="left", fontsize=8)
 
 
 def network_label(document: Document) -> str:
     """The network's name for people."""
     name = str(document["network"])
     return _LABELS.get(name, name)
-
-
-def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
-    step = 0.86 / len(names)
-    for x, document in enumerate(documents):
-        most, published = document["proven"][rule["name"]], _published(document, rule["name"])
-        for i, name in enumerate(names):
-            batch = _found(document, name).get(rule["name"])
-            at = x - 0.43 + step * (i + 0.5)
-            if batch is None:
-                axes.text(at, 1.0, "–", ha="center", va="bottom", fontsize=8, color=GREY)
-                continue
-            share = 100 * batch / most
-            axes.bar(at, share, width=0.92 * step, zorder=2, **_face(name))
-            inside = share > LOW
-            axes.text(
-                at, 2.0 if inside else share + 2.0, str(batch), rotation=90, ha="center", va="bottom", fontsize=6,
-                zorder=4, color="white" if inside and name not in PALE else BLACK,
-            )  # fmt: skip
-            if batch < most:  # a whisker from found to proven
-                axes.plot([at, at], [share, 100], color=GREY, lw=0.6, ls=":", zorder=1)
-            if name in published:
-                height = 100 * published[name] / most
-                axes.plot(at, height, marker="D", ms=4, mfc="white", mec=BLACK, zorder=5, clip_on=False)
-                axes.annotate(str(published[name]), (at, height), xytext=(0, 4), textcoords="offset points",
-                              ha="center", fontsize=6.5, zorder=6, bbox=LABEL_BOX)  # fmt: skip
-        axes.plot([x - 0.45, x + 0.45], [100, 100], color=BLACK, lw=1.0, zorder=3)
-        axes.text(x - 0.45, 101.5, f"≤ {most}", ha="left", va="bottom", fontsize=7)
-    axes.set(xlim=(-0.55, len(documents) - 0.45), ylim=(0, 120), ylabel="batch, % of proven limit")
-    axes.set_yticks(range(0, 101, 20))
-    axes.grid(visible=False, axis="x")
-    axes.set_title(rule["label"], loc="left", fontsize=9)
 
 
 def redraw(*folders: Path) -> list[Path]:
