@@ -12,16 +12,12 @@ from functools import partial
 from experiments.arguments import run
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
-from experiments.steps.table import BUDGET, MODEL, REMARK, table
+from experiments.steps.table import STEPS, table
 from experiments.steps.torch_sizes import ON_A_CPU
 
-COLUMNS = (
-    MODEL, "plain MB", BUDGET, "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
-    "measured overhead", "bits of", REMARK,
-)  # fmt: skip
 COMMAND = TableCommand(
-    "execution_table", "plans that run in PyTorch, measured", lambda: ON_A_CPU, COLUMNS,
-    partial(table, columns=COLUMNS), Job("torch", "", fractions=FRACTIONS),
+    "execution_table", "plans that run in PyTorch, measured", lambda: ON_A_CPU, STEPS,
+    partial(table, columns=STEPS), Job("torch", "", fractions=FRACTIONS),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -18,12 +18,7 @@ from functools import partial
 from experiments.arguments import run
 from experiments.steps.command import TableCommand
 from experiments.steps.job import FRACTIONS, Job
-from experiments.steps.table import BUDGET, METHOD, MODEL, REMARK, table
-
-COLUMNS = (
-    MODEL, METHOD, BUDGET, "plain MB", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
-    "wall over as written", "wall over plain", "CPU over as written", "CPU over plain", "repeats", "bits of", REMARK,
-)  # fmt: skip
+from experiments.steps.table import STEPS, table
 
 
 def models() -> Iterable[str]:
@@ -34,7 +29,7 @@ def models() -> Iterable[str]:
 
 
 COMMAND = TableCommand(
-    "execution_tf", "plans that run in TensorFlow, measured", models, COLUMNS, partial(table, columns=COLUMNS),
+    "execution_tf", "plans that run in TensorFlow, measured", models, STEPS, partial(table, columns=STEPS),
     Job("keras", "", fractions=FRACTIONS, peers=True),
 )  # fmt: skip
 

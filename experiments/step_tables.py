@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import execution_table, execution_tf, keras_applications, step_costs
+from experiments import keras_applications, step_costs
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.steps import table
 from experiments.steps.row import OFFERED, PORTFOLIO, StepRow, read_rows
 from experiments.steps.table import cells
 from remat.errors import InvalidInput
 
 ROWS = ROOT / "results" / "cpu"
 STEPS = {  # [end of the file's name] (label, name of the long table, its columns)
-    "torch_execution": ("PyTorch, eight networks", "steps_torch", execution_table.COLUMNS),
-    "tensorflow_execution": ("TensorFlow, nine networks", "steps_tensorflow", execution_tf.COLUMNS),
+    "torch_execution": ("PyTorch, eight networks", "steps_torch", table.STEPS),
+    "tensorflow_execution": ("TensorFlow, nine networks", "steps_tensorflow", table.STEPS),
     "keras_applications": ("keras.applications, `fit_within`", "steps_keras_applications", keras_applications.COLUMNS),
 }
 HEADS = (

@@ -79,7 +79,10 @@ class TableCommand:
         parser = Parser(prog=f"python -m experiments.{self.name}", description=self.description)
         parser.add_argument("--models", type=names("model", models), help="comma-separated (default: all)")
         parser.add_argument(
-            "--budgets", type=fractions, default=usual.fractions, help="comma-separated fractions of the plain peak"
+            "--budgets",
+            type=fractions,
+            default=usual.fractions,
+            help="comma-separated fractions of the activation memory",
         )
         parser.add_argument(
             "--implementations", "--operators", type=names("implementations", lambda: WIDEST_FIRST if in_torch else

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import remat
 from experiments.steps.row import PLAIN, PORTFOLIO, StepRow
 
-FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, as shares of the plain peak
+FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, as shares of the activation memory
 # What plans may choose from. In this order all implementations of an operation are timed in the same passes: on a
 # machine with other load, times of different minutes cannot be compared.
 WIDEST_FIRST = ("joint", "exact", "default")
@@ -23,7 +23,7 @@ class Job:
         subject: which adapter: ``torch``, ``keras`` (loss and gradients), ``keras_fit`` (`fit_within`).
         spec: `ModelSpec` of a PyTorch model, as JSON; None for a Keras model, which `model` names.
         rounds: timed steps of each method; 0 for none.
-        fractions: budgets, as shares of the plain peak.
+        fractions: budgets, as shares of the activation memory, see `fractions_of_activations`.
         peers: measure the methods of others too; in PyTorch also plans at the peak of each.
         gradient_errors: measure them too; this needs memory for two copies of the gradients.
     """
@@ -128,9 +128,17 @@ def peaks_of_others(known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
         yield f"as {peak / 1e6:.1f} MB", peak
 
 
-def fractions_of_plain(job: Job, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of the job's fractions of the plain peak."""
+def plain_peak_of(known: Sequence[StepRow]) -> int:
+    """Bytes of the plain step's peak."""
     plain = next(row.peak_bytes for row in known if row.method == PLAIN)
     assert plain is not None
+    return plain
+
+
+def fractions_of_activations(job: Job, fixed_bytes: int, peak_bytes: int) -> Iterator[tuple[str, int]]:
+    """(label, bytes) of the job's fractions of the way from the bytes that are always there to the plain peak.
+
+    Shares of the peak itself would ask little of a network with many parameters, or more than there is.
+    """
     for fraction in job.fractions:
-        yield f"{fraction:g}", int(fraction * plain)
+        yield f"{fraction:g}", int(fixed_bytes + fraction * (peak_bytes - fixed_bytes))

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import remat.tf as rtf
-from experiments.steps.job import Candidate, Job, Method
+from experiments.steps.job import Candidate, Job, Method, fractions_of_activations
 from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 from experiments.steps.row import StepRow
 
@@ -80,9 +80,8 @@ class KerasFit:
         return ()
 
     def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-        """Fractions of the way from the fixed bytes to the peak without recomputation."""
-        for fraction in self.job.fractions:
-            yield f"{fraction:g}", int(self.fixed_bytes + fraction * (self.whole_peak_bytes - self.fixed_bytes))
+        """See `Subject`; of the peak without recomputation, because the plain step's is measured only."""
+        return fractions_of_activations(self.job, self.fixed_bytes, self.whole_peak_bytes)
 
     def best_within(self, budget_bytes: int) -> Method:
         """See `Subject`; it builds the model again, because `same_as` trained the last one."""

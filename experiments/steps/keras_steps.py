@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import remat.tf as rtf
-from experiments.steps.job import Candidate, Job, Method, fractions_of_plain
+from experiments.steps.job import Candidate, Job, Method, fractions_of_activations, plain_peak_of
 from experiments.steps.keras_models import LOSS, build, functions_run_eagerly
 from experiments.steps.keras_peers import cut_points, recompute_grad_step
 from experiments.steps.row import StepRow
@@ -72,7 +72,7 @@ class KerasSteps:
 
     def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
         """See `Subject`."""
-        return fractions_of_plain(self.job, known)
+        return fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
         """See `Subject`."""

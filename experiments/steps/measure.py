@@ -54,7 +54,7 @@ def _about(job: Job) -> StepRow:
 def _methods(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
     """Rows for each set of implementations that the job wants."""
     for implementations in sorted(job.implementations, key=WIDEST_FIRST.index):
-        labels = [f"{fraction:g}" for fraction in job.fractions]  # a subject's last rows, see `fractions_of_plain`
+        labels = [f"{fraction:g}" for fraction in job.fractions]  # of `fractions_of_activations`: the last rows
         if not labels or not all(log.of((PORTFOLIO, label, implementations)) for label in labels):
             yield from _rows_of_subject(job, implementations, about, log, cache)
 

@@ -23,7 +23,7 @@ class StepRow:
 
     Attributes:
         method: ``plain``, ``portfolio``, or a peer, e.g. ``torch_mincut``; ``offered`` holds no measurement.
-        parameter: which of the method's points, e.g. the budget as a fraction of the plain peak.
+        parameter: which of the method's points, e.g. the budget as a fraction of the activation memory.
         implementations: which implementations the plan chooses from.
         fixed_bytes: resident before, during and after every step.
         plain_bytes: peak of the framework's own step.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import remat
-from experiments.steps.job import Candidate, Job, Method, fractions_of_plain, peaks_of_others
+from experiments.steps.job import Candidate, Job, Method, fractions_of_activations, peaks_of_others, plain_peak_of
 from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
@@ -103,10 +103,10 @@ class TorchSteps:
         return plans
 
     def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
-        """See `Subject`: the peaks of the peers, if the job wants them, then the fractions of the plain peak."""
+        """See `Subject`: the peaks of the peers, if the job wants them, then the fractions of the activation memory."""
         if self.job.peers:
             yield from peaks_of_others(known)
-        yield from fractions_of_plain(self.job, known)
+        yield from fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
         """See `Subject`; it costs no more than any known plan that fits."""
