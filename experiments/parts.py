@@ -182,6 +182,11 @@ def parts_of(*modules: ModuleType) -> dict[str, Part]:
     return {module.__name__.rpartition(".")[2]: module.run for module in modules}
 
 
+def has_study(name: str) -> bool:
+    """Whether pieces of a paper's study are in the repository."""
+    return any((STUDY / name).glob("*.parquet"))
+
+
 def unpacked_study(name: str) -> Path:
     """The run's folder of a paper's study, from its pieces.
 
@@ -189,7 +194,7 @@ def unpacked_study(name: str) -> Path:
         InvalidInput: there are no pieces, or one of them cannot be used.
     """
     pieces, folder = STUDY / name, RUNS_FOLDER / f"study_{name}"
-    if not any(pieces.glob("*.parquet")):
+    if not has_study(name):
         raise InvalidInput(
             f"{pieces}: has no study; run the paper's experiment with scale=study, or name a run's folder"
         )

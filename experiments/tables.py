@@ -22,6 +22,7 @@ from experiments import (
     largest_batch_table,
     leaderboard_table,
     models_table,
+    peers,
     published_numbers,
     readme_table,
     rivals,
@@ -44,7 +45,7 @@ DOCUMENTS = {
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT,
+        leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

@@ -1,0 +1,207 @@
+"""Every published number beside ours, for docs/results/index.md: at or better, or worse, and why.
+
+The numbers come from the studies of the two papers (`scale=study`), from `make dtr` and `make rivals`; nothing is
+solved here. A paper without a study is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+
+from analysis.max_batch_size import load, network_label
+from analysis.monet.points import CPU, NO_WINOGRAD, NONE, contained, gib, read_points
+from analysis.paper import sweeps, table2
+from analysis.paper.claims import FASTER_AT, FASTER_ON
+from analysis.paper.fig6 import OPTIMUM, max_found
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.dtr import RESULTS as DTR
+from experiments.parts import has_study, unpacked_study
+from experiments.rivals import RESULTS as RIVALS
+from remat.errors import InvalidInput
+from remat.files import read_json
+
+# Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
+# percent for a difference.
+EQUAL, EQUAL_POINTS = 0.005, 0.05
+HEADS = ("paper", "what", "published", "ours", "ours / published", "verdict")
+BETTER, WORSE, OPEN = "at or better", "worse", "no result"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A published number and ours.
+
+    Attributes:
+        ours: None if there is no result.
+        cause: why ours may be worse, as far as it is known.
+        more_is_better: as of a batch, in contrast to a cost.
+        signed: both are differences in percent, which may be negative: they are compared by their difference.
+    """
+
+    paper: str
+    what: str
+    published: float
+    ours: float | None
+    cause: str = ""
+    more_is_better: bool = False
+    signed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`BETTER`, `WORSE` or `OPEN`."""
+        if self.ours is None:
+            return OPEN
+        lead = self.ours - self.published if self.more_is_better else self.published - self.ours
+        return BETTER if lead >= -(EQUAL_POINTS if self.signed else EQUAL * self.published) else WORSE
+
+    def cells(self) -> list[str]:
+        """The cells of `HEADS`."""
+        ours, unit = "" if self.ours is None else f"{self.ours:.4g}", " %" if self.signed else ""
+        ratio = "" if self.ours is None or self.signed else f"{self.ours / self.published:.3f}"
+        why = f": {self.cause}" if self.verdict is WORSE and self.cause else ""
+        return [self.paper, self.what, f"{self.published:g}{unit}", f"{ours}{unit}" if ours else "", ratio,
+                f"{self.verdict}{why}"]  # fmt: skip
+
+
+def batches(folder: Path) -> Iterator[Number]:
+    """Checkmate's largest batches, each under its rule of counting."""
+    for document in load(folder / read_json(folder / "fig6.json")["folder"]):
+        for published in document["published"]:
+            rule, batch = published["rule"], published["batch"]
+            own = {record["strategy"]: record["found"][rule] for record in document["records"]}
+            is_theirs = published["strategy"] == OPTIMUM  # the paper's own; else a baseline's batch
+            found = max_found(document, rule) if is_theirs else own.get(published["strategy"])
+            limit = document["proven"][rule]
+            cause = f"proven: no plan of this graph has more than {limit}" if limit < batch else ""
+            who = "largest batch" if is_theirs else f"largest batch of {published['strategy']}"
+            yield Number("Checkmate", f"{network_label(document)}: {who}", batch, found, cause, more_is_better=True)
+
+
+def heuristics(folder: Path) -> Iterator[Number]:
+    """Checkmate's Table 2: mean cost over the optimum, of the published graph where there is one."""
+    known = {}
+    for sweep in sweeps.sweeps(read_json(folder / "fig5.json"), folder):
+        known.setdefault(sweep.label, sweep)
+    for label, of in table2.PUBLISHED.items():
+        for name, published in of.items():
+            sweep, ratios = known.get(label), list[float]()
+            if sweep is not None:  # the artifact's heuristics hold their checkpoints to the end of the step
+                artifact = sweep.artifact if sweep.artifact and name in sweep.artifact.strategies else None
+                ratios = sweeps.ratios(sweep.run, name, artifact)
+            mean = geometric_mean(ratios) if ratios else None
+            cause = "a mean over other budgets, against an optimum that frees values at their last use"
+            yield Number("Checkmate", f"{label}: cost / optimum of {name}", published, mean, cause)
+
+
+def stages(folder: Path) -> Iterator[Number]:
+    """Checkmate's integrality gaps with and without frontier-advancing stages."""
+    for row in read_json(folder / "stages.json")["rows"]:
+        published = {"frontier-advancing": 1.18, "unpartitioned": 21.56}[row["form"]]
+        if row["budget"] == 4 and row["lp"]:
+            gap = round(row["optimum"] / row["lp"], 2)
+            yield Number("Checkmate", f"integrality gap, {row['form']}", published, gap)
+
+
+def speedup(folder: Path) -> Iterator[Number]:
+    """Checkmate's speedup over the best heuristic."""
+    unet = [sweep for sweep in sweeps.sweeps(read_json(folder / "fig5.json"), folder) if sweep.network == FASTER_ON]
+    gains = [sweeps.largest_gain(unet, budget_bytes=FASTER_AT, artifact=held) for held in (False, True)]
+    best = max((gain.ratio for gain in gains if gain is not None), default=None)
+    yield Number("Checkmate", "U-Net, 16 GB: times faster than the best heuristic", 1.2, best, more_is_better=True)
+
+
+def overheads(folder: Path) -> Iterator[Number]:
+    """MONeT's overheads over PyTorch's step; ours at the costlier of the two assumptions that still decides."""
+    facts, points = read_points(folder)
+    for net in facts:
+        for size, published in zip(net["budgets_gib"], net["overheads_percent"], strict=True):
+            budget = round(size * 2**30)
+            slow, fast = (contained(points, net["name"], level, budget) for level in (CPU, NO_WINOGRAD))
+            found = [100 * p.overhead for p in (slow, fast) if p is not None and p.overhead is not None]
+            at_cpu = bool(found) and found[0] <= published + EQUAL_POINTS
+            ours = None if not found else found[0] if at_cpu else found[-1]
+            how = "ratios of a CPU" if at_cpu else "ratios of the roofline"
+            cause = (
+                "faster convolution algorithms, which MONeT measured, have no cost here but a modelled one"
+                if net["costs"] == "profile" else "costs of a roofline, which has no published times to agree with"
+            )  # fmt: skip
+            yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: overhead at {how}", published, ours, cause,
+                         signed=True)  # fmt: skip
+
+
+def recorded(folder: Path) -> Iterator[Number]:
+    """Milliseconds of the recorded results of Checkmate's MILP with Gurobi."""
+    document = read_json(folder / "records.json")
+    facts, points = read_points(folder, document)
+    label = {net["name"]: net["label"] for net in facts}
+    for record in document["records"]:
+        if record["cost_ns"] is not None:
+            own = contained([p for p in points if p.budget_bytes == record["budget_bytes"]], record["network"], NONE,
+                            record["budget_bytes"])  # fmt: skip
+            ours = None if own is None or own.cost is None else own.cost / 1e6
+            what = f"{label[record['network']]}, {gib(record['budget_bytes'])} GiB: recorded ms"
+            yield Number("Gurobi, up to 24 h", what, round(record["cost_ns"] / 1e6, 2), ours)
+
+
+def moccasin() -> Iterator[Number]:
+    """MOCCASIN's overheads in percent, by the better of its own method and the portfolio."""
+    for row in read_json(RIVALS)["rows"]:
+        found = [row[name]["overhead"] for name in ("moccasin", "portfolio") if row[name]["overhead"] is not None]
+        ours = round(100 * min(found), 2) if found else None
+        what = f"{Path(row['file']).stem}, {row['share']:.0%}: overhead"
+        yield Number("MOCCASIN", what, row["overhead_percent"], ours, "one printed digit", signed=True)
+
+
+def slowdowns() -> Iterator[Number]:
+    """DTR's slowdowns: the simulated run has no overhead of its own, so that it must be below."""
+    for name, network in read_json(DTR)["networks"].items():
+        for row in network["rows"]:
+            what = f"{name}, {row['ratio']:.0%} of its memory: slowdown, ours without DTR's own overhead"
+            yield Number("DTR", what, row["published"], row["online"]["exact"])
+
+
+PARTS = {  # [study] the numbers of each of its parts
+    "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": speedup},
+    "monet": {"overhead": overheads, "records": recorded},
+}
+
+
+def numbers(folders: Mapping[str, Path]) -> list[Number]:
+    """All of them, from the folders of the studies that there are."""
+    found = list[Number]()
+    for name, folder in folders.items():
+        for part, numbers_of in PARTS[name].items():
+            if (folder / f"{part}.json").is_file():
+                found += numbers_of(folder)
+    return [*found, *moccasin(), *slowdowns()]
+
+
+def draw(arguments: Sequence[str]) -> Drawing:
+    """Counts by paper, and every number that is worse.
+
+    Raises:
+        InvalidInput: an argument is given, or a study cannot be read.
+    """
+    if arguments:
+        raise InvalidInput("'peers' takes no arguments: it draws the stored results")
+    found = numbers({name: unpacked_study(name) for name in PARTS if has_study(name)})
+    counts = Counter((number.paper, number.verdict) for number in found)
+    papers = dict.fromkeys(number.paper for number in found)
+    every = LongTable("peers", HEADS, [number.cells() for number in found])
+    worse = [number.cells() for number in found if number.verdict == WORSE]
+    text = "\n\n".join([
+        markdown_table(["paper", "numbers", BETTER, WORSE, OPEN],
+                       [[paper, str(sum(counts[paper, v] for v in (BETTER, WORSE, OPEN))),
+                         *(str(counts[paper, v]) for v in (BETTER, WORSE, OPEN))] for paper in papers]),
+        "Those that are worse:" if worse else "None is worse.",
+        *([markdown_table(HEADS, worse)] if worse else []),
+        f"Every number: {link_to(every, DOCUMENT.page)}.",
+    ])  # fmt: skip
+    return Drawing(text, [every])
+
+
+DOCUMENT = Document("peers", DOCS / "results" / "index.md", draw, "")

@@ -1,0 +1,34 @@
+"""Published numbers beside ours: what counts as worse."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.peers import BETTER, HEADS, OPEN, WORSE, Number, moccasin, slowdowns
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "how", "verdict"),
+    [
+        (1.14, 1.145, {}, BETTER),  # of a cost: within half a percent
+        (1.14, 1.15, {}, WORSE),
+        (1.14, 0.9, {}, BETTER),
+        (289, 289, {"more_is_better": True}, BETTER),
+        (289, 266, {"more_is_better": True}, WORSE),
+        (-5.3, -5.26, {"signed": True}, BETTER),  # a difference in percent: within a twentieth of a point
+        (-5.3, -5.2, {"signed": True}, WORSE),
+        (8.72, 7.9, {"signed": True}, BETTER),
+        (1.0, None, {}, OPEN),
+    ],
+)
+def test_verdicts(published: float, ours: float | None, how: dict[str, bool], verdict: str) -> None:
+    number = Number("paper", "what", published, ours, "the cause", **how)
+    assert number.verdict == verdict
+    assert len(number.cells()) == len(HEADS)
+    assert number.cells()[-1] == (f"{WORSE}: the cause" if verdict == WORSE else verdict)
+
+
+def test_every_stored_result_of_the_rivals_has_a_number() -> None:
+    found = [*moccasin(), *slowdowns()]
+    assert len(found) >= 27
+    assert all(number.ours is not None for number in found)
