@@ -107,7 +107,7 @@ CHECKMATE_RUN = PaperPage(
 )  # fmt: skip
 MONET_RUN = PaperPage(
     "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,
-    ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd"),
+    ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd", "growth"),
 )  # fmt: skip
 CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, "RUN", RUN_COLUMNS)
 MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, "RUN", RUN_COLUMNS)
