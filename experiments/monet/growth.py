@@ -181,7 +181,7 @@ class _Checkmate:
         self.rows.add([(self.U[t, k], -1.0), *scratch], -self.room)
 
     def _freed(self, t: int, v: int, k: int) -> None:
-        """(6), (7): v is freed right after k if k runs, no later one in the stage reads it, and the next stage lacks it."""
+        """(6), (7): v is freed right after k if k runs, none later in the stage reads it, and the next one lacks it."""
         later = [j for j in self.graph.users[v] if k < j <= t]
         hazards: Terms = [*self._runs(t, k, -1.0), *self._held(t + 1, v)]
         hazards += [term for j in later for term in self._runs(t, j)]
