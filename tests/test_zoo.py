@@ -194,7 +194,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
             def make(path: Path, made_from: dict[str, Any] = made_from, name: str = f"chain_{budget}") -> Any:
                 solved.append(name)
-                return maker._solved(graph, made_from | {"strategy": "checkmate_milp"}, path)
+                return maker._solved(graph, made_from | {"strategy": "checkmate_milp"}, path, "by hand")
 
             yield maker.Entry("graph", f"chain_{budget}", made_from, make)
 
