@@ -21,6 +21,7 @@ from analysis.monet.points import (
     Point,
     cheapest,
     contained,
+    contained_words,
     gib,
     no_plan,
     read_points,
@@ -49,12 +50,6 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     )  # fmt: skip
 
 
-def _within(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
-    """The least overhead of the level and of all levels that it contains."""
-    found = contained(points, net, level, budget) if select(points, net, level, OURS) else None
-    return None if found is None else found.overhead
-
-
 def _value(points: Sequence[Point], net: str, level: str, budget: int) -> float | None:
     """The overhead of the cheapest plan of that level within the budget; the plan may be of a smaller budget."""
     found = cheapest([p for p in select(points, net, level, OURS) if p.budget_bytes <= budget], budget)
@@ -68,8 +63,7 @@ def _overheads(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[s
         net, budget = next(own)
         steps = []
         for level in levels:
-            value = _within(points, net["name"], level, budget)
-            words = percent(value) or no_plan(select(points, net["name"], level, OURS), budget)
+            words = contained_words(points, net["name"], level, budget)
             steps += [f"{LEVELS[level]} {words}"] if words else []
         texts.append(f"{label} at {gib(budget)} GiB: {', '.join(steps)}")
     return ". ".join(texts) + "." if texts else "Nothing was solved."
@@ -82,8 +76,9 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
             own = select(points, net["name"], level, OURS)
             monet = cheapest(select(points, net["name"], level, PROGRAM), budget)
             value = _value(points, net["name"], level, budget)
+            best = contained(points, net["name"], level, budget)
             rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
-                         percent(_within(points, net["name"], level, budget)),
+                         "" if best is None else percent(best.overhead),
                          "" if monet is None else percent(monet.overhead)])  # fmt: skip
     return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",

@@ -71,7 +71,7 @@ def _never_table(never: Entries, label: Mapping[str, str]) -> Table:
 
 
 def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Facts, level: str) -> Figure:
-    """Kinds and their implementations down, networks and budgets across; the level without Winograd leaves it out."""
+    """Kinds and their implementations down, networks and budgets across."""
     offered = {(kind, name) for _, kind, name in most}
     lines = sorted(offered, key=lambda line: (line[0].endswith(("_ip_grad", "_param_grad")), *line))
     counts = {

@@ -27,8 +27,8 @@ from analysis.monet.points import (
     Point,
     cheapest,
     contained,
+    contained_words,
     gib,
-    no_plan,
     overhead_words,
     read_points,
     select,
@@ -69,16 +69,10 @@ def _overheads(facts: Facts, points: Sequence[Point]) -> str:
     for net in facts:
         budget = min(net["budgets_bytes"])
         fast, slow, none = (
-            _words(points, net["name"], level, budget) or "not tried" for level in (NO_WINOGRAD, CPU, NONE)
+            contained_words(points, net["name"], level, budget) or "not tried" for level in (NO_WINOGRAD, CPU, NONE)
         )
         texts.append(f"{net['label']} at {gib(budget)} GiB {fast} to {slow} (default implementations: {none})")
     return "; ".join(texts)
-
-
-def _words(points: Sequence[Point], net: str, level: str, budget: int) -> str:
-    """The least overhead of the level's plans and of those that it contains, or why there is none."""
-    found = contained(points, net, level, budget)
-    return no_plan(select(points, net, level, OURS), budget) if found is None else percent(found.overhead)
 
 
 def _program_words(points: Sequence[Point]) -> str:
@@ -101,7 +95,7 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
         for budget in sorted(net["budgets_bytes"], reverse=True):
             cells = [
                 overhead_words(select(points, net["name"], NONE, ALL), budget),
-                *(_words(points, net["name"], level, budget) for level in (NO_WINOGRAD, CPU)),
+                *(contained_words(points, net["name"], level, budget) for level in (NO_WINOGRAD, CPU)),
                 overhead_words(select(points, net["name"], NO_WINOGRAD, PROGRAM), budget),
                 overhead_words(select(points, net["name"], JOINT, OURS), budget),
             ]
@@ -210,7 +204,7 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], with_win
 
 def _edge(points: Sequence[Point], net: str, level: str, budgets: Sequence[int]) -> dict[float, float]:
     """[GiB] the percentage of the portfolio's best plan of the level, or of a level that it contains."""
-    found = {b / GIB: contained(points, net, level, b) for b in budgets if select(points, net, level, OURS)}
+    found = {b / GIB: contained(points, net, level, b) for b in budgets}
     return {x: 100 * p.overhead for x, p in found.items() if p is not None and p.overhead is not None}
 
 

@@ -89,8 +89,13 @@ def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
     return min(fitting, key=lambda p: p.cost or 0, default=None)
 
 
-def contained(points: Iterable[Point], network: str, level: str, budget_bytes: int) -> Point | None:
-    """The portfolio's plan of least overhead within the budget, of the level or of one that it contains."""
+def contained(points: Sequence[Point], network: str, level: str, budget_bytes: int) -> Point | None:
+    """The portfolio's plan of least overhead within the budget, of the level or of one that it contains.
+
+    None without one, and if the level was not tried.
+    """
+    if not select(points, network, level, OURS):
+        return None
     inside = WIDER[: WIDER.index(level) + 1] if level in WIDER else (NONE, level)
     found = [cheapest(select(points, network, one, OURS), budget_bytes) for one in inside]
     return min((p for p in found if p is not None), key=lambda p: p.overhead or 0.0, default=None)
@@ -108,6 +113,13 @@ def overhead_words(points: Sequence[Point], budget_bytes: int) -> str:
     """The overhead of the cheapest plan within the budget, or why there is none."""
     found = cheapest(points, budget_bytes)
     return no_plan(points, budget_bytes) if found is None else percent(found.overhead)
+
+
+def contained_words(points: Sequence[Point], network: str, level: str, budget_bytes: int) -> str:
+    """The overhead of the plan of `contained`, or why there is none."""
+    found = contained(points, network, level, budget_bytes)
+    own = select(points, network, level, OURS)
+    return no_plan(own, budget_bytes) if found is None else percent(found.overhead)
 
 
 def gib(size_bytes: float) -> str:

@@ -110,11 +110,11 @@ def _figure(records: Sequence[Mapping[str, Any]], points: Sequence[Point], label
         axes.plot([x for x, _ in bounds], [y for _, y in bounds], color=BLACK, ls="", marker="_", ms=9,
                   label="Recorded bound")  # fmt: skip
         for i, (strategy, words, colour, marker) in enumerate(COMPARED):
-            shown = [(r["budget_bytes"] / GIB + 0.1 * (i - 1), 100 * (p.cost / r["cost_ns"] - 1)) for r in own
-                     if (p := _own(points, r).get(strategy)) and p.cost is not None]  # fmt: skip
-            axes.plot([x for x, _ in shown], [min(y, TOP) for _, y in shown], color=colour, ls="", marker=marker,
-                      ms=9 if marker == "*" else 5, label=words)  # fmt: skip
-            beyond.append((colour, {round(x): y for x, y in shown}))
+            above = {r["budget_bytes"] / GIB: 100 * (p.cost / r["cost_ns"] - 1) for r in own
+                     if (p := _own(points, r).get(strategy)) and p.cost is not None}  # fmt: skip
+            axes.plot([x + 0.1 * (i - 1) for x in above], [min(y, TOP) for y in above.values()], color=colour, ls="",
+                      marker=marker, ms=9 if marker == "*" else 5, label=words)  # fmt: skip
+            beyond.append((colour, above))
         write_beyond(axes, TOP, beyond)
         axes.set_title(label[name], loc="left", pad=18)
         axes.set_xlabel("Memory budget (GiB)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -188,8 +188,5 @@ class _Checkmate:
         is_kept = t + 1 == len(self.graph) and self.graph.values[v].keep
         most = 2 + len(later)
         self.rows.add([*hazards, (self.F[t, v, k], 1.0)], -is_kept)
-        self.rows.add([*_minus(hazards), (self.F[t, v, k], -most)], 1 + is_kept - most)
-
-
-def _minus(terms: Iterable[tuple[int, float]]) -> Terms:
-    return [(column, -factor) for column, factor in terms]
+        negated = [(column, -factor) for column, factor in hazards]
+        self.rows.add([*negated, (self.F[t, v, k], -most)], 1 + is_kept - most)

@@ -68,14 +68,15 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compil
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
-    A greedy plan comes in milliseconds. Then one thread proves and the others search. The proof begins with the window
-    relaxation (`remat.bounds.windows`), refines the best plans by restricted MILPs, goes on with more windows, with
-    the window relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan.
-    Ends at `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in
-    every scope. Scope free searches on several topological orders, and its proof has windows only. With
-    ``deterministic=True`` (or a work limit) the proof follows the search. The time limit then gives the number of
-    moves, and the plan is the search's unless the proof ends with an optimum. The proof's work is counted as well
-    (states, columns, nodes); a MILP that the time limit ends counts for nothing.
+    A plan by eviction comes first. Then one thread proves and the others search, from plans of other strategies too on
+    graphs of a few hundred operations (`Strategy.gives_starts`). The proof begins with the window relaxation
+    (`remat.bounds.windows`), refines the best plans by restricted MILPs, goes on with more windows, with the window
+    relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan. Ends at
+    `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope.
+    Scope free searches on several topological orders, and its proof has windows only. With ``deterministic=True`` (or a
+    work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
+    search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
+    that the time limit ends counts for nothing.
     """
     run = _Run(context)
     graph = context.problem.graph
