@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,7 @@ def _published(document: Document, rule: str) -> dict[str, int]:
 
 
 def draw(documents: Sequence[Document]) -> Figure:
-    """A table for each rule: strategies down, networks across, above them the proven limit and the published batches.
+    """A table for each rule: networks down, strategies across, after the proven limit and the published batches.
 
     A cell has the largest batch found. Its colour is the share of the proven limit, because the batches of the networks
     differ by a factor of twenty.
@@ -143,13 +142,15 @@ def draw(documents: Sequence[Document]) -> Figure:
         name for name in strategies_of(documents)
         if any(batch is not None for document in documents for batch in _found(document, name).values())
     ]  # fmt: skip
-    width = 1.6 + len(rules) * (0.5 * len(documents) + 0.3)
-    figure = Figure(figsize=(max(7.5, width), 0.19 * (len(names) + 2) + 1.9), layout="constrained")
-    panels = figure.subplots(1, len(rules), sharey=True, squeeze=False)[0]
+    size = (max(7.5, 0.36 * (len(names) + 2) + 1.4), len(rules) * (0.23 * len(documents) + 0.35) + 2.6)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(rules), 1, sharex=True, squeeze=False)[:, 0]
     for axes, rule in zip(panels, rules, strict=True):
         _panel(axes, documents, names, rule)
+    heads = ["no plan has more (proven)", "published, the largest", *(style_of(name).label for name in names)]
+    panels[-1].set_xticklabels(heads, rotation=45, ha="right", rotation_mode="anchor")
     bar = ScalarMappable(Normalize(0, 100), COLOURS)
-    figure.colorbar(bar, ax=panels, location="bottom", shrink=0.4, aspect=40, label="batch, % of the proven limit")
+    figure.colorbar(bar, ax=panels, location="bottom", shrink=0.5, aspect=40, label="batch, % of the proven limit")
     memory = documents[0]["memory_bytes"] / 1e9
     figure.suptitle(
         f"Largest batch in {memory:g} GB at the cost of at most one more forward pass", fontsize=10, fontweight="bold"
@@ -158,20 +159,17 @@ def draw(documents: Sequence[Document]) -> Figure:
 
 
 def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
-    key = rule["name"]
-    most = [document["proven"][key] for document in documents]
-    published = [max(_published(document, key).values(), default=None) for document in documents]
-    batches = [most, published, *([_found(document, name).get(key) for document in documents] for name in names)]
-    shares = [[np.nan if batch is None else min(100.0, 100 * batch / limit)
-               for batch, limit in zip(row, most, strict=True)] for row in batches]  # fmt: skip
+    batches = []
+    for document in documents:
+        published = max(_published(document, rule["name"]).values(), default=None)
+        found = (_found(document, name).get(rule["name"]) for name in names)
+        batches.append([document["proven"][rule["name"]], published, *found])
+    shares = [[np.nan if batch is None else min(100.0, 100 * batch / row[0]) for batch in row] for row in batches]
     texts = np.array([["" if batch is None else str(batch) for batch in row] for row in batches], dtype=object)
-    rows = ["no plan has more (proven)", "published, the largest", *(style_of(name).label for name in names)]
-    heatmap(axes, np.array(shares), texts, rows, [network_label(d) for d in documents], colours=COLOURS, top=100)
-    axes.axhline(2, color=BLACK, lw=1.0)
-    axes.tick_params(axis="x", labelrotation=45)
-    for label in axes.get_xticklabels():
-        label.set_horizontalalignment("right")
-    axes.set_title("\n".join(wrap(rule["label"], 8 * len(documents))), loc="left", fontsize=8)
+    columns = [""] * (len(names) + 2)
+    heatmap(axes, np.array(shares), texts, [network_label(d) for d in documents], columns, colours=COLOURS, top=100)
+    axes.axvline(2, color=BLACK, lw=1.0)
+    axes.set_title(rule["label"], loc="left", fontsize=9)
 
 
 def network_label(document: Document) -> str:

@@ -164,6 +164,7 @@ def slowdowns() -> Iterator[Number]:
             yield Number("DTR", what, row["published"], row["online"]["exact"])
 
 
+PAPERS = {"paper": "Checkmate", "monet": "MONeT"}  # [study]
 PARTS = {  # [study] the numbers of each of its parts
     "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": speedup},
     "monet": {"overhead": overheads, "records": recorded},
@@ -188,7 +189,9 @@ def draw(arguments: Sequence[str]) -> Drawing:
     """
     if arguments:
         raise InvalidInput("'peers' takes no arguments: it draws the stored results")
-    found = numbers({name: unpacked_study(name) for name in PARTS if has_study(name)})
+    studies = [name for name in PARTS if has_study(name)]
+    found = numbers({name: unpacked_study(name) for name in studies})
+    missing = " and ".join(PAPERS[name] for name in PARTS if name not in studies)
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
@@ -197,7 +200,8 @@ def draw(arguments: Sequence[str]) -> Drawing:
         markdown_table(["paper", "numbers", BETTER, WORSE, OPEN],
                        [[paper, str(sum(counts[paper, v] for v in (BETTER, WORSE, OPEN))),
                          *(str(counts[paper, v]) for v in (BETTER, WORSE, OPEN))] for paper in papers]),
-        "Those that are worse:" if worse else "None is worse.",
+        *([f"{missing} have no study yet: their numbers are not among these."] if missing else []),
+        "Those that are worse:" if worse else "None of these is worse.",
         *([markdown_table(HEADS, worse)] if worse else []),
         f"Every number: {link_to(every, DOCUMENT.page)}.",
     ])  # fmt: skip
