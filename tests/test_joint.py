@@ -384,6 +384,12 @@ def test_monet_starts_from_a_plan() -> None:
     peak = remat.simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
     started = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
     assert started.stats["started"]
+    again = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True)
+    assert not again.stats["started"]  # the clock ends the searches for a start
+    given = remat.solve(
+        joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True, warm_start=started.plan
+    )
+    assert given.stats["started"]
 
 
 def chain_with_masks(n: int) -> Graph:

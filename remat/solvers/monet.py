@@ -80,7 +80,8 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
 def _start(context: Context, model: MonetModel) -> np.ndarray | None:
     """The variables of a plan to start from; None if none is found.
 
-    The program counts more memory than the simulator: so the plans tried have less and less.
+    The program counts more memory than the simulator: so the plans tried have less and less. A run that repeats exactly
+    has only its warm start, because the clock ends these searches.
     """
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     warm = context.options.warm_start
@@ -88,7 +89,7 @@ def _start(context: Context, model: MonetModel) -> np.ndarray | None:
     # The program repeats no backward operation.
     once = replace(graph, operations=tuple(replace(op, run_once=op.is_backward) for op in graph.operations))
     seconds = min(START_S, START_SHARE * context.remaining_s())
-    for share in BUDGET_SHARES:
+    for share in () if context.repeats else BUDGET_SHARES:
         if found is not None or context.remaining_s() < seconds:
             break
         asked = replace(context.problem, graph=once, budget_bytes=int(share * budget_bytes))
