@@ -292,9 +292,6 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
         return None
     if folder := arguments.instances or os.environ.get("REMAT_INSTANCES"):
         return _existing(folder)
-    beside = Path("../shared/instances")
-    if beside.is_dir():
-        return beside
     print("no instances found (REMAT_INSTANCES); using the project's own graphs")
     return None
 

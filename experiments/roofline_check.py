@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from analysis.roofline import draw_roofline
-from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
@@ -196,12 +196,12 @@ def _group(pair: Pair) -> str:
 
 
 def instances_folder() -> Path:
-    """The folder of published instances: REMAT_INSTANCES, else the folder beside the checkout.
+    """The folder of published instances, which REMAT_INSTANCES names.
 
     Raises:
         InvalidInput: it does not exist.
     """
-    folder = Path(os.environ.get("REMAT_INSTANCES", ROOT.parent / "shared" / "instances"))
+    folder = Path(os.environ.get("REMAT_INSTANCES", ""))
     if not (folder / "p100").is_dir():
         raise InvalidInput("the published P100 profiles are absent: set REMAT_INSTANCES to the folder that holds p100/")
     return folder

@@ -15,7 +15,10 @@ from remat.errors import InvalidInput
 EXPERIMENTS = ROOT / "experiments"
 TORCH = [
     (["--models", "gpt3"], "unknown model 'gpt3'; did you mean gpt2"),
-    (["--models", ""], "the list is empty; name at least one model; known: densenet121, diffusion_unet, gpt2"),
+    (
+        ["--models", ""],
+        "the list is empty; name at least one model; known: densenet121, diffusion_unet, googlenet, gpt2",
+    ),
 ]
 OF_ALL_TABLES = [
     (["--devices", "moon"], "unknown device 'moon'; known: cpu"),

@@ -31,6 +31,7 @@ from remat.plan import COMPUTE, Plan  # noqa: E402
 from remat.torch import build  # noqa: E402
 from remat.torch import graphs as frontend  # noqa: E402
 from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
+from remat.torch.networks.googlenet import googlenet  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.mobilenet_v2 import mobilenet_v2  # noqa: E402
 from remat.torch.networks.resnet import resnet18, resnet50, resnet101  # noqa: E402
@@ -307,6 +308,7 @@ PUBLISHED_PARAMETERS = {
     resnet50: 25_557_032,
     resnet101: 44_549_160,
     mobilenet_v2: 3_504_872,
+    googlenet: 13_004_888,  # with both auxiliary heads
     unet: 17_267_393,
     gpt2: 124_439_808,
     vit: 86_567_656,
@@ -408,10 +410,11 @@ NETWORKS = {
     "vit": (lambda: vit(input_size=(3, 64, 64), n_layers=1), (IMAGE,)),
     "resnet50": (resnet50, (IMAGE,)),
     "mobilenet_v2": (mobilenet_v2, (IMAGE,)),
+    "googlenet": (lambda: googlenet()[0], (IMAGE, IDS[:, 0])),
     "unet_bilinear": (lambda: unet(upsampling="bilinear"), (IMAGE,)),
     "gpt2_full": (lambda: gpt2()[0], (IDS, IDS)),
 }
-SLOW = ("unet", "resnet50", "mobilenet_v2", "unet_bilinear", "gpt2_full")
+SLOW = ("unet", "resnet50", "mobilenet_v2", "googlenet", "unet_bilinear", "gpt2_full")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NETWORKS])

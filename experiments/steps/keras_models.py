@@ -55,13 +55,13 @@ def graphs_run_as_written() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
-def _application(name: str) -> Callable[[], keras.Model]:
-    return lambda: getattr(keras.applications, name)(weights=None, input_shape=(64, 64, 3), classes=CLASSES)
+def _application(name: str, side: int = 64) -> Callable[[], keras.Model]:
+    return lambda: getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=CLASSES)
 
 
 def unet() -> keras.Model:
     """A small U-Net: two levels of convolutions, batch norm, dropout and skips; one class per pixel."""
-    x = inputs = keras.Input((64, 64, 3))
+    x = inputs = keras.Input((128, 128, 3))
     skips = []
     for filters in (16, 32):
         x = _double(x, filters)
@@ -143,9 +143,9 @@ def vit() -> keras.Model:
     return keras.Model(images, layers.Dense(CLASSES, activation="softmax")(x), name="vit")
 
 
-MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
-    "vgg16": (_application("VGG16"), 16),
-    "resnet50": (_application("ResNet50"), 16),
+MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {  # and their batch sizes
+    "vgg16": (_application("VGG16"), 48),
+    "resnet50": (_application("ResNet50", 128), 16),
     "mobilenet_v2": (_application("MobileNetV2"), 16),
     "unet": (unet, 8),
     "densenet121": (_application("DenseNet121"), 16),

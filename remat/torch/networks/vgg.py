@@ -8,9 +8,13 @@ _CONVS_PER_BLOCK = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4
 
 
 class VGG(nn.Module):
-    """Five blocks of 3x3 convolutions and a pooling, three fully connected layers; logits [batch, classes]."""
+    """Five blocks of 3x3 convolutions and a pooling, three fully connected layers; logits [batch, classes].
 
-    def __init__(self, depth: int = 16, num_classes: int = 1000, dropout: float = 0.5):
+    Args:
+        hidden: width of the first two fully connected layers.
+    """
+
+    def __init__(self, depth: int = 16, num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096):
         super().__init__()
         layers: list[nn.Module] = []
         width_in = 3
@@ -22,21 +26,21 @@ class VGG(nn.Module):
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
+            nn.Linear(512 * 7 * 7, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
-            nn.Linear(4096, 4096),
+            nn.Linear(hidden, hidden),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
-            nn.Linear(4096, num_classes),
+            nn.Linear(hidden, num_classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
-def vgg16(num_classes: int = 1000, dropout: float = 0.5) -> VGG:
-    return VGG(16, num_classes, dropout)
+def vgg16(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096) -> VGG:
+    return VGG(16, num_classes, dropout, hidden)
 
 
 def vgg19(num_classes: int = 1000, dropout: float = 0.5) -> VGG:
