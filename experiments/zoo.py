@@ -22,6 +22,7 @@ from experiments.arguments import Parser, names_of, run, seconds
 from experiments.monet.published import NETWORKS
 from experiments.provenance import provenance
 from experiments.settings import find_graph
+from experiments.steps.job import share_of_activations
 from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
 from experiments.store import write_json
 from remat import zoo
@@ -256,8 +257,7 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
     if made_from.get("of") == "activations":
         plain = planned(1.0)
         assert plain.plain_peak_bytes is not None
-        fixed = plain.graph.fixed_bytes
-        budget = fixed + int(budget * (plain.plain_peak_bytes - fixed))
+        budget = share_of_activations(budget, plain.graph.fixed_bytes, plain.plain_peak_bytes)
     plan = planned(budget)
     plan.save(path)
     shown = ", ".join(f"{key}={value!r}" for key, value in spec.options.items() if key != "loss")

@@ -136,9 +136,14 @@ def plain_peak_of(known: Sequence[StepRow]) -> int:
 
 
 def fractions_of_activations(job: Job, fixed_bytes: int, peak_bytes: int) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of the job's fractions of the way from the bytes that are always there to the plain peak.
+    """(label, bytes) of the job's fractions, see `share_of_activations`."""
+    for fraction in job.fractions:
+        yield f"{fraction:g}", share_of_activations(fraction, fixed_bytes, peak_bytes)
+
+
+def share_of_activations(fraction: float, fixed_bytes: int, peak_bytes: int) -> int:
+    """Bytes that lie `fraction` of the way from the bytes that are always there to the plain peak.
 
     Shares of the peak itself would ask little of a network with many parameters, or more than there is.
     """
-    for fraction in job.fractions:
-        yield f"{fraction:g}", int(fixed_bytes + fraction * (peak_bytes - fixed_bytes))
+    return int(fixed_bytes + fraction * (peak_bytes - fixed_bytes))

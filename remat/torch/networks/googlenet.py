@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from remat.torch.networks.resnet import conv_bn
 
 AUXILIARY_WEIGHT = 0.3  # of each auxiliary loss: section 5 of the paper
+HEADS_AFTER = (0, 3)  # blocks of the second group, which feed the auxiliary heads
 
 # The paper's table 1, a group between poolings: channels of the 1x1 branch, both of the 3x3 branch, both of the third,
 # of the pooling branch.
@@ -59,16 +60,17 @@ class GoogLeNet(nn.Module):
         super().__init__()
         pool = nn.MaxPool2d(3, 2, ceil_mode=True)
         self.stem = nn.Sequential(_unit(3, 64, 7, 2), pool, _unit(64, 64), _unit(64, 192, 3), pool)
-        width, groups = 192, []
+        width, groups = 192, list[list[Inception]]()
         for group in _GROUPS:
-            blocks = []
+            groups.append([])
             for sizes in group:
-                blocks.append(Inception(width, *sizes))
-                width = blocks[-1].width
-            groups.append(nn.ModuleList(blocks))
-        self.three, self.four, self.five = groups
+                groups[-1].append(Inception(width, *sizes))
+                width = groups[-1][-1].width
+        self.three, self.four, self.five = map(nn.ModuleList, groups)
         self.pool3, self.pool4 = pool, nn.MaxPool2d(2, 2, ceil_mode=True)
-        self.heads = nn.ModuleDict({str(i): _head(w, num_classes, auxiliary_dropout) for i, w in ((0, 512), (3, 528))})
+        self.heads = nn.ModuleDict({
+            str(i): _head(groups[1][i].width, num_classes, auxiliary_dropout) for i in HEADS_AFTER
+        })  # fmt: skip
         self.last = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width, num_classes)
         )

@@ -43,5 +43,5 @@ def vgg16(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096) -> 
     return VGG(16, num_classes, dropout, hidden)
 
 
-def vgg19(num_classes: int = 1000, dropout: float = 0.5) -> VGG:
-    return VGG(19, num_classes, dropout)
+def vgg19(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096) -> VGG:
+    return VGG(19, num_classes, dropout, hidden)
