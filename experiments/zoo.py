@@ -1,7 +1,7 @@
 """``python -m experiments.zoo``: solve the plans that come with remat, and write them under ``remat/zoo/plans``.
 
 Finished plans are kept, so that a stopped run continues and a finished one changes nothing. A plan is solved again if
-its settings, its graph or the version of PyTorch changed, or if ``--again`` names it.
+its settings, its graph or the version of PyTorch changed, if it had less time, or if ``--again`` names it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class _Index:
 
     def has(self, entry: Entry) -> bool:
         found = self._known().get((entry.kind, entry.name))
-        if found is None or found["made_from"] != entry.made_from:
+        if found is None or found["made_from"]["time_limit_s"] < entry.made_from["time_limit_s"]:
+            return False
+        if found["made_from"] | {"time_limit_s": entry.made_from["time_limit_s"]} != entry.made_from:
             return False
         file = self.folder / found["file"] if "file" in found else None
         return file is None or (file.exists() and _sha256(file.read_bytes()) == found["sha256"])

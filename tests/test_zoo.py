@@ -183,6 +183,15 @@ def test_an_unknown_plan_is_refused_before_the_model_is_looked_at() -> None:
         rt.rematerialize(Never(), (1,), plan=f"zoo:{SMALL}0")
 
 
+def test_nothing_in_the_index_is_out_of_date() -> None:
+    """If this fails, settings or graphs have changed since: run ``python -m experiments.zoo``."""
+    wanted = [*maker.graph_entries(maker.SETTINGS), *maker.torch_entries(maker.SETTINGS, Path("unused"))]
+    index = maker._Index(zoo.FOLDER, wanted)
+    made = [entry for entry in wanted if (entry.kind, entry.name) in index._known()]
+    assert made
+    assert [entry.file for entry in made if not index.has(entry)] == []
+
+
 def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The maker makes two plans of a chain and one that cannot be; returns the names in the order solved."""
     solved: list[str] = []
@@ -221,7 +230,8 @@ def test_making_is_idempotent_and_goes_on_where_it_stopped(tmp_path: Path, monke
     (tmp_path / "chain_24.json").write_text("{}")  # cut off, or edited
     maker.main(out)
     maker.main([*out, "--again", "chain_32"])
-    maker.main(["--out", str(tmp_path), "--time-limit", "4", "--only", "chain_8"])
+    maker.main(["--out", str(tmp_path), "--time-limit", "6", "--only", "chain_8"])
+    maker.main(["--out", str(tmp_path), "--time-limit", "4", "--only", "chain_8"])  # it had more time
     assert solved[3:] == ["chain_24", "chain_32", "chain_8"]
     assert (
         entries["chain_24"]["sha256"] == json.loads((tmp_path / zoo.INDEX).read_text())["graph"]["chain_24"]["sha256"]
