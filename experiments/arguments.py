@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -13,6 +15,9 @@ from typing import NoReturn, TypeVar
 from remat.errors import InvalidInput, RematError, unknown_name
 
 T = TypeVar("T")
+EXIT_INTERRUPTED = 130
+STOPPED = "stopped; finished results are kept, and the same command continues from there"
+_interrupted = threading.Event()
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,11 +28,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Run a command and exit with its code, or with a line about the error."""
+    """Run a command and exit with its code, or with a line about the error or about Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         sys.exit(main())
     except (RematError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        print(f"\n{STOPPED}", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    _interrupted.set()
+    raise KeyboardInterrupt
+
+
+def stop_if_interrupted() -> None:
+    """Raise KeyboardInterrupt after Ctrl-C: a solve that it ended returned a plan, which is no finished result."""
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def one_of(what: str, name: object, known: Iterable[str]) -> str:

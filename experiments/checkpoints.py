@@ -25,8 +25,9 @@ from experiments.arguments import Parser, count, names_of, output_file, run, sec
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
 from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
+from experiments.store import write_json
 from remat.errors import InvalidInput
-from remat.files import read_json, write_text
+from remat.files import read_json
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
 from remat.units import format_size
@@ -140,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         # a finished model is kept
-        write_text(chosen.out, json.dumps({**where, "rows": rows}, indent=1) + "\n")
+        write_json(chosen.out, {**where, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.arguments import one_of
+from experiments.arguments import EXIT_INTERRUPTED, STOPPED, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 
 _KEYS = tuple(Config.__dataclass_fields__)
-EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+EXIT_ERROR = 1
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     except RematError as error:
         return complain(error)
     except KeyboardInterrupt:
-        print("\nstopped; finished results are kept, and the same command continues from there", file=sys.stderr)
+        print(f"\n{STOPPED}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` closed it

@@ -31,9 +31,9 @@ from experiments.arguments import Parser, count, names_of, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import of_torch
 from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
+from experiments.store import write_json
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput
-from remat.files import write_text
 from remat.torch import module
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
@@ -252,14 +252,14 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     names = names_of("model", chosen.models, MODELS)
     where = of_torch() | {"threads": chosen.threads}
-    write_text(Path(chosen.out) / DROPOUT, json.dumps(where | {"rows": dropout()}, indent=1) + "\n")
+    write_json(Path(chosen.out) / DROPOUT, where | {"rows": dropout()})
     for name in names:
         path = Path(chosen.out) / f"{name}.json"
         if path.exists() and not chosen.again:
             print(f"{name}: measured before, in {path}")
             continue
         rows = measure(name, chosen.threads, chosen.rounds, chosen.time_limit, SHARES)
-        write_text(path, json.dumps(rows | where | {"time_limit_s": chosen.time_limit}, indent=1) + "\n")
+        write_json(path, rows | where | {"time_limit_s": chosen.time_limit})
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from experiments.architectures import ARCHITECTURES, Architecture, Inputs
 from experiments.arguments import Parser, one_name, output_file, pattern, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import of_torch
+from experiments.store import write_json
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput
-from remat.files import write_text
 from remat.torch.measure import relative_difference
 
 RESULTS = ROOT / "results" / "coverage.json"
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
         ordered = [rows[each] for each in ARCHITECTURES if each in rows]
         where = of_torch() | {"transformers": version("transformers")}
         settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost}
-        write_text(chosen.out, json.dumps({**where, **settings, "rows": ordered}, indent=1) + "\n")
+        write_json(chosen.out, {**where, **settings, "rows": ordered})
     trained = [row for row in rows.values() if row["trains"]]
     same = sum(row["difference"] == 0 for row in trained)
     print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")

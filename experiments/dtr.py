@@ -23,8 +23,9 @@ from experiments.arguments import Parser, names_of, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER
+from experiments.store import write_json
 from remat.errors import InvalidInput
-from remat.files import read_json, write_text
+from remat.files import read_json
 from remat.frontends.dtr_log import DtrLog, load_dtr_log
 from remat.search.__main__ import main as compile_search
 from remat.simulator import plain_peak
@@ -248,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
             }  # fmt: skip
             network["rows"] = sorted([*network["rows"], row], key=lambda row: -row["ratio"])
             stored |= {"date": datetime.date.today().isoformat(), "cpu": provenance().cpu}
-            write_text(RESULTS, json.dumps(stored, indent=1) + "\n")
+            write_json(RESULTS, stored)
             print(json.dumps({"network": name, **row}), flush=True)
 
 

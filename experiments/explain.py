@@ -20,8 +20,9 @@ import remat.torch as rt
 from experiments.arguments import Parser, one_name, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
+from experiments.store import write_json
 from remat.cost import gpu_names
-from remat.files import read_json, write_text
+from remat.files import read_json
 from remat.frontends.spec import load_target
 from remat.torch.measure import peak_of_step
 from remat.torch.planner import there_before
@@ -156,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)  # this process answers for one model
     chosen = parser.parse_args(arguments)
     if chosen.one:
-        write_text(chosen.out, json.dumps(_told(chosen.one, chosen.gpu)))
+        write_json(chosen.out, _told(chosen.one, chosen.gpu))
         return
     known = chosen.out.is_file() and not chosen.again
     stored: dict[str, Any] = read_json(chosen.out) if known else {"answers": {}, "checks": {}}
@@ -166,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
         if name not in stored[where]:
             stored[where][name] = work()
             stored |= of_torch()
-            write_text(chosen.out, json.dumps(stored, indent=1) + "\n")
+            write_json(chosen.out, stored)
 
 
 if __name__ == "__main__":

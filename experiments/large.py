@@ -22,9 +22,10 @@ import remat
 from experiments.arguments import Parser, names_of, run
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
+from experiments.store import write_json
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
-from remat.files import read_json, write_text
+from remat.files import read_json
 from remat.frontends.spec import ModelSpec
 from remat.simulator import plain_peak
 from remat.units import format_size
@@ -147,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
                     step["solves"].append(solved(graph, budget_bytes, limit))
                     print(json.dumps({"step": name, **step["solves"][-1]}), flush=True)
                     stored |= of_torch()
-                    write_text(RESULTS, json.dumps(stored, indent=1) + "\n")
+                    write_json(RESULTS, stored)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import remat.torch as rt
 from experiments.arguments import Parser, output_file, run, seconds
 from experiments.documents import ROOT
 from experiments.provenance import of_torch
-from remat.files import write_text
+from experiments.store import write_json
 from remat.torch import capture, module
 from remat.torch.planner import Planner, there_before
 
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     where = of_torch() | {"threads": torch.get_num_threads()}
-    write_text(chosen.out, json.dumps({**where, "rows": rows}, indent=1) + "\n")
+    write_json(chosen.out, {**where, "rows": rows})
 
 
 if __name__ == "__main__":

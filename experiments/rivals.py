@@ -19,7 +19,8 @@ from experiments.bench_cases import share_of_peak
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import find_graph
-from remat.files import read_json, write_text
+from experiments.store import write_json
+from remat.files import read_json
 from remat.search.__main__ import main as compile_search
 
 RESULTS = ROOT / "results" / "rivals.json"
@@ -98,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
             known = solved(row, graphs[row.file])
             stored["rows"].append(known)
             stored |= {"date": datetime.date.today().isoformat(), "cpu": provenance().cpu}
-            write_text(RESULTS, json.dumps(stored, indent=1) + "\n")
+            write_json(RESULTS, stored)
         print(json.dumps(known), flush=True)
 
 

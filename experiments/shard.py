@@ -26,8 +26,9 @@ import remat.torch as rt
 from experiments.arguments import Parser, argument, count, fractions, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
+from experiments.store import write_json
 from remat.errors import RematError
-from remat.files import read_json, write_text
+from remat.files import read_json
 from remat.torch.measure import peak_of_step, relative_difference
 from remat.torch.networks.llama import llama
 
@@ -208,14 +209,14 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.rank_into is not None:
         rows = rows_of_rank(chosen.layers, chosen.shares, chosen.time_limit)
-        write_text(chosen.rank_into / f"{rows[0]['rank']}.json", json.dumps(rows))
+        write_json(chosen.rank_into / f"{rows[0]['rank']}.json", rows)
         return
     rows = list[dict[str, Any]]()
     for ranks in chosen.ranks:
         for row in measured(ranks, chosen.layers, chosen.shares, chosen.time_limit):
             rows.append({"ranks": ranks, **row})
             print(json.dumps(rows[-1]), flush=True)
-    write_text(chosen.out, json.dumps({"rows": rows, **of_torch()}, indent=1) + "\n")
+    write_json(chosen.out, {"rows": rows, **of_torch()})
 
 
 if __name__ == "__main__":

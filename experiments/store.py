@@ -22,6 +22,7 @@ import pyarrow as pa
 
 import baselines
 import remat
+from experiments.arguments import stop_if_interrupted
 from experiments.row import Row
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
@@ -236,8 +237,9 @@ def source_hash() -> str:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write indented JSON in one atomic step; raises `DiskFull`."""
-    write_text(path, json.dumps(document, indent=1))
+    """Write indented JSON in one atomic step; raises `DiskFull`, and KeyboardInterrupt as `stop_if_interrupted`."""
+    stop_if_interrupted()
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Table | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,34 @@ def test_the_shell_gets_a_line_and_a_code(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as caught:
         arguments.run(lambda: 3)
     assert caught.value.code == 3
+
+
+SWALLOWED = """
+import signal, sys
+from pathlib import Path
+from experiments import arguments, store
+
+def main():
+    store.write_json(Path(sys.argv[1]), {"finished": 1})
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass  # as a solve does, which returns its best plan
+    store.write_json(Path(sys.argv[1]), {"finished": 2})
+
+arguments.run(main)
+"""
+
+
+def test_a_result_that_was_interrupted_is_not_kept(tmp_path: Path) -> None:
+    """A solve returns the best plan after Ctrl-C; a command must not keep it as a finished one, nor go on."""
+    out = tmp_path / "results.json"
+    done = subprocess.run([sys.executable, "-c", SWALLOWED, str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == arguments.EXIT_INTERRUPTED
+    assert done.stderr.split("\n") == ["", arguments.STOPPED, ""]
+    assert '"finished": 1' in out.read_text()
+
+
+def test_commands_write_results_where_an_interruption_is_seen() -> None:
+    files = [path for path in EXPERIMENTS.rglob("*.py") if path.name != "store.py" and path.parent.name != "device"]
+    assert [path.name for path in files if re.search(r"\bwrite_text\([^\n]*json\.dumps", path.read_text())] == []
