@@ -50,7 +50,7 @@ TURN_SHARE, LEAST_TURN_S = 0.5, 1.0  # of the time that is left, for each turn a
 IDLE_S = 0.01  # a shorter turn had nothing to do
 # With one thread: most seconds and share of the time for a first plan, so that a good one is there in a second; then
 # share of the time for a bound before the rest of the search.
-FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 0.9, 0.2, 0.3
+FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 0.8, 0.2, 0.3
 STARTS_S, STARTS_SHARE = 5.0, 0.4  # most time, and share of what is left, for plans of other strategies
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
