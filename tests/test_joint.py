@@ -1,6 +1,7 @@
 """Graphs whose operations have several implementations: model, simulator, plans, and solvers against brute force."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from remat.bounds.relax import relaxed
 from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE
 from remat.programs import monet as monet_program
+from remat.programs.backends import Answer, Backend, Verdict
 from remat.search.choices import choose
 from remat.solvers import choose as joint_search
 
@@ -384,12 +386,24 @@ def test_monet_starts_from_a_plan() -> None:
     peak = remat.simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
     started = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
     assert started.stats["started"]
+    assert started.stats["start_cost"] >= started.cost
     again = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True)
     assert not again.stats["started"]  # the clock ends the searches for a start
     given = remat.solve(
         joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True, warm_start=started.plan
     )
     assert given.stats["started"]
+
+
+def test_the_start_counts_if_the_solver_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = chain_with_masks(5)
+    peak = remat.simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
+    nothing = Answer(Verdict.LIMIT, has_solution=False, bound=-math.inf, nodes=0)
+    monkeypatch.setattr(Backend, "probe", lambda _self: None)
+    monkeypatch.setattr(Backend, "solve", lambda *_args, **_options: nothing)
+    kept = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
+    assert kept.plan is not None
+    assert remat.simulate(joint, kept.plan).peak_bytes <= 0.8 * peak
 
 
 def chain_with_masks(n: int) -> Graph:

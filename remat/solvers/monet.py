@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ MAX_COLUMNS = 400_000
 BUDGET_SHARES, START_S, START_SHARE = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6), 5.0, 0.05
 
 
-@strategy("monet", isolated=True, check=check_options, implementations="own", version=1)
+@strategy("monet", isolated=True, check=check_options, implementations="own", version=2)
 def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap: float = 9e-5) -> Outcome:
     """MONeT's integer program: implementations and checkpoints jointly, through cvxpy.
 
@@ -41,7 +42,8 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     ``stats["monet_bound"]``, and without a solution the status is NO_PLAN.
 
     The solver starts from the warm start, or from a plan of a short search that the program can express; where cvxpy
-    passes no start on (MOSEK, SCIP), from nothing, as in the paper.
+    passes no start on (MOSEK, SCIP), from nothing, as in the paper. The start counts, too;
+    ``stats["start_cost"]`` is its cost.
 
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
@@ -54,12 +56,16 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     model = build_model(graph, context.problem.budget_bytes)
     backend.probe()
     began = time.monotonic()
-    start = None if backend.cache_start is None else _start(context, model)
+    begin = None if backend.cache_start is None else _start(context, model)
+    start = None if begin is None else model.point(begin)
+    if begin is not None:
+        context.offer(_plan(context.problem, begin), "start")
     seconds = max(0.1, context.remaining_s() - 0.5)
     limits = Limits(seconds, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)
     answer = backend.solve(model.program(), limits, start=start)
     stats: dict[str, Any] = {
-        "started": start is not None, "columns": len(model.cost), "rows": len(model.lower), "nodes": answer.nodes,
+        "started": start is not None, "start_cost": context.incumbent.cost, "columns": len(model.cost),
+        "rows": len(model.lower), "nodes": answer.nodes,
         "milp_s": round(time.monotonic() - began, 3),
     }  # fmt: skip
     if np.isfinite(answer.bound):
@@ -68,8 +74,7 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
         if answer.verdict is Verdict.INFEASIBLE:
             return Outcome(message="MONeT's program has no solution; other plans may still exist", stats=stats)
         return Outcome(message="the solver found no solution in time", timed_out=True, stats=stats)
-    calls = drop_unread_repeats(graph, model.calls(answer.x))
-    plan = Plan.from_order(graph, [k for k, _ in calls], context.problem.budget_bytes, [name for _, name in calls])
+    plan = _plan(context.problem, drop_unread_repeats(graph, model.calls(answer.x)))
     trace = simulate(graph, plan)
     objective = float(model.cost @ np.round(answer.x)) + model.cost_constant
     stats |= {"objective": round(objective * model.cost_unit), "peak": trace.peak_bytes}
@@ -77,26 +82,32 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     return Outcome((Candidate(plan),), stats=stats)
 
 
-def _start(context: Context, model: MonetModel) -> np.ndarray | None:
-    """The variables of a plan to start from; None if none is found.
+def _start(context: Context, model: MonetModel) -> list[tuple[int, str]] | None:
+    """The computations of a plan to start from, which is a point of the program; None if none is found.
 
     The program counts more memory than the simulator: so the plans tried have less and less. A run that repeats exactly
     has only its warm start, because the clock ends these searches.
     """
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     warm = context.options.warm_start
-    found = None if warm is None else model.point(_calls(warm))
+    if warm is not None and model.point(_calls(warm)) is not None:
+        return _calls(warm)
     # The program repeats no backward operation.
     once = replace(graph, operations=tuple(replace(op, run_once=op.is_backward) for op in graph.operations))
     seconds = min(START_S, START_SHARE * context.remaining_s())
     for share in () if context.repeats else BUDGET_SHARES:
-        if found is not None or context.remaining_s() < seconds:
+        if context.remaining_s() < seconds:
             break
         asked = replace(context.problem, graph=once, budget_bytes=int(share * budget_bytes))
         member = context.about(asked).with_options(warm_start=None).until(time.monotonic() + seconds)
         plan = context.run_strategy(member, "search", {}, isolate=False).plan
-        found = None if plan is None else model.point(_calls(plan))
-    return found
+        if plan is not None and model.point(_calls(plan)) is not None:
+            return _calls(plan)
+    return None
+
+
+def _plan(problem: Problem, calls: Sequence[tuple[int, str]]) -> Plan:
+    return Plan.from_order(problem.graph, [k for k, _ in calls], problem.budget_bytes, [name for _, name in calls])
 
 
 def _calls(plan: Plan) -> list[tuple[int, str]]:
