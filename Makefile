@@ -36,7 +36,7 @@ help:
 	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
 	@echo "make rivals     MOCCASIN by its own method on its published graphs (needs them: REMAT_INSTANCES)"
 	@echo "make dtr        DTR and the offline optimum on the operator logs of DTR's authors (needs the logs: ARGS='--logs FOLDER')"
-	@echo "make device     every result for a GPU: other methods, largest batches, measured costs (ARGS='--help' for more)"
+	@echo "make device     every result for a GPU: plans, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
 setup:

@@ -31,6 +31,7 @@ from experiments import (
     shard,
     solver_tables,
     step_tables,
+    strategies_table,
     training_tables,
 )
 from experiments.arguments import one_of
@@ -45,7 +46,7 @@ DOCUMENTS = {
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
+        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row

@@ -60,7 +60,7 @@ def test_no_page_is_drawn_from_rows_of_another_schema(name: str) -> None:
     assert not lacking, f"{document.page}: its rows lack {', '.join(lacking)}; draw it again: {document.command}"
 
 
-@pytest.mark.parametrize("name", ["solvers", "largest_batch", "executed_steps", "implementations"])
+@pytest.mark.parametrize("name", ["solvers", "largest_batch", "executed_steps", "implementations", "strategies"])
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

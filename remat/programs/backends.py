@@ -293,8 +293,8 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("highs", "HIGHS", "highspy", "highspy>=1.14,<1.15", highs_options, _read_highs, _highs_start),
-        Backend("mosek", "MOSEK", "mosek", "remat[mosek]", _mosek_options, _read_mosek),
-        Backend("gurobi", "GUROBI", "gurobipy", "remat[gurobi]", _gurobi_options, _read_gurobi, lambda *_: None),
-        Backend("scip", "SCIP", "pyscipopt", "remat[scip]", _scip_options, _read_scip),
+        Backend("mosek", "MOSEK", "mosek", "mosek>=11", _mosek_options, _read_mosek),
+        Backend("gurobi", "GUROBI", "gurobipy", "gurobipy>=12", _gurobi_options, _read_gurobi, lambda *_: None),
+        Backend("scip", "SCIP", "pyscipopt", "pyscipopt>=5.5", _scip_options, _read_scip),
     )
 }
