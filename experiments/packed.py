@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from experiments.row import Row
+from experiments.solving import is_final
 from experiments.store import FAMILY_SCHEMA, ROW_SCHEMA, Store
 from remat.errors import InvalidInput
 from remat.files import read_table, write_table, write_text
@@ -60,8 +61,11 @@ class Pack:
                     self._write_solve(record)
 
     @contextmanager
-    def packing(self, part: str) -> Iterator[None]:
-        """Pack what the part uses, every few minutes and at its end, also if an error or Ctrl-C ends it."""
+    def packing(self, part: str, *, whole: bool) -> Iterator[None]:
+        """Pack what the part uses, every few minutes and at its end, also if an error or Ctrl-C ends it.
+
+        What was packed before stays, until the part ends and is `whole`, i.e. has every network: it has then used all.
+        """
         self.store.used.clear()
         over = threading.Event()
 
@@ -71,23 +75,33 @@ class Pack:
 
         keeper = threading.Thread(target=keep, daemon=True)
         keeper.start()
+        is_over = False
         try:
             yield
+            is_over = True
         finally:
             over.set()
             keeper.join()
-            self.pack(part)
+            self.pack(part, anew=whole and is_over)
 
-    def pack(self, part: str) -> None:
-        """Write the part's two tables from what it has used so far."""
+    def pack(self, part: str, *, anew: bool = False) -> None:
+        """Write the part's two tables from what it has used so far, and, unless `anew`, from the tables before."""
         used = sorted(self.store.used)
         solves = [solve for name in used if name.startswith("rows/") and (solve := self._solve(name)) is not None]
         kept = {f"{STORE}/{name}": self.store.folder / name for name in used if not name.startswith("rows/")}
         own = (self.run / self.head, self.run / f"{part}.json", *self.run.glob(f"{part}/**/*.json"))
         kept |= {f"{RUN}/{path.relative_to(self.run).as_posix()}": path for path in own}
         others = [{"path": name, "content": _text_of(path)} for name, path in kept.items() if path.is_file()]
-        write_table(self.folder / f"{part}.parquet", pa.Table.from_pylist(solves, schema=SOLVES))
-        write_table(self.folder / f"{part}.files.parquet", pa.Table.from_pylist(others, schema=FILES))
+        self._write(f"{part}.parquet", "key", solves, SOLVES, anew)
+        self._write(f"{part}.files.parquet", "path", others, FILES, anew)
+
+    def _write(self, name: str, key: str, records: Sequence[Mapping[str, Any]], schema: pa.Schema, anew: bool) -> None:
+        """Write a table; unless `anew`, with the records of the one before whose keys are not among these."""
+        path = self.folder / name
+        if not anew and path.is_file() and (before := read_table(path)).schema.equals(schema):
+            known = {record[key] for record in records}
+            records = [*records, *(record for record in before.to_pylist() if record[key] not in known)]
+        write_table(path, pa.Table.from_pylist(sorted(records, key=lambda record: record[key]), schema=schema))
 
     def _solve(self, name: str) -> dict[str, Any] | None:
         """The row of a file of the store, with its plan; None if it is damaged."""
@@ -100,7 +114,8 @@ class Pack:
     def _write_solve(self, record: dict[str, Any]) -> None:
         plan = record.pop("plan")
         row = Row(**record)
-        if self.store.read_row(row.key) is not None:
+        known = self.store.read_row(row.key)
+        if known is not None and (is_final(known) or not is_final(row)):
             return
         if row.plan_file is not None and plan is not None:
             write_text(self.store.folder / row.plan_file, plan)

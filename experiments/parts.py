@@ -167,7 +167,7 @@ class Paper:
             self.prepare(context, parts)
             documents = []
             for part in parts:
-                with nullcontext() if pack is None else pack.packing(part):
+                with nullcontext() if pack is None else pack.packing(part, whole=cfg.networks is None):
                     documents.append(_run_part(part, self.parts[part], context))
         refuted = [line for document in documents for line in document.get("contradicted", [])]
         for graph_run in context.graph_runs:

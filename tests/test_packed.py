@@ -31,7 +31,7 @@ def test_a_piece_brings_rows_plans_families_and_documents_to_another_checkout(tm
     here.store.write_row(make_row("of another part"))
 
     def interrupted() -> None:
-        with here.packing("fig5"):
+        with here.packing("fig5", whole=True):
             here.store.write_row(row)
             here.store.write_family("f", Family("x", (Member(plan, 15, 6, {"k": 1}),), message="why"), graph, "exact")
             here.store.remember("paper", {"a": 1}, lambda: [1, 2])
@@ -55,6 +55,40 @@ def test_a_piece_brings_rows_plans_families_and_documents_to_another_checkout(tm
     assert sorted(path.relative_to(there.run).as_posix() for path in there.run.rglob("*.json")) == [
         "fig5.json", "fig5/unet/run.json"
     ]  # fmt: skip
+
+
+def test_a_piece_loses_nothing_until_its_part_has_ended_whole(tmp_path: Path) -> None:
+    pack = Pack(tmp_path / "pieces", tmp_path / "run", Store(tmp_path / "store"), "paper.json")
+
+    def keys() -> list[str]:
+        return pq.read_table(pack.folder / "fig5.parquet")["key"].to_pylist()
+
+    def run(names: str, *, whole: bool, stop: bool = False) -> None:
+        with pack.packing("fig5", whole=whole):
+            for name in names:
+                pack.store.write_row(make_row(name))
+            if stop:
+                raise KeyboardInterrupt
+
+    run("abc", whole=True)
+    with pytest.raises(KeyboardInterrupt):
+        run("a", whole=True, stop=True)
+    assert keys() == ["a", "b", "c"]
+    run("d", whole=False)
+    assert keys() == ["a", "b", "c", "d"]
+    run("bd", whole=True)
+    assert keys() == ["b", "d"]
+
+
+def test_a_finished_row_of_a_piece_replaces_an_interrupted_one(tmp_path: Path) -> None:
+    here, there = (Pack(tmp_path / "pieces", tmp_path / name, Store(tmp_path / name), "paper.json") for name in "ab")
+    with here.packing("fig5", whole=True):
+        here.store.write_row(make_row("k", status="FEASIBLE"))
+    there.store.write_row(make_row("k", status="FEASIBLE", ended="interrupted"))
+    there.unpack()
+    row = there.store.read_row("k")
+    assert row is not None
+    assert row.ended == ""
 
 
 def test_a_piece_of_another_version_or_place_is_refused(tmp_path: Path) -> None:
