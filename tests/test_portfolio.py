@@ -21,9 +21,11 @@ from remat import Graph, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.arrays import GraphArrays
 from remat.errors import Skip
 from remat.frontends import synthetic
+from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
 from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.greedy import greedy_plans
+from remat.solving.dispatch import new_context
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -274,6 +276,23 @@ def test_ctrl_c_before_the_threads_run(monkeypatch):
     solution = solve(graph, int(0.8 * peak), time_limit_s=20, threads=2)
     assert solution.ended == "interrupted"
     assert solution.peak_bytes <= int(0.8 * peak)
+
+
+def test_ctrl_c_in_a_member_ends_the_other_strategy_too(monkeypatch):
+    """A member returns its plan after Ctrl-C; the strategy that asked for it must not go on to its time limit."""
+    graph = synthetic.chain(n=20)
+    member = importlib.import_module("remat.solvers.search")
+
+    def interrupted(context, _threads, **_options):
+        context.offer(Plan.from_order(graph, range(len(graph))), "search")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(member, "search_staged", interrupted)
+    context = new_context(Problem(graph, 1 << 40), SolveOptions())
+    with pytest.raises(KeyboardInterrupt):
+        context.run_strategy(context, "search", {}, isolate=False)
+    assert context.incumbent.plan is not None
+    assert solve(graph, 1 << 40, "search").ended == "interrupted"
 
 
 def test_a_solve_leaves_no_thread_behind():

@@ -93,7 +93,9 @@ def _start(context: Context, model: MonetModel) -> list[tuple[int, str]] | None:
     if warm is not None and model.point(_calls(warm)) is not None:
         return _calls(warm)
     # The program repeats no backward operation.
-    once = replace(graph, operations=tuple(replace(op, run_once=op.is_backward) for op in graph.operations))
+    once = replace(
+        graph, operations=tuple(replace(op, run_once=op.run_once or op.is_backward) for op in graph.operations)
+    )
     seconds = min(START_S, START_SHARE * context.remaining_s())
     for share in () if context.repeats else BUDGET_SHARES:
         if context.remaining_s() < seconds:
