@@ -23,11 +23,9 @@ from torch import nn
 import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import of_torch
+from experiments.pieces import pieces_of, read_pieces
 from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
-from experiments.store import write_json
 from remat.errors import InvalidInput
-from remat.files import read_json
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
 from remat.units import format_size
@@ -91,7 +89,7 @@ def _found(
 
 def draw(arguments: Sequence[str]) -> Drawing:
     """The table of the page, from the stored results of ``make checkpoints``."""
-    stored = read_json(RESULTS)
+    stored = read_pieces(RESULTS, "make checkpoints")
     rows = stored["rows"]
     keys = dict.fromkeys((row["model"], row["share"]) for row in rows)
     of = {(row["model"], row["share"], row["variant"]): row for row in rows}
@@ -129,19 +127,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", default=",".join(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
     parser.add_argument("--time-limit", type=seconds, default=20.0, help="seconds of search for each free plan")
     parser.add_argument("--rounds", type=count, default=ROUNDS)
+    parser.add_argument("--again", action="store_true", help="measure finished models too")
     parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    settings = {"rounds": chosen.rounds, "time_limit_s": chosen.time_limit}
-    where = {**of_torch(), "threads": torch.get_num_threads(), **settings}
-    rows = list[dict[str, Any]]()
+    settings = {"rounds": chosen.rounds, "time_limit_s": chosen.time_limit, "threads": torch.get_num_threads()}
+    pieces = pieces_of(chosen.out, "model", settings)
     for name in names_of("model", chosen.models, MODELS):
+        if not chosen.again and pieces.has(name):
+            print(f"{name}: measured before, in {chosen.out}")
+            continue
+        rows = list[dict[str, Any]]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for row in measured(name, SHARES, chosen.rounds, chosen.time_limit):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-        # a finished model is kept
-        write_json(chosen.out, {**where, "rows": rows})
+        pieces.put(name, rows)
 
 
 if __name__ == "__main__":

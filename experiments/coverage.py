@@ -23,8 +23,7 @@ import remat.torch as rt
 from experiments.architectures import ARCHITECTURES, Architecture, Inputs
 from experiments.arguments import Parser, one_name, output_file, pattern, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import of_torch
-from experiments.store import write_json
+from experiments.pieces import pieces_of
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput
 from remat.torch.measure import relative_difference
@@ -92,18 +91,17 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if not (named := [name for name in ARCHITECTURES if re.search(chosen.only, name)]):
         raise InvalidInput("no architecture; see --only")
-    rows = {row["name"]: row for row in json.loads(chosen.out.read_text())["rows"]} if chosen.out.exists() else {}
-    for name in (name for name in named if chosen.again or name not in rows):
+    settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost}
+    pieces = pieces_of(chosen.out, "name", settings | {"transformers": version("transformers")})
+    for name in (name for name in named if chosen.again or not pieces.has(name)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rows[name] = covered(ARCHITECTURES[name], chosen.time_limit, chosen.cost)
+            row = covered(ARCHITECTURES[name], chosen.time_limit, chosen.cost)
         torch._dynamo.reset()
-        print(json.dumps(rows[name]), flush=True)
-        ordered = [rows[each] for each in ARCHITECTURES if each in rows]
-        where = of_torch() | {"transformers": version("transformers")}
-        settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost}
-        write_json(chosen.out, {**where, **settings, "rows": ordered})
-    trained = [row for row in rows.values() if row["trains"]]
+        pieces.put(name, [row])
+        print(json.dumps(row), flush=True)
+    rows = pieces.rows()
+    trained = [row for row in rows if row["trains"]]
     same = sum(row["difference"] == 0 for row in trained)
     print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")
 

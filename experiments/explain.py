@@ -159,13 +159,17 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.one:
         write_json(chosen.out, _told(chosen.one, chosen.gpu))
         return
-    known = chosen.out.is_file() and not chosen.again
-    stored: dict[str, Any] = read_json(chosen.out) if known else {"answers": {}, "checks": {}}
+    stored: dict[str, Any] = {"answers": {}, "checks": {}, "made": {}}
+    if chosen.out.is_file():
+        stored |= read_json(chosen.out)
+    machine = {key: value for key, value in of_torch().items() if key != "date"}
+    made = {"answers": machine | {"gpu": chosen.gpu}, "checks": machine | {"time_limit_s": chosen.time_limit}}
     works = [("answers", name, lambda name=name: on_a_gpu(name, chosen.gpu)) for name in ON_A_GPU]
     works += [("checks", name, lambda name=name: on_a_cpu(name, chosen.time_limit)) for name in ON_A_CPU]
     for where, name, work in works:
-        if name not in stored[where]:
+        if chosen.again or stored["made"].get(f"{where}/{name}") != made[where]:
             stored[where][name] = work()
+            stored["made"][f"{where}/{name}"] = made[where]
             stored |= of_torch()
             write_json(chosen.out, stored)
 

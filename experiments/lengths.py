@@ -22,8 +22,7 @@ from torch import nn
 import remat.torch as rt
 from experiments.arguments import Parser, output_file, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import of_torch
-from experiments.store import write_json
+from experiments.pieces import pieces_of
 from remat.torch import capture, module
 from remat.torch.planner import Planner, there_before
 
@@ -113,17 +112,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="python -m experiments.lengths", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--time-limit", type=seconds, default=30.0, help="seconds of search for the first length")
+    parser.add_argument("--again", action="store_true", help="measure finished lengths too")
     parser.add_argument("--out", type=output_file, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    rows = []
+    settings = {"time_limit_s": chosen.time_limit, "threads": torch.get_num_threads()}
+    pieces = pieces_of(chosen.out, "padded", settings)
     for is_padded in (False, True):
+        if not chosen.again and pieces.has(is_padded):
+            print(f"padded={is_padded}: measured before, in {chosen.out}")
+            continue
+        rows = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for row in measured(is_padded, chosen.time_limit):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-    where = of_torch() | {"threads": torch.get_num_threads()}
-    write_json(chosen.out, {**where, "rows": rows})
+        pieces.put(is_padded, rows)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,9 @@ from torch import Tensor, distributed, nn
 import remat.torch as rt
 from experiments.arguments import Parser, argument, count, fractions, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import of_torch
+from experiments.pieces import pieces_of, read_pieces
 from experiments.store import write_json
 from remat.errors import RematError
-from remat.files import read_json
 from remat.torch.measure import peak_of_step, relative_difference
 from remat.torch.networks.llama import llama
 
@@ -153,18 +152,25 @@ def measured(ranks: int, n_layers: int, shares: Sequence[float], time_limit_s: f
             "experiments.shard", "--rank-into", folder, "--layers", str(n_layers), "--shares",
             ",".join(map(str, shares)), "--time-limit", str(time_limit_s),
         ]  # fmt: skip
+        parent = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )  # fmt: skip
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+            _, errors = parent.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise RematError(f"the processes of shard did not end within {LIMIT_S} s") from error
-        if done.returncode:
-            raise RematError(f"a process of shard failed: {done.stderr[-3000:]}")
+        finally:
+            if parent.poll() is None:  # it ends its ranks, unless it is killed
+                parent.terminate()
+                parent.communicate()
+        if parent.returncode:
+            raise RematError(f"a process of shard failed: {errors[-3000:]}")
         return [row for path in sorted(Path(folder).iterdir()) for row in json.loads(path.read_text())]
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
     """The table of the page, from the stored results of ``make shard``."""
-    stored = read_json(RESULTS)
+    stored = read_pieces(RESULTS, "make shard")
     heads = ["ranks", "rank", "budget MB", "promised MB", "measured: bytes below", "plain: promised MB",
              "plain, measured: bytes below", "overhead", "gathered", "gradients"]  # fmt: skip
     table = markdown_table(heads, [_cells(row) for row in stored["rows"]])
@@ -204,6 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=count, default=4)
     parser.add_argument("--shares", type=fractions, default=[0.95, 0.8, 0.65], help="budgets, of the plain step's peak")
     parser.add_argument("--time-limit", type=seconds, default=4.0, help="to search for each plan")
+    parser.add_argument("--again", action="store_true", help="measure finished numbers of processes too")
     parser.add_argument("--out", type=output_file, default=RESULTS)
     parser.add_argument("--rank-into", type=Path, help=argparse.SUPPRESS)  # this process is one of the ranks
     chosen = parser.parse_args(arguments)
@@ -211,12 +218,17 @@ def main(arguments: list[str] | None = None) -> None:
         rows = rows_of_rank(chosen.layers, chosen.shares, chosen.time_limit)
         write_json(chosen.rank_into / f"{rows[0]['rank']}.json", rows)
         return
-    rows = list[dict[str, Any]]()
+    settings = {"layers": chosen.layers, "shares": list(chosen.shares), "time_limit_s": chosen.time_limit}
+    pieces = pieces_of(chosen.out, "ranks", settings)
     for ranks in chosen.ranks:
-        for row in measured(ranks, chosen.layers, chosen.shares, chosen.time_limit):
-            rows.append({"ranks": ranks, **row})
-            print(json.dumps(rows[-1]), flush=True)
-    write_json(chosen.out, {"rows": rows, **of_torch()})
+        if not chosen.again and pieces.has(ranks):
+            print(f"{ranks} ranks: measured before, in {chosen.out}")
+            continue
+        found = measured(ranks, chosen.layers, chosen.shares, chosen.time_limit)
+        rows = [{"ranks": ranks, **row} for row in found]
+        pieces.put(ranks, rows)
+        for row in rows:
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

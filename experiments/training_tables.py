@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
-from remat.files import read_json
+from experiments.pieces import read_pieces
 from remat.units import format_size
 
 COVERAGE, LENGTHS = ROOT / "results" / "coverage.json", ROOT / "results" / "lengths.json"
@@ -16,7 +16,7 @@ COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomp
 
 def draw(arguments: Sequence[str]) -> Drawing:
     """Both tables, from the stored results of ``make coverage`` and ``make lengths``."""
-    coverage, lengths = read_json(COVERAGE), read_json(LENGTHS)
+    coverage, lengths = read_pieces(COVERAGE, "make coverage"), read_pieces(LENGTHS, "make lengths")
     rows = coverage["rows"]
     every = LongTable("coverage", COLUMNS, [[_text(row.get(name)) for name in COLUMNS] for row in rows])
     refused = [row for row in rows if not row["trains"]]
