@@ -22,11 +22,13 @@ import remat
 from experiments.arguments import Parser, names_of, run
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import of_torch
-from experiments.store import write_json
+from experiments.solving import finished
+from experiments.store import code_of, write_json
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
 from remat.files import read_json
 from remat.frontends.spec import ModelSpec
+from remat.search.__main__ import main as compile_search
 from remat.simulator import plain_peak
 from remat.units import format_size
 
@@ -34,7 +36,7 @@ RESULTS = ROOT / "results" / "large.json"
 LLAMA, GPT2 = "remat.torch.networks.llama:llama", "remat.torch.networks.transformer:gpt2"
 LIMITS = (10, 60, 600)  # seconds
 SHARES = (0.75, 0.5, 0.25)  # of the way from the smallest budget to the plain peak
-THREADS = 2
+THREADS, STRATEGY = 2, "portfolio"
 SMALL = {"width": 4096, "hidden": 11_008, "n_heads": 32}
 LARGE = {"width": 8192, "hidden": 28_672, "n_heads": 64, "n_groups": 8}
 STEPS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -70,12 +72,11 @@ def facts_of(name: str) -> tuple[remat.Graph, dict[str, Any]]:
 
 def solved(graph: remat.Graph, budget_bytes: int, limit_s: int) -> dict[str, Any]:
     """The result of the portfolio, in a process of its own so that its memory is known."""
-    (found,) = remat.solve_sweep(
-        graph, [budget_bytes], "portfolio", time_limit_s=limit_s, threads=THREADS, isolate=True
-    )
+    (found,) = remat.solve_sweep(graph, [budget_bytes], STRATEGY, time_limit_s=limit_s, threads=THREADS, isolate=True)
+    finished(found)
     return {
-        "budget_bytes": budget_bytes, "limit_s": limit_s, "overhead": found.overhead, "gap": found.gap,
-        "status": str(found.status), "solver_bytes": found.solver_memory_bytes,
+        "code": code_of(STRATEGY), "budget_bytes": budget_bytes, "limit_s": limit_s, "overhead": found.overhead,
+        "gap": found.gap, "status": str(found.status), "solver_bytes": found.solver_memory_bytes,
     }  # fmt: skip
 
 
@@ -131,22 +132,27 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     limits = [int(text) for text in names_of("limit", chosen.limits, map(str, LIMITS))]
     stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"steps": {}}
+    compile_search()
     for name in names_of("step", chosen.steps, STEPS):
-        known = {} if chosen.again else stored["steps"].get(name, {})
-        done = {(row["budget_bytes"], row["limit_s"]) for row in known.get("solves", [])}
+        known = stored["steps"].get(name, {})
+        done = {(row["budget_bytes"], row["limit_s"]) for row in known.get("solves", [])
+                if row.get("code") == code_of(STRATEGY) and not chosen.again}  # fmt: skip
         if all(sum(own == limit for _, own in done) == len(SHARES) for limit in limits):
             print(f"{name}: measured before, in {RESULTS}")
             continue
         graph, facts = facts_of(name)
         print(json.dumps({"step": name, **facts}), flush=True)
         least = known.get("least_bytes", facts["least_bytes"])  # so that the budgets stay the same
-        step = stored["steps"][name] = facts | {"least_bytes": least, "solves": known.get("solves", [])}
+        wanted = [round(least + share * (facts["plain_bytes"] - least)) for share in SHARES]
+        solves = {(row["limit_s"], wanted.index(row["budget_bytes"])): row for row in known.get("solves", [])
+                  if row["budget_bytes"] in wanted}  # fmt: skip
         for limit in limits:
-            for share in SHARES:
-                budget_bytes = round(least + share * (facts["plain_bytes"] - least))
+            for i, budget_bytes in enumerate(wanted):
                 if (budget_bytes, limit) not in done:
-                    step["solves"].append(solved(graph, budget_bytes, limit))
-                    print(json.dumps({"step": name, **step["solves"][-1]}), flush=True)
+                    row = solves[limit, i] = solved(graph, budget_bytes, limit)
+                    print(json.dumps({"step": name, **row}), flush=True)
+                    in_order = [solves[key] for key in sorted(solves)]
+                    stored["steps"][name] = facts | {"least_bytes": least, "solves": in_order}
                     stored |= of_torch()
                     write_json(RESULTS, stored)
 

@@ -70,7 +70,7 @@ def run_missing(store: Store, settings: Settings, console: Console) -> None:
             graph = store.read_graph(row.graph_sha256)
             subject = Subject(graph, row.model, row.framework, row.granularity, row.batch_size, row.cost_model,
                               row.cost_source)  # fmt: skip
-            mine = replace(settings, gpu=_gpu(row, settings.gpu))
+            mine = replace(settings, gpu=_gpu(row, settings.gpu), spec=None)  # a network is not stored
             graph_run = GraphRun(subject, mine, "leaderboard", store, engine, progress, row.store_all_peak_bytes)
             for family in graph_run.run_families(settings.strategies).values():
                 graph_run.family_rows(family, budgets)

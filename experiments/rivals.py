@@ -19,12 +19,13 @@ from experiments.bench_cases import share_of_peak
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import find_graph
-from experiments.store import write_json
+from experiments.solving import finished
+from experiments.store import code_of, write_json
 from remat.files import read_json
 from remat.search.__main__ import main as compile_search
 
 RESULTS = ROOT / "results" / "rivals.json"
-THREADS = 2
+STRATEGIES, THREADS = ("moccasin", "portfolio"), 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,17 @@ ROWS = (
 def solved(row: Published, graph: remat.Graph) -> dict[str, Any]:
     """MOCCASIN's result, with the moment of its last plan, and the portfolio's in the same time."""
     found = {}
-    for name in ("moccasin", "portfolio"):
+    for name in STRATEGIES:
         (solution,) = remat.solve_sweep(
             graph, [share_of_peak(graph, row.share)], name, time_limit_s=row.limit_s, threads=THREADS, isolate=True
         )
+        finished(solution)
         steps = solution.stats.get("trajectory", [])
         found[name] = {
             "overhead": solution.overhead, "status": str(solution.status), "gap": solution.gap,
             "found_s": steps[-1][0] - solution.stats["start_s"] if steps else None, "message": solution.message,
         }  # fmt: skip
-    return asdict(row) | found
+    return asdict(row) | {"code": code_of(*STRATEGIES)} | found
 
 
 def draw(_arguments: Sequence[str]) -> Drawing:
@@ -94,13 +96,14 @@ def main(arguments: list[str] | None = None) -> None:
     stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"rows": []}
     compile_search()
     for row in ROWS:
-        known = next((r for r in stored["rows"] if all(r[key] == value for key, value in asdict(row).items())), None)
-        if known is None:
+        asked = asdict(row).items()
+        before = next((r for r in stored["rows"] if all(r[key] == value for key, value in asked)), {})
+        if before.get("code") != code_of(*STRATEGIES):
             known = solved(row, graphs[row.file])
-            stored["rows"].append(known)
+            stored["rows"] = [r for r in stored["rows"] if r is not before] + [known]
             stored |= {"date": datetime.date.today().isoformat(), "cpu": provenance().cpu}
             write_json(RESULTS, stored)
-        print(json.dumps(known), flush=True)
+            print(json.dumps(known), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import subprocess
 import sys
@@ -12,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 
 import remat
 from experiments.build import Subject
@@ -22,9 +19,9 @@ from experiments.progress import SolveProgress
 from experiments.provenance import provenance, solver_build
 from experiments.row import Row
 from experiments.settings import Settings
-from experiments.store import Store, code_version, row_key
+from experiments.store import Store, code_of, row_key
 from remat.compiled import is_compiled
-from remat.errors import InvalidPlan
+from remat.errors import InvalidPlan, RematError
 from remat.frontends import synthetic
 from remat.incumbent import EXACT, GAP_TOLERANCE, Progress, is_proven, relative_gap
 from remat.plan import Plan, parse_scope
@@ -101,7 +98,8 @@ class GraphRun:
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
-                "code": [code_version(), _code_of(strategy)],
+                **({"without": "network"} if s.spec is None and get_strategy(strategy).prepare is not None else {}),
+                "code": code_of(strategy),
             }
         )  # fmt: skip
 
@@ -347,6 +345,20 @@ def is_final(row: Row) -> bool:
     return row.status in _FINAL and row.ended not in (Ending.INTERRUPTED, Ending.CRASHED)
 
 
+def finished(solution: Solution) -> Solution:
+    """The solution.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended it.
+        RematError: the solver failed, so that this is no result to keep.
+    """
+    if solution.ended is Ending.INTERRUPTED:
+        raise KeyboardInterrupt
+    if solution.status in _FINAL and solution.ended is not Ending.CRASHED:
+        return solution
+    raise RematError(f"{solution.strategy}, {solution.status}: {solution.message}; to try again, repeat the command")
+
+
 def contradictions(rows: Sequence[Row]) -> list[str]:
     """Claims that the simulator or another row's plan refutes, one line each."""
     from analysis import claims  # imported late: it imports pandas, which would delay the first line of a run
@@ -392,16 +404,6 @@ def _family_line(family: Family) -> str:
     n = len(family.members)
     least = format_size(min(member.peak_bytes for member in family.members))
     return f"{family.strategy}: {n} plan{'s' * (n > 1)}, peak from {least}, {family.wall_s:.1f} s"
-
-
-@cache  # so that editing the file does not change the keys of a running run
-def _code_of(strategy: str) -> str:
-    """The version of a strategy of this project ('' for 0); the hash of the file of one from another package."""
-    chosen = get_strategy(strategy)
-    if chosen.run.__module__.partition(".")[0] in ("remat", "baselines"):
-        return str(chosen.version or "")
-    source = inspect.getsourcefile(chosen.run)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
 
 
 def reuse_plans(rows: Sequence[Row], tolerance: float) -> list[Row]:

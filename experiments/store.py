@@ -9,6 +9,7 @@ replaces another one, so that two runs of the same solve write rows with their o
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import typing
 import warnings
@@ -30,6 +31,7 @@ from remat.files import digest_of_source, read_json, read_table, sealed, unseale
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.registry import get_strategy
 from remat.simulator import load_and_simulate
 from remat.solution import Family, Member, Status
 
@@ -228,6 +230,21 @@ def code_version(*, whole: bool = False) -> str:
     change the hash of the graph.
     """
     return f"{solvers.VERSION}.{execution.VERSION}" if whole else str(solvers.VERSION)
+
+
+def code_of(*names: str) -> list[str]:
+    """The version of the strategies' results, then that of each of these strategies."""
+    return [code_version(), *map(_version_of, names)]
+
+
+@cache  # so that editing the file does not change the keys of a running run
+def _version_of(strategy: str) -> str:
+    """The version of a strategy of this project ('' for 0); the hash of the file of one from another package."""
+    chosen = get_strategy(strategy)
+    if chosen.run.__module__.partition(".")[0] in ("remat", "baselines"):
+        return str(chosen.version or "")
+    source = inspect.getsourcefile(chosen.run)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
 
 
 @cache

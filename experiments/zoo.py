@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import remat
-from experiments.arguments import Parser, names_of, run, seconds
+from experiments.arguments import Parser, names_of, run, seconds, stop_if_interrupted
 from experiments.monet.published import NETWORKS
 from experiments.provenance import provenance
 from experiments.settings import find_graph
+from experiments.solving import finished
 from experiments.steps.job import share_of_activations
 from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
 from experiments.store import write_json
 from remat import zoo
 from remat.cost import CostWarning
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
 from remat.execution.step_plan import StepPlan
 from remat.files import read_json
 from remat.frontends.json import load_graph, save_graph
@@ -119,12 +120,12 @@ class _Index:
         try:
             made = entry.make(path)
         except InvalidInput as error:
-            path.unlink(missing_ok=True)
             note = str(error).splitlines()[0]
-            if str(remat.Status.FAILED) in note:
-                return f"crashed, not entered: {note}"
+            path.unlink(missing_ok=True)
             self.write({(entry.kind, entry.name): {"note": note} | head})
             return f"no plan: {note}"
+        except RematError as error:
+            return f"crashed, not entered: {error}"
         file = {"file": entry.file, "sha256": _sha256(path.read_bytes())}
         self.write({(entry.kind, entry.name): file | made | head})
         return f"{format_size(made['peak_bytes'])}, overhead {made['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
@@ -186,7 +187,7 @@ def _published(network: str, instance: str) -> Graph | None:
 
 def _solved(graph: Graph, made_from: dict[str, Any], path: Path, costs: str) -> dict[str, Any]:
     options = {key: value for key, value in made_from.items() if key not in ("graph_sha256", "budget_bytes")}
-    solution = remat.solve(graph, made_from["budget_bytes"], **options)
+    solution = finished(remat.solve(graph, made_from["budget_bytes"], **options))
     if solution.plan is None:
         raise InvalidInput(f"{solution.status}: {solution.message}")
     stored = f"graphs/{graph.name}.json.gz"
@@ -261,6 +262,7 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
         assert plain.plain_peak_bytes is not None
         budget = share_of_activations(budget, plain.graph.fixed_bytes, plain.plain_peak_bytes)
     plan = planned(budget)
+    stop_if_interrupted()
     plan.save(path)
     shown = ", ".join(f"{key}={value!r}" for key, value in spec.options.items() if key != "loss")
     return {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import dtr
+from experiments.store import code_of
 from remat import Graph
 from remat.files import read_json
 from remat.frontends.dtr_log import DtrLog
@@ -24,7 +25,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise KeyboardInterrupt
         solved_budgets.append(budget_bytes)
         online = dict.fromkeys(dtr.HEURISTICS, 1.2) | {"lru": None}
-        return {"online": online, "offline": 1.1, "bound": 1.05, "status": "FEASIBLE", "offline_s": 1.0}
+        code = code_of("dtr", "portfolio")
+        return {"code": code, "online": online, "offline": 1.1, "bound": 1.05, "status": "FEASIBLE", "offline_s": 1.0}
 
     graph = Graph.from_nodes("small", [[], [0]], [10, 10], [1, 1], loss=0)
     monkeypatch.setattr(dtr, "RESULTS", tmp_path / "dtr.json")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from helpers import wait_for
@@ -14,10 +14,11 @@ from helpers import wait_for
 import remat
 from experiments.engine import Job, LocalEngine
 from experiments.engines import make_engine
+from experiments.solving import finished
 from remat.errors import RematError, UnknownName
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
-from remat.solution import Family, Solution, Status
+from remat.solution import Ending, Family, Solution, Status
 from remat.solvers.search import fixed_moves
 from remat.solving import worker
 from remat.solving.dispatch import new_context
@@ -169,3 +170,14 @@ def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(UnknownName, match="local"):
         make_engine("locl", 1)
+
+
+def test_only_a_finished_solve_is_a_result_to_keep() -> None:
+    graph = synthetic.chain(n=6)
+    found = remat.solve(graph, "1GB", "checkpoint_all")
+    assert finished(found) is found
+    with pytest.raises(KeyboardInterrupt):
+        finished(replace(found, ended=Ending.INTERRUPTED))
+    for cut in (replace(found, ended=Ending.CRASHED), replace(found, status=Status.FAILED, message="out of memory")):
+        with pytest.raises(RematError, match="repeat the command"):
+            finished(cut)

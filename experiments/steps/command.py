@@ -54,7 +54,6 @@ class TableCommand:
         devices = self.devices() if options.devices is None else options.devices
         wanted = list(itertools.product(devices, options.models or self.models()))
         rows = read_rows(options.out) if options.out and options.out.exists() else []
-        rows = [row for row in rows if (row.device, row.model) not in wanted]
         console, failed = Console(stderr=True), False
         for device, name in wanted:
             folder = RUNS_FOLDER / f"{self.name}_{device}_{name}"
@@ -64,7 +63,7 @@ class TableCommand:
                 console.print(f"{name}: {error}", markup=False, soft_wrap=True)
                 failed = True
                 continue
-            rows += found
+            rows = [row for row in rows if (row.device, row.model) != (device, name)] + found
             for row in found:
                 print(" | ".join(cells(row, self.columns)), file=sys.stderr, flush=True)
             if options.out:

@@ -13,9 +13,10 @@ from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import Job
 from experiments.steps.row import StepLog, StepRow
-from experiments.store import code_version, row_key, write_json
+from experiments.store import code_of, code_version, row_key, write_json
 from remat.child import command, environment
 from remat.errors import RematError
+from remat.execution.planning import DEFAULT_STRATEGY
 from remat.files import read_lines, write_lines
 
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
@@ -30,7 +31,8 @@ def measured(job: Job, folder: Path, console: Console) -> list[StepRow]:
     Raises:
         RematError: the process failed.
     """
-    determines = {"job": asdict(job), "code": code_version(whole=True), "versions": versions(), "cpu": cpu_name()}
+    code = [code_version(whole=True), *code_of(DEFAULT_STRATEGY, "torch_mincut")]
+    determines = {"job": asdict(job), "code": code, "versions": versions(), "cpu": cpu_name()}
     path = RUNS_FOLDER / "store" / "steps" / f"{row_key(determines)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)

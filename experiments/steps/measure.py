@@ -22,7 +22,7 @@ from experiments.steps.job import WIDEST_FIRST, Candidate, Job, Subject
 from experiments.steps.offers import offered
 from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepLog, StepRow
 from remat.cost import CostWarning
-from remat.errors import RematError
+from remat.errors import InvalidInput, InvalidPlan
 
 
 def main(job_path: str, rows_path: str, cache: str) -> None:
@@ -116,9 +116,9 @@ def _columns(subject: Subject, candidate: Candidate) -> dict[str, Any]:
             "note": method.note, "same_as": subject.same_as(method), "measured_peak_bytes": subject.peak_bytes(method),
             **subject.measured(method),
         }  # fmt: skip
-    except RematError as error:
-        if candidate.method == PLAIN:
-            raise
+    except InvalidInput as error:
+        if candidate.method == PLAIN or isinstance(error, InvalidPlan):
+            raise  # a defect, not a budget without a plan
         return {"planning_s": time.perf_counter() - began, "note": str(error).splitlines()[0]}
 
 

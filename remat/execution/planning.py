@@ -14,7 +14,7 @@ import numpy as np
 
 from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import COST_MODELS
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, RematError, unknown_name
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE
@@ -132,6 +132,7 @@ def find_plan(
 
     Raises:
         InvalidInput: no plan was found; the message says what is known about the smallest budget.
+        RematError: the strategy failed.
     """
     once = Plan.from_order(graph, range(len(graph)), budget_bytes)
     if not graph.has_implementations and cheapest_fitting(graph, [once], budget_bytes) is not None:
@@ -148,6 +149,8 @@ def find_plan(
         least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
         if least.bytes <= budget_bytes:
             solution = solved(least.plan, min(time_limit_s, DESCRIBE_SECONDS))
+    if solution.status is Status.FAILED:
+        raise RematError(f"{strategy} failed on '{graph.name}': {solution.message}")
     if solution.plan is None:
         raise InvalidInput(
             f"no plan of '{graph.name}' within {format_size(budget_bytes)} ({solution.status} by {strategy}): "
