@@ -45,7 +45,8 @@ class Strategy:
             operation, which a search chooses, ``own`` all.
         members: strategies that it combines: it takes a member's plan that is cheaper than its own. If it has members,
             the search over implementations also gives it a bound and, on small graphs, an exact answer.
-        version: raised by hand when its results alone may change, also with those of a member; see `remat.solvers.VERSION`.
+        version: raised by hand when its results alone may change, also because a member's do; see
+            `remat.solvers.VERSION`.
         prepare: called by the worker of a run before the clock starts, with the `ModelSpec` of the network and its
             graph, if a network is behind the graph; the worker keeps what it returns.
         compiles: a Numba function that its first call compiles for many seconds; runs call it once before any clock
