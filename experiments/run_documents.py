@@ -27,6 +27,7 @@ class PaperPage:
         prefix: of the names of this paper's figures and tables.
         head_file: file in the run's folder with its configuration and provenance.
         head: the first sentence of the page, from the run's folder and the content of `head_file`.
+        draw_run: draws the figures in the run's folder.
         figures: file names of the figures on the page.
     """
 
@@ -35,6 +36,7 @@ class PaperPage:
     head_file: str
     parts_of: Callable[[Path], Sequence[tuple[str, Part]]]
     head: Callable[[Path, dict[str, Any]], str]
+    draw_run: Callable[[Path], object]
     figures: Collection[str]
 
     def draw(self, arguments: Sequence[str]) -> Drawing:
@@ -46,6 +48,8 @@ class PaperPage:
         if len(arguments) > 1:
             raise InvalidInput("name the folder of one finished run, or none for the study in results/study")
         folder = Path(arguments[0]) if arguments else unpacked_study(Path(self.head_file).stem)
+        if not arguments:
+            self.draw_run(folder)
         head = read_json(folder / self.head_file)
         with style_context():
             parts = self.parts_of(folder)
@@ -102,11 +106,13 @@ def _monet_head(folder: Path, head: dict[str, Any]) -> str:
 
 CHECKMATE_RUN = PaperPage(
     "paper", DOCS / "results" / "checkmate.md", "paper.json", paper.parts_of, _checkmate_head,
+    paper.draw_paper,
     ("fig5_unet", "fig5_mobilenet", "fig5_vgg16", "fig5_vgg19", "fig5_resnet50", "fig5_fcn8", "fig5_segnet",
      "throughput", "solver_time", "rounding", "cost_models", "memory_over_time", "layers", "schedules"),
 )  # fmt: skip
 MONET_RUN = PaperPage(
     "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,
+    monet.draw_monet,
     ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd", "growth"),
 )  # fmt: skip
 CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, "RUN", RUN_COLUMNS)
