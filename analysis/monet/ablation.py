@@ -90,7 +90,9 @@ def _figure(facts: Facts, points: Sequence[Point], levels: Sequence[str]) -> Fig
     axes = figure.subplots()
     at = [(net["name"], min(net["budgets_bytes"])) for net in facts]
     groups = [f"{net['label']}\n{gib(budget)} GiB" for net, (_, budget) in zip(facts, at, strict=True)]
-    series = {LEVELS[level]: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
+    values = {level: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
+    levels = [level for level in levels if any(value is not None for value in values[level])]
+    series = {LEVELS[level]: values[level] for level in levels}
     tried = {level: {name for name, _ in at if select(points, name, level, OURS)} for level in levels}
     labels = [
         ["" if name not in tried[level] else "x" if value is None else f"{value:.0f}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis.parts import Part, Table, prose
 from analysis.style import BLUE, FOREST
@@ -71,7 +71,10 @@ def _figure(rows: Rows) -> Figure:
             axes.plot([x for x, _ in own], [y for _, y in own], color=colour, marker=marker, label=program)
         axes.set(xscale="log", yscale="log", xlabel="Algorithms of each convolution", ylabel=words)
         axes.set_xticks(counts, [str(count) for count in counts])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set_title(network, loc="left")
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
