@@ -105,9 +105,7 @@ def solved(graph: remat.Graph, budget_bytes: int, time_limit_s: float) -> dict[s
         name: slowdown(finished(remat.solve(graph, budget_bytes, ONLINE, SCOPE, heuristic=name)).cost)
         for name in HEURISTICS
     }
-    offline = finished(
-        remat.solve(graph, budget_bytes, OFFLINE, SCOPE, time_limit_s=time_limit_s, threads=THREADS)
-    )  # fmt: skip
+    offline = finished(remat.solve(graph, budget_bytes, OFFLINE, SCOPE, time_limit_s=time_limit_s, threads=THREADS))
     return {
         "code": code_of(ONLINE, OFFLINE),
         "online": online, "offline": slowdown(offline.cost), "bound": slowdown(offline.bound),

@@ -152,9 +152,7 @@ def measured(ranks: int, n_layers: int, shares: Sequence[float], time_limit_s: f
             "experiments.shard", "--rank-into", folder, "--layers", str(n_layers), "--shares",
             ",".join(map(str, shares)), "--time-limit", str(time_limit_s),
         ]  # fmt: skip
-        parent = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )  # fmt: skip
+        parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
             _, errors = parent.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:

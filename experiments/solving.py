@@ -340,9 +340,9 @@ def _cost_or_last(row: Row) -> float:
     return float("inf") if row.cost is None or row.plan_file is None else row.cost
 
 
-def is_final(row: Row) -> bool:
-    """Whether another attempt would only repeat the row: false for a failure and for a solve that was cut short."""
-    return row.status in _FINAL and row.ended not in (Ending.INTERRUPTED, Ending.CRASHED)
+def is_final(result: Row | Solution) -> bool:
+    """Whether another attempt would only repeat the result: false for a failure and for a solve that was cut short."""
+    return result.status in _FINAL and result.ended not in (Ending.INTERRUPTED, Ending.CRASHED)
 
 
 def finished(solution: Solution) -> Solution:
@@ -354,9 +354,11 @@ def finished(solution: Solution) -> Solution:
     """
     if solution.ended is Ending.INTERRUPTED:
         raise KeyboardInterrupt
-    if solution.status in _FINAL and solution.ended is not Ending.CRASHED:
-        return solution
-    raise RematError(f"{solution.strategy}, {solution.status}: {solution.message}; to try again, repeat the command")
+    if not is_final(solution):
+        raise RematError(
+            f"{solution.strategy}, {solution.status}: {solution.message}; to try again, repeat the command"
+        )
+    return solution
 
 
 def contradictions(rows: Sequence[Row]) -> list[str]:

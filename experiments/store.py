@@ -232,9 +232,9 @@ def code_version(*, whole: bool = False) -> str:
     return f"{solvers.VERSION}.{execution.VERSION}" if whole else str(solvers.VERSION)
 
 
-def code_of(*names: str) -> list[str]:
-    """The version of the strategies' results, then that of each of these strategies."""
-    return [code_version(), *map(_version_of, names)]
+def code_of(*names: str, whole: bool = False) -> list[str]:
+    """`code_version`, then the version of each of these strategies."""
+    return [code_version(whole=whole), *map(_version_of, names)]
 
 
 @cache  # so that editing the file does not change the keys of a running run

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.monet.cases import NONE, Context, budgets_of, graph_of
-from experiments.store import code_of, code_version
+from experiments.store import code_of
 from remat.graph import Graph, Operation
 from remat.implementation import Implementation
 from remat.programs.highs import interior_point
@@ -39,7 +39,7 @@ def run(context: Context) -> dict[str, Any]:
             graph = with_algorithms(plain, algorithms)
             for name, build in PROGRAMS.items():
                 determines = {"program": name, "graph": graph.sha256(), "budget": budget, "limit": limit,
-                              "code": [code_version(whole=True), *code_of("monet")]}  # fmt: skip
+                              "code": code_of("monet", whole=True)}  # fmt: skip
                 sizes = context.store.remember("growth", determines, partial(measured, build, graph, budget, limit))
                 rows.append({"network": network.label, "algorithms": algorithms, "program": name, **sizes})
                 context.print(f"{network.label}, {algorithms} algorithms, {name}: {sizes['rows']:,} rows")

@@ -13,7 +13,7 @@ from experiments.provenance import cpu_name, versions
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import Job
 from experiments.steps.row import StepLog, StepRow
-from experiments.store import code_of, code_version, row_key, write_json
+from experiments.store import code_of, row_key, write_json
 from remat.child import command, environment
 from remat.errors import RematError
 from remat.execution.planning import DEFAULT_STRATEGY
@@ -31,7 +31,7 @@ def measured(job: Job, folder: Path, console: Console) -> list[StepRow]:
     Raises:
         RematError: the process failed.
     """
-    code = [code_version(whole=True), *code_of(DEFAULT_STRATEGY, "torch_mincut")]
+    code = code_of(DEFAULT_STRATEGY, "torch_mincut", whole=True)
     determines = {"job": asdict(job), "code": code, "versions": versions(), "cpu": cpu_name()}
     path = RUNS_FOLDER / "store" / "steps" / f"{row_key(determines)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,10 +56,7 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     model = build_model(graph, context.problem.budget_bytes)
     backend.probe()
     began = time.monotonic()
-    begin = None if backend.cache_start is None else _start(context, model)
-    start = None if begin is None else model.point(begin)
-    if begin is not None:
-        context.offer(_plan(context.problem, begin), "start")
+    start = None if backend.cache_start is None else _start(context, model)
     seconds = max(0.1, context.remaining_s() - 0.5)
     limits = Limits(seconds, context.solver_threads, context.options.seed, mip_gap, context.options.work_limit)
     answer = backend.solve(model.program(), limits, start=start)
@@ -82,20 +79,29 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     return Outcome((Candidate(plan),), stats=stats)
 
 
-def _start(context: Context, model: MonetModel) -> list[tuple[int, str]] | None:
-    """The computations of a plan to start from, which is a point of the program; None if none is found.
+def _start(context: Context, model: MonetModel) -> np.ndarray | None:
+    """The variables of a plan to start from, which is offered; None if none is found.
 
     The program counts more memory than the simulator: so the plans tried have less and less. A run that repeats exactly
     has only its warm start, because the clock ends these searches.
     """
+    for plan in _starts(context):
+        calls = _calls(plan)
+        found = model.point(calls)
+        if found is not None:
+            context.offer(_plan(context.problem, calls), "start")
+            return found
+    return None
+
+
+def _starts(context: Context) -> Iterator[Plan]:
+    """The warm start, then plans of short searches."""
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
-    warm = context.options.warm_start
-    if warm is not None and model.point(_calls(warm)) is not None:
-        return _calls(warm)
+    if context.options.warm_start is not None:
+        yield context.options.warm_start
     # The program repeats no backward operation.
-    once = replace(
-        graph, operations=tuple(replace(op, run_once=op.run_once or op.is_backward) for op in graph.operations)
-    )
+    operations = tuple(replace(op, run_once=op.run_once or op.is_backward) for op in graph.operations)
+    once = replace(graph, operations=operations)
     seconds = min(START_S, START_SHARE * context.remaining_s())
     for share in () if context.repeats else BUDGET_SHARES:
         if context.remaining_s() < seconds:
@@ -103,9 +109,8 @@ def _start(context: Context, model: MonetModel) -> list[tuple[int, str]] | None:
         asked = replace(context.problem, graph=once, budget_bytes=int(share * budget_bytes))
         member = context.about(asked).with_options(warm_start=None).until(time.monotonic() + seconds)
         plan = context.run_strategy(member, "search", {}, isolate=False).plan
-        if plan is not None and model.point(_calls(plan)) is not None:
-            return _calls(plan)
-    return None
+        if plan is not None:
+            yield plan
 
 
 def _plan(problem: Problem, calls: Sequence[tuple[int, str]]) -> Plan:
