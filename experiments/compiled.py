@@ -29,11 +29,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 import remat.torch as rt
 from experiments.arguments import Parser, count, names_of, run, seconds
 from experiments.documents import ROOT
-from experiments.provenance import of_torch
+from experiments.provenance import of_torch, torch_and_cpu
 from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
 from experiments.store import write_json
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput
+from remat.files import read_json
 from remat.torch import module
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.planner import there_before
@@ -252,10 +253,12 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     names = names_of("model", chosen.models, MODELS)
     where = of_torch() | {"threads": chosen.threads}
+    made = torch_and_cpu() | {"threads": chosen.threads, "rounds": chosen.rounds, "time_limit_s": chosen.time_limit}
     write_json(Path(chosen.out) / DROPOUT, where | {"rows": dropout()})
     for name in names:
         path = Path(chosen.out) / f"{name}.json"
-        if path.exists() and not chosen.again:
+        known = read_json(path) if path.exists() else {}
+        if known.items() >= made.items() and not chosen.again:
             print(f"{name}: measured before, in {path}")
             continue
         rows = measure(name, chosen.threads, chosen.rounds, chosen.time_limit, SHARES)

@@ -19,7 +19,7 @@ from typing import Any
 import remat.torch as rt
 from experiments.arguments import Parser, one_name, output_file, run, seconds
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import of_torch
+from experiments.provenance import of_torch, torch_and_cpu
 from experiments.store import write_json
 from remat.cost import gpu_names
 from remat.files import read_json
@@ -162,8 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     stored: dict[str, Any] = {"answers": {}, "checks": {}, "made": {}}
     if chosen.out.is_file():
         stored |= read_json(chosen.out)
-    machine = {key: value for key, value in of_torch().items() if key != "date"}
-    made = {"answers": machine | {"gpu": chosen.gpu}, "checks": machine | {"time_limit_s": chosen.time_limit}}
+    made = {"answers": torch_and_cpu() | {"gpu": chosen.gpu},
+            "checks": torch_and_cpu() | {"time_limit_s": chosen.time_limit}}  # fmt: skip
     works = [("answers", name, lambda name=name: on_a_gpu(name, chosen.gpu)) for name in ON_A_GPU]
     works += [("checks", name, lambda name=name: on_a_cpu(name, chosen.time_limit)) for name in ON_A_CPU]
     for where, name, work in works:

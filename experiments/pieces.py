@@ -7,12 +7,13 @@ there, not before.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.provenance import of_torch
+from experiments.provenance import torch_and_cpu
 from experiments.store import write_json
 from remat.errors import InvalidInput
 from remat.files import read_json
@@ -27,13 +28,11 @@ class Pieces:
     Attributes:
         by: field of a row that names its piece.
         made: what this run makes its rows from; JSON-ready.
-        date: of this run, for the head of the file.
     """
 
     path: Path
     by: str
     made: Mapping[str, Any]
-    date: str
 
     def rows(self) -> list[dict[str, Any]]:
         """Those of the file. Rows of older files have no `MADE` of their own: the head of the file tells it."""
@@ -53,14 +52,13 @@ class Pieces:
         before, new = self.rows(), [{**row, MADE: dict(self.made)} for row in rows]
         at = next((i for i, row in enumerate(before) if row[self.by] == piece), len(before))
         others = [[row for row in part if row[self.by] != piece] for part in (before[:at], before[at:])]
-        write_json(self.path, {"date": self.date, **self.made, "rows": [*others[0], *new, *others[1]]})
+        today = datetime.date.today().isoformat()
+        write_json(self.path, {"date": today, **self.made, "rows": [*others[0], *new, *others[1]]})
 
 
 def pieces_of(path: Path, by: str, settings: Mapping[str, Any]) -> Pieces:
     """The file of a command that runs PyTorch, with its version and the processor beside the settings."""
-    where = of_torch()
-    date = where.pop("date")
-    return Pieces(path, by, {**where, **settings}, date)
+    return Pieces(path, by, {**torch_and_cpu(), **settings})
 
 
 def read_pieces(path: Path, command: str) -> dict[str, Any]:

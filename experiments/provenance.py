@@ -37,11 +37,16 @@ def provenance() -> Provenance:
     return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
 
 
-def of_torch() -> dict[str, str]:
-    """PyTorch's version, the processor and the date, for a file of results; this imports PyTorch."""
+def torch_and_cpu() -> dict[str, str]:
+    """PyTorch's version and the processor, on which measured rows depend; this imports PyTorch."""
     import torch
 
-    return {"torch": torch.__version__, "cpu": provenance().cpu, "date": datetime.date.today().isoformat()}
+    return {"torch": torch.__version__, "cpu": provenance().cpu}
+
+
+def of_torch() -> dict[str, str]:
+    """`torch_and_cpu` and the date, for a file of results."""
+    return torch_and_cpu() | {"date": datetime.date.today().isoformat()}
 
 
 def solver_build(solver: str | None) -> str:

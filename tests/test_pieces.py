@@ -15,7 +15,7 @@ from remat.files import read_json
 
 @pytest.fixture
 def pieces(tmp_path: Path) -> Pieces:
-    return Pieces(tmp_path / "rows.json", "model", {"rounds": 7, "cpu": "a"}, "2026-11-26")
+    return Pieces(tmp_path / "rows.json", "model", {"rounds": 7, "cpu": "a"})
 
 
 def test_a_piece_counts_for_its_own_settings_only(pieces: Pieces) -> None:
@@ -36,7 +36,7 @@ def test_a_new_piece_takes_the_place_of_the_old_one_and_leaves_the_others(pieces
 
 def test_a_head_that_does_not_hold_for_all_rows_is_refused(pieces: Pieces) -> None:
     pieces.put("gpt2", [{"model": "gpt2", "ms": 1}])
-    assert read_pieces(pieces.path, "make it")["date"] == "2026-11-26"
+    assert read_pieces(pieces.path, "make it")["rounds"] == 7
     replace(pieces, made={"rounds": 9, "cpu": "a"}).put("vit", [{"model": "vit", "ms": 1}])
     with pytest.raises(InvalidInput, match="different settings, versions or processors; run make it"):
         read_pieces(pieces.path, "make it")
@@ -47,3 +47,18 @@ def test_rows_of_older_files_were_made_as_their_head_says(pieces: Pieces) -> Non
     assert pieces.has("gpt2")
     write_json(pieces.path, {"cpu": "a", "rows": [{"model": "gpt2"}]})
     assert not pieces.has("gpt2")
+
+
+def test_a_compiled_model_is_measured_again_for_other_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = pytest.importorskip("experiments.compiled")
+    asked = list[int]()
+
+    def measure(_name: str, _threads: int, rounds: int, *_rest: object) -> dict[str, object]:
+        asked.append(rounds)
+        return {"rounds": rounds, "rows": []}
+
+    monkeypatch.setattr(compiled, "measure", measure)
+    monkeypatch.setattr(compiled, "dropout", list)
+    for rounds in ("3", "3", "5"):
+        compiled.main(["--models", "gpt2", "--rounds", rounds, "--out", str(tmp_path)])
+    assert asked == [3, 5]
