@@ -174,4 +174,4 @@ def made_words(path: Path) -> str:
         return "Made by an earlier version, which did not record the date."
     changed = ", changed" if made["git_dirty"] else ""
     commit = f" by commit {made['git_commit'][:10]}{changed}" if made["git_commit"] else ""
-    return f"Made {made['at'][:10]}{commit}: {made['solved']} solved in {made['seconds']:.0f} s."
+    return f"Made {made['at'][:10]}{commit}: {made['solved']} solves of {made['seconds']:.0f} s in all."

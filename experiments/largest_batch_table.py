@@ -3,62 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import draw_runs, rows_of
-from experiments.arguments import names_of, one_of
-from experiments.cli import check
-from experiments.config import register
+from analysis.max_batch_size import draw_runs, load, rows_of
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
-from experiments.engines import make_engine
-from experiments.max_batch_size import max_batches, write_run
-from experiments.progress import SolveProgress, make_console
-from experiments.provenance import provenance
-from experiments.settings import RUNS_FOLDER, STORE_FOLDER
-from experiments.store import Store
+from experiments.paper.fig6 import SHARE
+from experiments.parts import unpacked_study
+from experiments.run_documents import made
+from experiments.settings import RUNS_FOLDER
 from remat.files import read_json
 
-NETWORKS = ("unet", "fcn8", "fcn8_plain", "segnet", "vgg19", "resnet50", "mobilenet")
 FOLDER = RUNS_FOLDER / "max_batch_size"
-RESULTS = DOCS.parent / "results" / "max_batch_size.json"
-
-
-def solve(overrides: Sequence[str], networks: Sequence[str]) -> list[dict[str, Any]]:
-    """Solve these networks; returns their documents."""
-    register()
-    settings = [
-        check(["experiment=max_batch_size", f"model={name}", *overrides], multirun=False)[0] for name in networks
-    ]
-    console, first = make_console(), settings[0]
-    engine = make_engine(first.engine, first.jobs, first.threads, first.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        return max_batches(settings, Store(STORE_FOLDER), engine, progress, console=console)
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
-    """Draw the stored networks. ``--solve`` or an override solves all of them first, ``--only=NETWORK,...`` some.
+    """The networks of finished runs, whose folders are the arguments; without one, of the study in results/study.
 
     Raises:
-        InvalidInput: no such network or option.
+        InvalidInput: a folder has no run of this experiment, or there is no study.
     """
-    flags = [argument for argument in arguments if argument.startswith("--")]
-    for flag in flags:
-        one_of("option", flag.partition("=")[0], ("--solve", "--only"))
-    overrides = [argument for argument in arguments if not argument.startswith("--")]
-    documents = stored = read_json(RESULTS)["networks"] if RESULTS.is_file() else []
     if arguments:
-        solved = {document["network"]: document for document in solve(overrides, _networks(flags))}
-        known = {document["network"]: document for document in stored} | solved
-        commit = provenance().git_commit
-        documents = [known[name] | ({"git_commit": commit} if name in solved else {})
-                     for name in NETWORKS if name in known]  # fmt: skip
-    return drawing(documents)
+        return drawing("", list(map(Path, arguments)), None)
+    study = unpacked_study("paper")
+    scale, origin = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")["made"]
+    lead = f"At most {SHARE * scale['time_limit_s']:g} s for each solve; {made(study, ['fig6'])}"
+    return drawing(lead, [study / "fig6"], origin["git_commit"])
 
 
-def drawing(documents: Sequence[Mapping[str, Any]]) -> Drawing:
-    """The table of the page, every number as CSV, and the figure; keeps `documents` under results/."""
-    write_run(FOLDER, documents)
-    figure = next(path for path in draw_runs([FOLDER], FOLDER) if path.suffix == ".png")
+def drawing(lead: str, folders: Sequence[Path], commit: str | None) -> Drawing:
+    """The table of the page, every number as CSV, and the figure."""
+    documents = [document for folder in folders for document in load(folder)]
+    figure = next(path for path in draw_runs(folders, FOLDER) if path.suffix == ".png")
     flat = rows_of(documents)
     every = LongTable("largest_batch", list(flat[0]), [["" if cell is None else str(cell) for cell in row.values()]
                                                        for row in flat])  # fmt: skip
@@ -67,17 +43,14 @@ def drawing(documents: Sequence[Mapping[str, Any]]) -> Drawing:
         ("network", "largest working set, bytes a sample", "2P", "published", "what that needs at least"),
         _limits(documents),
     )
-    text = "\n\n".join([
+    text = "\n\n".join(filter(None, [
+        lead,
         markdown_table(["largest batch", *(f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"]),
                         "published"], map(_summary, documents)),
         f"Tables: {link_to(every, DOCUMENT.page)}, {link_to(limits, DOCUMENT.page)}.",
-    ])  # fmt: skip
-    commits = {document.get("git_commit") for document in documents}
-    return Drawing(
-        text, [every, limits], {"max_batch_size": figure}, sorted(set.intersection(*map(set, documents))),
-        commits.pop() if len(commits) == 1 else None,
-        stores={RESULTS: {"experiment": "max_batch_size", "networks": documents}},
-    )  # fmt: skip
+    ]))  # fmt: skip
+    columns = sorted(set.intersection(*map(set, documents)))
+    return Drawing(text, [every, limits], {"max_batch_size": figure}, columns, commit)
 
 
 def _summary(document: Mapping[str, Any]) -> list[str]:
@@ -104,12 +77,6 @@ def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         rows.append([document["network"], f"{working:,}", f"{fixed:,}", str(published),
                      f"{published} x {working:,} + 2P = {needed / 1e9:.3f}e9: {verdict}"])  # fmt: skip
     return rows
-
-
-def _networks(flags: Sequence[str]) -> Sequence[str]:
-    """The networks that ``--only=`` names; all of them without it."""
-    only = next((flag.removeprefix("--only=") for flag in flags if flag.startswith("--only=")), None)
-    return names_of("network", NETWORKS if only is None else only, NETWORKS)
 
 
 DOCUMENT = Document(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -35,6 +35,7 @@ from experiments.solving import GraphRun, contradictions
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
 from remat.files import read_json
+from remat.registry import get_strategy
 
 
 class HasInstance(Protocol):
@@ -64,6 +65,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
         folder: of the run; a part writes files for its drawing below it.
         graph_runs: one for each graph and its settings.
         rows: [solve] rows for later parts; each paper has its own keys.
+        counted: rows of the store that the parts so far have used.
     """
 
     cfg: DictConfig
@@ -78,6 +80,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
     folder: Path
     graph_runs: list[GraphRun] = field(default_factory=list)
     rows: dict[Any, Row] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -221,22 +224,34 @@ def _instances_folder(cfg: DictConfig) -> Path | None:
 def _run_part(name: str, run: Part, context: PartContext[Any, Any]) -> dict[str, Any]:
     """Run one part and write its document into the folder; returns the document."""
     context.print(f"--- {name}")
-    started, before = time.monotonic(), context.progress.n_finished
+    before = context.progress.n_finished
     document = run(context)
     path = context.folder / f"{name}.json"
-    made = _origin(path, time.monotonic() - started, context.progress.n_finished - before)
+    made = _origin(path, is_new=context.progress.n_finished > before) | _amount(context)
     write_json(path, document | {"made": made})
     return document
 
 
-def _origin(path: Path, seconds: float, solved: int) -> dict[str, Any]:
-    """Date, duration and commit of a part's solves; the stored ones if nothing was solved now."""
-    if not solved and path.is_file():
+def _origin(path: Path, *, is_new: bool) -> dict[str, Any]:
+    """Date and commit of a part's solves; the stored ones if nothing was solved now."""
+    if not is_new and path.is_file():
         with suppress(InvalidInput, KeyError, TypeError):  # a damaged file is written again
             return read_json(path)["made"]
     source = provenance()
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds, "solved": solved,
-            "git_commit": source.git_commit, "git_dirty": source.git_dirty}  # fmt: skip
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "git_commit": source.git_commit,
+            "git_dirty": source.git_dirty}  # fmt: skip
+
+
+def _amount(context: PartContext[Any, Any]) -> dict[str, Any]:
+    """Number and seconds of the solves that this part used and no part before it, whenever they were made.
+
+    A strategy that ignores the budget is not solved for each.
+    """
+    names = {name for name in context.store.used if name.startswith("rows/")} - context.counted
+    context.counted |= names
+    rows = [row for name in names if (row := context.store.read_row(PurePosixPath(name).stem)) is not None]
+    seconds = [row.wall_s for row in rows if not get_strategy(row.strategy).ignores_budget]
+    return {"solved": len(seconds), "seconds": sum(seconds)}
 
 
 def _draw(draw: Callable[[Path], list[Path]], context: PartContext[Any, Any], refuted: Iterable[str]) -> int:

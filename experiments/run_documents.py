@@ -54,7 +54,7 @@ class PaperPage:
         with style_context():
             parts = self.parts_of(folder)
         tables = {name: self._tables(part) for name, part in parts}
-        lead = f"{self.head(folder, head)} {_made(folder, [name for name, _ in parts])}"
+        lead = f"{self.head(folder, head)} {made(folder, [name for name, _ in parts])}"
         texts = [self.part_text(part, tables[name], folder) for name, part in parts]
         return Drawing(
             "\n\n".join([lead, *texts]),
@@ -83,12 +83,12 @@ class PaperPage:
         return "\n\n".join([*lines, "</details>"])
 
 
-def _made(folder: Path, names: Iterable[str]) -> str:
-    """Dates, number of solves and minutes of a run's parts."""
+def made(folder: Path, names: Iterable[str]) -> str:
+    """Dates of a run's parts, number of their solves, and the sum of their minutes."""
     made = [read_json(folder / f"{name}.json")["made"] for name in names]
     return (
-        f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made)} solves in "
-        f"{sum(one['seconds'] for one in made) / 60:.0f} minutes, drawing not counted."
+        f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made):,} solves, which "
+        f"take {sum(one['seconds'] for one in made) / 60:.0f} minutes one after another."
     )
 
 

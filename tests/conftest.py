@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +27,38 @@ def warm_search() -> None:
 
 @pytest.fixture(scope="module")
 def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements of PyTorch's operations are shared by the tests of a session, in whatever process they run."""
+    """Measurements of PyTorch's operations are shared by the tests of a session, in whatever process they run.
+
+    Workspaces are measured in the test's process, because another one takes seconds to start. `test_cost` has tests of
+    that process, and `test_torch_lengths` one that both measure the same.
+    """
+    from remat.cost import profile
+
+    in_a_child = profile._measure
+
+    def measure(missing: dict[str, str], job: dict[str, Any], *rest: Any) -> dict[str, str]:
+        if job["quantity"] != "workspace":
+            return in_a_child(missing, job, *rest)
+        return profile._measure_here(
+            missing, _workspace, "workspace_bytes", Path(job["folder"]), job["suffix"], job["provenance"]
+        )
+
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of one worker; of all sessions
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_CACHE", str(shared / "torch_cache"))
+        patch.setattr(profile, "_measure", measure)
         yield
+
+
+def _workspace(signature: str) -> int:
+    """Bytes that a call on the CPU takes beside its inputs and outputs; random numbers go on as before."""
+    import torch
+
+    from remat.torch import timing
+
+    with torch.random.fork_rng([]):
+        return timing.workspace(json.loads(signature), "cpu")
 
 
 @pytest.fixture(scope="module")

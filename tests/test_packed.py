@@ -17,7 +17,7 @@ from experiments.parts import Paper
 from experiments.run_documents import CHECKMATE_RUN
 from experiments.store import Store, write_json
 from remat.errors import InvalidInput
-from remat.files import write_table
+from remat.files import read_json, write_table
 from remat.solution import Family, Member
 
 
@@ -123,6 +123,7 @@ def test_a_study_goes_on_and_is_drawn_in_another_checkout(
     ]
     monkeypatch.setattr(sys, "argv", ["run.py"])
     register()
+    amounts = []
     for checkout in ("a", "b"):
         (tmp_path / checkout).mkdir()
         monkeypatch.chdir(tmp_path / checkout)
@@ -131,6 +132,10 @@ def test_a_study_goes_on_and_is_drawn_in_another_checkout(
         assert cli.main(["experiment=paper", *fast]) == 0
         out = capsys.readouterr().out
         assert ("\n0 solved now" in out) == (checkout == "b")
+        (document,) = (read_json(path)["made"] for path in Path("runs").glob("paper_study_*/fig5.json"))
+        amounts.append({name: document[name] for name in ("at", "seconds", "solved")})
+    assert amounts[0] == amounts[1]  # however often it went on
+    assert amounts[0]["solved"] == 3  # of the search; the baseline's family is no solve
     drawing = CHECKMATE_RUN.draw([])
     assert drawing.text.startswith("`scale=study`: 3 budgets of a sweep")
     assert any(table.name.endswith("fig5_best") for table in drawing.tables)

@@ -128,7 +128,7 @@ def test_a_run_becomes_a_page_its_tables_and_a_record(fake: Document, tmp_path: 
     text = fake.page.read_text()
     assert text.startswith("# Page\n")
     assert text.endswith("after\n")
-    assert "2026-11-20; 12 solves in 2 minutes" in text
+    assert "2026-11-20; 12 solves, which take 2 minutes one after another" in text
     assert "<summary>Overhead against budget (Figure 5)</summary>" in text
     assert "![Chain: compute overhead against memory budget](../figures/paper_fig5_chain.png)" in text
     assert (tmp_path / "docs" / "figures" / "paper_fig5_chain.png").is_file()
