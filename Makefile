@@ -12,7 +12,7 @@ export NO_MKDOCS_2_WARNING := 1
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the tests"
-	@echo "make test-slow  the long tests (about 7 minutes)"
+	@echo "make test-slow  the long tests (up to an hour)"
 	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in a temporary environment"
 	@echo "make fuzz       test random modules, graphs, certificates and bounds against plain steps, brute force and plans (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"

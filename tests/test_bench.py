@@ -146,6 +146,7 @@ def test_a_heuristic_is_compared_too(monkeypatch, capsys):
     assert "FEASIBLE" in out
 
 
+@pytest.mark.slow
 def test_formulations_are_compared(monkeypatch, capsys):
     arguments = ("--generated", "--only", "chain_n48 90%", "--compare", "--repeats", "2", "--time-limit", "8")
     run(monkeypatch, *arguments)

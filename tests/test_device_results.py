@@ -103,6 +103,7 @@ def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
     assert {row["same_as"] for row in measured} == {"plain"}
 
 
+@pytest.mark.slow
 def test_a_bare_machine_captures_and_executes(
     tmp_path: Path, bare: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

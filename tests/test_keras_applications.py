@@ -22,11 +22,9 @@ SMALLEST = (
 pytestmark = pytest.mark.usefixtures("tf_cache")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels_not_measured")
-@pytest.mark.parametrize(
-    "name",
-    ["EfficientNetB0", *(pytest.param(name, marks=pytest.mark.slow) for name in ("MobileNetV2", "ConvNeXtTiny"))],
-)
+@pytest.mark.parametrize("name", ["EfficientNetB0", "MobileNetV2", "ConvNeXtTiny"])
 def test_bits_of_networks_that_recompute(name):
     """Two images, kernels not measured; captured constants (EfficientNet), grouped convolutions (ConvNeXt)."""
     model, data = applications.built(name), applications.batch_of(name, 2)

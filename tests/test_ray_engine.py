@@ -147,6 +147,7 @@ def run_py(here: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.usefixtures("warm_search")
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: Path) -> None:
     run = run_py(tmp_path, "model=layered", "model.options.n=60", "points=2", "time_limit=100",
                  "strategies=[checkpoint_all,search]")  # fmt: skip

@@ -251,7 +251,7 @@ def hard(here: Path) -> list[str]:
             "model.options.n=150"]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_outlives_an_interrupted_run(
     here: Path, hard: list[str], how: signal.Signals, capsys: pytest.CaptureFixture[str]

@@ -126,7 +126,7 @@ def costed(spec: ModelSpec) -> remat.Graph:
     return graph.with_costs([1 + (op.work.flops or 0) if op.work else 1 for op in graph.operations], "flop")
 
 
-@pytest.mark.parametrize("scope", ["staged", "free"])
+@pytest.mark.parametrize("scope", ["staged", pytest.param("free", marks=pytest.mark.slow)])
 def test_a_worker_captures_the_step_behind_the_graph_of_a_network(scope: str) -> None:
     graph = costed(SPEC)
     context = new_context(Problem(graph, 2**60, parse_scope(scope)), SolveOptions(time_limit_s=60, threads=1))

@@ -23,7 +23,7 @@ from remat.torch.planner import there_before
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 WIDTH = 32
-QUICK = {"strategy": "search", "time_limit_s": 1.0}
+QUICK = {"strategy": "search", "time_limit_s": 0.4}
 
 
 class Block(nn.Module):

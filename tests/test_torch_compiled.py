@@ -84,7 +84,7 @@ def words() -> Tensor:
 
 
 def compiled(model: nn.Module, args: tuple[Tensor, ...], budget: float | int | str, **options) -> rt.Rematerialized:
-    quick = {"cost": "roofline", "strategy": "search", "time_limit_s": 2.0, "backend": "inductor"}
+    quick = {"cost": "roofline", "strategy": "search", "time_limit_s": 0.7, "backend": "inductor"}
     return rt.rematerialize(model, args, budget, **{**quick, **options})
 
 

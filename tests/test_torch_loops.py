@@ -332,7 +332,6 @@ def test_examples_of_the_guide(
 ) -> None:
     """The blocks of docs/how-to/pytorch.md one after the other, as a reader would copy them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
     guide = (Path(__file__).parents[1] / "docs" / "how-to" / "pytorch.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     images = torch.randn(8, 3, 32, 32)

@@ -17,7 +17,7 @@ from remat.torch.measure import difference_of_steps, peak_of_step
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 WIDTH = 32
-QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 2.0}
+QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 0.5}
 PARTS = ["encoder", "decoder"]
 
 

@@ -22,7 +22,7 @@ def test_ten_steps_with_checkpoints_and_evaluation_have_the_plain_losses(library
     name = {"transformers": "transformers_trainer", "accelerate": "accelerate_loop", "lightning": "lightning_fit"}
     example = importlib.import_module(name[library])
     plan = rt.rematerialize
-    quick = {"cost": "flops", "time_limit_s": 1.0}
+    quick = {"cost": "flops", "time_limit_s": 0.5}
     monkeypatch.setattr(rt, "rematerialize", lambda *args, **options: plan(*args, **{**options, **quick}))
     plain = example.main(budget=None)
     with caplog.at_level(logging.WARNING, logger="remat"):
