@@ -6,16 +6,19 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from analysis.__main__ import redraw
+from analysis.monet.depthwise import report as depthwise_report
 from analysis.monet.points import GIB, Point, cheapest, contained
 from analysis.monet.solver_time import timed
 from experiments import cli
 from experiments.config import register
 from experiments.monet import PARTS
+from experiments.monet.depthwise import depthwise, slower
 from experiments.monet.implementations import available, count, reason
 from experiments.monet.published import NETWORKS
 from experiments.store import Store
@@ -166,3 +169,34 @@ def test_what_is_mistyped_is_one_line(here: Path, given: str, words: str, capsys
 def test_other_experiments_take_one_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["model=chain", "budget=[1GB,2GB]"]) == 1
     assert "paper/monet" in capsys.readouterr().err
+
+
+def test_slower_depthwise_convolutions_cost_more_and_nothing_else_does() -> None:
+    graph = monet_graph("mobilenet_v2", winograd=False)
+    chosen = depthwise(graph)
+    assert [sum(graph.operations[k].is_backward is side for k in chosen) for side in (False, True)] == [17, 17]
+    costs = [op.cost for op in graph.operations]
+    for k, op in enumerate(slower(graph, 3).operations):
+        assert op.cost == costs[k] * (3 if k in chosen else 1)
+    for other in ("resnet50", "unet", "vgg16"):
+        assert not depthwise(monet_graph(other))
+
+
+def test_depthwise_overheads_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of 110 for PyTorch's 100 fits the larger budget too; a bound for the larger one holds for the smaller."""
+    entries = [
+        {"network": "m", "label": "M", "factor": 1, "budget_bytes": budget * GIB, "published_percent": 8.0,
+         "pytorch_cost": 100, "key": str(budget)} for budget in (6, 5)
+    ]  # fmt: skip
+    found = ("6", 112, 108, 6), ("5", 110, 104, 4)
+    rows = [
+        SimpleNamespace(key=key, status="FEASIBLE", cost=cost, bound=bound, peak_bytes=peak * GIB,
+                        budget_bytes=int(key) * GIB) for key, cost, bound, peak in found
+    ]  # fmt: skip
+    monkeypatch.setattr("analysis.monet.depthwise.read_rows", lambda folder, keys: rows)
+    monkeypatch.setattr("analysis.monet.depthwise.as_objects", lambda rows: rows)
+    part = depthwise_report({"rows": entries, "store": "s"}, tmp_path)
+    cells = ["8.00 %", "10.00 %", "8.00 %"]
+    assert part.tables[0].rows == [["M", "6", *cells], ["M", "5", *cells]]
+    assert "no plan is below 8.00 %" in part.ours
+    assert not depthwise_report({"rows": [], "store": "s"}, tmp_path).tables
