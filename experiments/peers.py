@@ -13,10 +13,12 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from analysis.max_batch_size import load, network_label
+from analysis.monet.depthwise import read_found
 from analysis.monet.points import CPU, NO_WINOGRAD, NONE, contained, gib, read_points
 from analysis.paper import sweeps, table2
 from analysis.paper.claims import FASTER_AT, FASTER_ON
 from analysis.paper.fig6 import OPTIMUM, max_found
+from analysis.parts import percent
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import RESULTS as DTR
 from experiments.parts import has_study, unpacked_study
@@ -117,6 +119,7 @@ def speedup(folder: Path) -> Iterator[Number]:
 def overheads(folder: Path) -> Iterator[Number]:
     """MONeT's overheads over PyTorch's step; ours at the costlier of the two assumptions that still decides."""
     facts, points = read_points(folder)
+    causes = _if_slower(folder)
     for net in facts:
         for size, published in zip(net["budgets_gib"], net["overheads_percent"], strict=True):
             budget = round(size * 2**30)
@@ -127,10 +130,25 @@ def overheads(folder: Path) -> Iterator[Number]:
             how = "ratios of a CPU" if at_cpu else "ratios of the roofline"
             cause = (
                 "faster convolution algorithms, which MONeT measured, have no cost here but a modelled one"
-                if net["costs"] == "profile" else "costs of a roofline, which has no published times to agree with"
+                if net["costs"] == "profile" else causes.get((net["label"], budget), "costs of a roofline")
             )  # fmt: skip
             yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: overhead at {how}", published, ours, cause,
                          signed=True)  # fmt: skip
+
+
+def _if_slower(folder: Path) -> dict[tuple[str, int], str]:
+    """[label, budget] what other costs of depthwise convolutions, which nobody published, would change."""
+    path, causes = folder / "depthwise.json", dict[tuple[str, int], str]()
+    if not path.is_file():
+        return causes
+    for one in read_found(read_json(path), folder):
+        known = causes.get((one.label, one.budget_bytes), "costs of a roofline")
+        if one.factor == 1 and one.least is not None and one.published is not None and one.least > one.published:
+            known += f", with which no plan is below {percent(one.least)}"
+        elif one.factor > 1:
+            known += f"; {percent(one.overhead)} if depthwise convolutions take {one.factor} times as long"
+        causes[one.label, one.budget_bytes] = known
+    return causes
 
 
 def recorded(folder: Path) -> Iterator[Number]:

@@ -32,7 +32,7 @@ class Found:
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
     """The figure, and the numbers behind it."""
-    found = _found(document, folder)
+    found = read_found(document, folder)
     if not found:
         return Part(*prose(__file__, overheads="No network of this run has a roofline's costs and such convolutions."))
     return Part(
@@ -40,7 +40,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     )  # fmt: skip
 
 
-def _found(document: Mapping[str, Any], folder: Path) -> list[Found]:
+def read_found(document: Mapping[str, Any], folder: Path) -> list[Found]:
     """By network, factor and budget; a plan counts at every budget that it fits."""
     entries = document["rows"]
     stored = read_rows(folder / document["store"], [entry["key"] for entry in entries])
