@@ -28,6 +28,7 @@ def test_a_job_uses_the_cores_it_was_given(monkeypatch: pytest.MonkeyPatch) -> N
         assert engine.at_once >= 1
 
 
+@pytest.mark.slow
 def test_runs_are_jobs_and_one_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="pip install hydra-submitit-launcher")
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,7 @@ def words_at() -> dict[float, rt.Rematerialized]:
     """The language model under several budgets, the largest first."""
     torch.manual_seed(0)
     model = Words()
-    return {share: compiled(model, (words(),), share) for share in (1.0, 0.8, 0.6)}
+    return {share: compiled(model, (words(),), share) for share in (1.0, 0.6)}
 
 
 def test_the_code_keeps_the_budget_to_the_byte(words_at) -> None:
@@ -122,8 +122,7 @@ def test_a_whole_budget_gives_what_torch_compile_gives(words_at) -> None:
 
 
 def test_repeated_dropout_draws_the_same_numbers(words_at) -> None:
-    for share in (0.8, 0.6):
-        assert difference_of_steps(words_at[1.0], words_at[share], (words(),), {}, "cpu") < NEAR
+    assert difference_of_steps(words_at[1.0], words_at[0.6], (words(),), {}, "cpu") < NEAR
 
 
 @pytest.mark.slow
@@ -187,11 +186,12 @@ def test_measured_costs_choose_the_fastest_code() -> None:
     assert planned.plan.generated.plain_cost > 0
 
 
+@pytest.mark.slow
 def test_new_shapes_are_planned_in_a_loop(words_at) -> None:
     shorter = words()[:, : LENGTH // 2]
-    known = len(words_at[0.8]._planner.plans)
-    words_at[0.8](shorter).backward()
-    assert len(words_at[0.8]._planner.plans) == known + 1
+    known = len(words_at[0.6]._planner.plans)
+    words_at[0.6](shorter).backward()
+    assert len(words_at[0.6]._planner.plans) == known + 1
 
 
 @pytest.mark.slow

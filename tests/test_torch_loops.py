@@ -327,6 +327,7 @@ class Branching(nn.Module):
         return self.decoder(x if x.sum().item() < 1e9 else -x)
 
 
+@pytest.mark.slow
 def test_examples_of_the_guide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
