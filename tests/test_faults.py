@@ -106,6 +106,7 @@ def test_half_written_files_are_made_again_and_nothing_else(tmp_path: Path) -> N
     assert [(row.key, row.cost, row.status) for row in again] == [(row.key, row.cost, row.status) for row in rows]
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_store_at_once(tmp_path: Path) -> None:
     """The same question twice, at the same time: each row once, whole, and with its own plan."""
     asked = ["points=4", "strategies=[checkpoint_all,chen_sqrtn,checkmate_milp]", "engine.jobs=2"]

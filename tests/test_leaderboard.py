@@ -260,6 +260,7 @@ def test_an_empty_store_is_one_line(here: Path, capsys: pytest.CaptureFixture[st
     assert not list(here.glob("runs/leaderboard_*"))
 
 
+@pytest.mark.slow
 def test_named_strategies_are_run_where_they_are_missing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_the_snapshot_shows_each_plan(explained: rt.Explanation, tmp_path) -> No
     assert {"before the step", "blocks.0.feed", "head"} <= frames
 
 
+@pytest.mark.slow
 def test_the_answer_for_a_rank_is_near_the_plan_of_one() -> None:
     deep = {**SMALL, "n_layers": 4, "batch_size": 4}
 
