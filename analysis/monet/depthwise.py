@@ -93,7 +93,7 @@ def _table(found: Sequence[Found]) -> Table:
 
 def _figure(found: Sequence[Found]) -> Figure:
     labels = list(dict.fromkeys(one.label for one in found))
-    figure = Figure(figsize=(4.6 * len(labels), 3.2), layout="constrained")
+    figure = Figure(figsize=(5.2 * len(labels), 3.6), layout="constrained")
     for axes, label in zip(figure.subplots(1, len(labels), squeeze=False)[0], labels, strict=True):
         own = [one for one in found if one.label == label and one.overhead is not None]
         for factor, (colour, marker, line) in zip(sorted({one.factor for one in own}), LOOKS, strict=False):
