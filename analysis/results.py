@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,7 +34,7 @@ NUMBERS = (
     "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", "peak_bound_bytes", "cost_cap",
     *RATIOS,
 )  # fmt: skip
-PAPERS_HEURISTICS = (
+PAPERS_HEURISTICS = (  # those that Checkmate compares itself with
     "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy", "ap_sqrtn",
     "ap_greedy",
 )  # fmt: skip
@@ -151,11 +151,6 @@ def load_run(folder: Path) -> Run:
     path = store / "graphs" / f"{sha}.json"
     graph = load_graph(path) if sha and path.exists() else None
     return Run(folder, info, rows, families, graph, store, missing)
-
-
-def heuristics_of(document: Mapping[str, Any]) -> Sequence[str]:
-    """The published heuristics that a run's document names; for older documents, those of the paper."""
-    return document.get("heuristics", PAPERS_HEURISTICS)
 
 
 def read_rows(store: Path, keys: list[str]) -> Frame:

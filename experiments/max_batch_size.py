@@ -43,7 +43,7 @@ from experiments.store import Store, write_json
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput
 from remat.plan import Plan
-from remat.registry import get_strategy, heuristics
+from remat.registry import get_strategy
 from remat.simulator import plain_peak
 from remat.solution import Family, Solution
 
@@ -241,7 +241,7 @@ class _Trial:
                 {"strategy": strategy, "rule": rule, "batch": batch}
                 for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
             ],
-            "heuristics": heuristics(), "contradicted": self._contradictions(proven),
+            "contradicted": self._contradictions(proven),
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:

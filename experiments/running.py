@@ -24,7 +24,6 @@ from experiments.solving import GraphRun, contradictions, is_final
 from experiments.store import Store, write_json
 from experiments.wandb_logger import import_wandb, log_run
 from remat.errors import InvalidInput
-from remat.registry import heuristics
 from remat.solution import Status
 from remat.units import format_cost, format_size
 
@@ -152,7 +151,6 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
         "config": config,
         "graph_sha256": graph.sha256(),
         "store": os.path.relpath(STORE_FOLDER, folder),
-        "heuristics": heuristics(),
     }
 
 

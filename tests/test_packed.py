@@ -118,7 +118,7 @@ def test_a_study_goes_on_and_is_drawn_in_another_checkout(
         "networks=[chain]",
         "points=3",
         "time_limit=2",
-        "parts=[fig5]",
+        "parts=[fig5,memory]",
         "strategies=[checkpoint_all,search]",
     ]
     monkeypatch.setattr(sys, "argv", ["run.py"])
@@ -139,6 +139,7 @@ def test_a_study_goes_on_and_is_drawn_in_another_checkout(
     drawing = CHECKMATE_RUN.draw([])
     assert drawing.text.startswith("`scale=study`: 3 budgets of a sweep")
     assert any(table.name.endswith("fig5_best") for table in drawing.tables)
+    assert "paper_memory_over_time" in drawing.figures  # it replays plans on their graph
 
 
 def test_a_page_without_a_study_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from analysis.max_batch_size import load, network_label
 from analysis.paper.fig6 import OPTIMUM, max_found
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
 from analysis.parts import Part, Table, prose
-from analysis.results import heuristics_of, read_json
+from analysis.results import PAPERS_HEURISTICS, read_json
 from analysis.style import style_of
 
 FASTER, FASTER_PUBLISHED, FASTER_ON = "faster than the best heuristic at an equal budget", "1.2x [2nd]", "unet"
@@ -81,7 +81,7 @@ def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mappin
     found = []
     for document in documents:
         of = {record["strategy"]: record["found"][rule["name"]] or 0 for record in document["records"]}
-        than = heuristics_of(document) if claim.than is None else [claim.than]
+        than = PAPERS_HEURISTICS if claim.than is None else [claim.than]
         name = max(than, key=lambda name, of=of: of.get(name, 0))
         if of.get(name):
             found.append((max_found(document, rule["name"]) / of[name], of[name], name, document))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.results import WITH_PLAN, Run, heuristics_of, load_run
+from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Run, load_run
 
 USEFUL = 2.0  # in costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
 
@@ -47,10 +47,10 @@ def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
 
 
 def best_heuristic(run: Run, budget_bytes: int) -> tuple[int, str] | None:
-    """(cost, name) of the cheapest heuristic at one budget; None if none fits."""
+    """(cost, name) of the cheapest of the paper's heuristics at one budget; None if none fits."""
     rows = run.shown
     rows = rows[
-        (rows["budget_bytes"] == budget_bytes) & rows["strategy"].isin(heuristics_of(run.info)) & rows["cost"].notna()
+        (rows["budget_bytes"] == budget_bytes) & rows["strategy"].isin(PAPERS_HEURISTICS) & rows["cost"].notna()
     ]
     return min(((int(row.cost), str(row.strategy)) for row in rows.itertuples()), default=None)
 

@@ -18,7 +18,6 @@ from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun
 from experiments.store import code_version, write_json
 from remat.extraction import extract_in_child
-from remat.registry import heuristics
 from remat.units import format_size
 
 
@@ -111,7 +110,7 @@ def write_run_folder(
     head = {
         "title": title, "experiment": graph_run.experiment, "model": graph_run.subject.model, "gpu": config["gpu"],
         "config": config, "graph_sha256": graph_run.subject.graph.sha256(),
-        "store": context.store_from(folder), "heuristics": heuristics(),
+        "store": context.store_from(folder),
     }  # fmt: skip
     write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": list(families)})
     return name

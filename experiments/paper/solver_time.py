@@ -12,7 +12,8 @@ FORMS = (
     ("trimmed MILP", "checkmate_milp", {"formulation": "trimmed"}),
     ("portfolio", "portfolio", {}),
 )
-SHARES = {1: (3,), 2: (2, 5), 4: (1, 3, 5, 7)}  # tenths of the way from the smallest budget to checkpoint-all's peak
+# [number of budgets] tenths of the way from the smallest budget to checkpoint-all's peak
+SHARES = {1: (3,), 2: (2, 5), 3: (1, 3, 6), 4: (1, 3, 5, 7)}
 
 
 def run(context: Context) -> dict[str, Any]:
