@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,19 +183,16 @@ def test_slower_depthwise_convolutions_cost_more_and_nothing_else_does() -> None
 
 def test_depthwise_overheads_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of 110 for PyTorch's 100 fits the larger budget too; a bound for the larger one holds for the smaller."""
-    entries = [
-        {"network": "m", "label": "M", "factor": 1, "budget_bytes": budget * GIB, "published_percent": 8.0,
-         "pytorch_cost": 100, "key": str(budget)} for budget in (6, 5)
-    ]  # fmt: skip
-    found = ("6", 112, 108, 6), ("5", 110, 104, 4)
-    rows = [
-        SimpleNamespace(key=key, status="FEASIBLE", cost=cost, bound=bound, peak_bytes=peak * GIB,
-                        budget_bytes=int(key) * GIB) for key, cost, bound, peak in found
-    ]  # fmt: skip
-    monkeypatch.setattr("analysis.monet.depthwise.read_rows", lambda folder, keys: rows)
-    monkeypatch.setattr("analysis.monet.depthwise.as_objects", lambda rows: rows)
-    part = depthwise_report({"rows": entries, "store": "s"}, tmp_path)
-    cells = ["8.00 %", "10.00 %", "8.00 %"]
+    facts = [{"name": "m", "label": "M", "budgets_gib": [6, 5], "overheads_percent": [8.0, 8.0]}]
+    at = dict[str, Any](network="m", level="no_winograd")
+    points = [point(**at, budget_bytes=6 * GIB, overhead=0.12, least=0.08, peak_bytes=6 * GIB, cost=112),
+              point(**at, budget_bytes=5 * GIB, overhead=0.10, least=0.04, peak_bytes=4 * GIB)]  # fmt: skip
+    slow = [replace(p, overhead=0.5, least=None) for p in points]
+    monkeypatch.setattr(
+        "analysis.monet.depthwise.read_points", lambda folder, document=None: (facts, slow if document else points)
+    )
+    part = depthwise_report({"rows": [{"network": "m", "factor": 2}]}, tmp_path)
+    cells = ["8.00 %", "10.00 %", "8.00 %", "50.00 %", ""]
     assert part.tables[0].rows == [["M", "6", *cells], ["M", "5", *cells]]
     assert "no plan is below 8.00 %" in part.ours
-    assert not depthwise_report({"rows": [], "store": "s"}, tmp_path).tables
+    assert not depthwise_report({"rows": []}, tmp_path).tables

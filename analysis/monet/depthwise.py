@@ -9,9 +9,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.monet.points import GIB, OVERHEAD, gib
+from analysis.monet.points import (
+    GIB,
+    NO_WINOGRAD,
+    OURS,
+    OVERHEAD,
+    Point,
+    cheapest,
+    gib,
+    read_points,
+    select,
+)
 from analysis.parts import Part, Table, percent, prose
-from analysis.results import WITH_PLAN, as_objects, read_rows
 from analysis.style import BLACK, FOREST, ORANGE, WINE
 
 LOOKS = ((WINE, "*", "-"), (ORANGE, "D", "--"), (FOREST, "s", ":"))  # one for each factor
@@ -41,25 +50,28 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def read_found(document: Mapping[str, Any], folder: Path) -> list[Found]:
-    """By network, factor and budget; a plan counts at every budget that it fits."""
-    entries = document["rows"]
-    stored = read_rows(folder / document["store"], [entry["key"] for entry in entries])
-    rows = {row.key: row for row in as_objects(stored)}
+    """By network, factor and budget; a plan counts at every budget that it fits, and a bound at every smaller one."""
+    facts, at_roofline = read_points(folder)
+    rows = document["rows"]
+    points = {1: at_roofline}
+    for factor in sorted({row["factor"] for row in rows}):
+        points[factor] = read_points(folder, {"rows": [row for row in rows if row["factor"] == factor]})[1]
     found = []
-    for entry in entries:
-        same = [rows[other["key"]] for other in entries if other["key"] in rows
-                and (other["network"], other["factor"]) == (entry["network"], entry["factor"])]  # fmt: skip
-        plain, budget = entry["pytorch_cost"], entry["budget_bytes"]
-        costs = [row.cost for row in same if row.status in WITH_PLAN and row.peak_bytes <= budget]
-        bounds = [row.bound for row in same if row.bound is not None and row.budget_bytes >= budget]
-        published = entry["published_percent"]
-        found.append(
-            Found(
-                entry["label"], entry["factor"], budget, None if published is None else published / 100,
-                min(costs) / plain - 1 if costs else None, max(bounds) / plain - 1 if bounds else None,
-            )
-        )  # fmt: skip
+    for net in facts:
+        told = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
+        published = {round(GIB * size): percents / 100 for size, percents in told}
+        if net["name"] in {row["network"] for row in rows}:
+            for factor, of in points.items():
+                own = select(of, net["name"], NO_WINOGRAD, OURS)
+                found += [_at(net["label"], factor, own, p.budget_bytes, published) for p in reversed(own)]
     return found
+
+
+def _at(label: str, factor: int, own: Sequence[Point], budget: int, published: Mapping[int, float]) -> Found:
+    best = cheapest(own, budget)
+    least = [p.least for p in own if p.least is not None and p.budget_bytes >= budget]
+    return Found(label, factor, budget, published.get(budget), None if best is None else best.overhead,
+                 max(least, default=None))  # fmt: skip
 
 
 def _words(found: Sequence[Found]) -> str:
@@ -68,13 +80,18 @@ def _words(found: Sequence[Found]) -> str:
     for label in dict.fromkeys(one.label for one in found):
         own = [one for one in found if one.label == label]
         for budget in sorted({one.budget_bytes for one in own})[:2]:
-            at = [one for one in own if one.budget_bytes == budget]
-            by_factor = ", ".join(f"{percent(one.overhead)} (times {one.factor})" for one in at)
+            first, *others = (one for one in own if one.budget_bytes == budget)
+            slower = ", ".join(f"{percent(one.overhead)} at {one.factor} times them" for one in others)
             texts.append(
-                f"{label} at {gib(budget)} GiB, published {percent(at[0].published)}: {by_factor}; at the roofline's "
-                f"times no plan is below {percent(at[0].least)}, which is proven"
+                f"{label} at {gib(budget)} GiB, published {percent(first.published)}: {percent(first.overhead)} at the "
+                f"roofline's times, {slower}. Proven: at the roofline's times no plan is below {percent(first.least)}."
             )
-    return ". ".join(texts) + "."
+    return " ".join(texts)
+
+
+def _times(factor: int) -> str:
+    """What depthwise convolutions take."""
+    return "roofline's time" if factor == 1 else f"{factor} x roofline's time"
 
 
 def _table(found: Sequence[Found]) -> Table:
@@ -87,7 +104,7 @@ def _table(found: Sequence[Found]) -> Table:
         rows.append([label, gib(budget), percent(first.published), *cells])
     return Table("monet_depthwise", "Overhead, and the least that is not ruled out", [
         "network", "GiB", "MONeT published",
-        *(f"{what}, times {factor}" for factor in factors for what in ("found", "proven at least")),
+        *(f"{what}, {_times(factor)}" for factor in factors for what in ("found", "proven at least")),
     ], rows)  # fmt: skip
 
 
@@ -99,7 +116,7 @@ def _figure(found: Sequence[Found]) -> Figure:
         for factor, (colour, marker, line) in zip(sorted({one.factor for one in own}), LOOKS, strict=False):
             at = [one for one in own if one.factor == factor]
             axes.plot([one.budget_bytes / GIB for one in at], [100 * (one.overhead or 0) for one in at], color=colour,
-                      marker=marker, ls=line, label=f"Depthwise times {factor}")  # fmt: skip
+                      marker=marker, ls=line, label=_times(factor).capitalize())  # fmt: skip
         told = {one.budget_bytes: one.published for one in own if one.published is not None}
         axes.plot([budget / GIB for budget in told], [100 * share for share in told.values()], color=BLACK, marker="x",
                   ls="", label="MONeT published")  # fmt: skip

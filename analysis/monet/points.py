@@ -31,6 +31,7 @@ class Point:
     Attributes:
         overhead: over plain PyTorch's own step, simulated; None without a plan.
         trajectory: (seconds, cost) of each improvement.
+        least: the overhead that every plan has at least, by the proven bound; None without one.
     """
 
     network: str
@@ -46,19 +47,23 @@ class Point:
     limit_s: float
     trajectory: tuple[tuple[float, int], ...]
     stats: Mapping[str, Any]
+    least: float | None = None
 
 
 def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[Facts, list[Point]]:
     """(facts of each network, a point for each solve of a part's document that the store has).
 
-    Without a document, the solves are those of the part ``overhead``.
+    Without a document, the solves are those of the part ``overhead``. An entry may have its own cost of PyTorch's step.
     """
     first = read_json(folder / "overhead.json")
     entries = (document or first)["rows"]
     stored = read_rows(folder / first["store"], [entry["key"] for entry in entries])
     rows = {row.key: row for row in as_objects(stored)}
     plain = {net["name"]: net["pytorch_cost"] for net in first["networks"]}
-    found = [_point(entry, rows[entry["key"]], plain[entry["network"]]) for entry in entries if entry["key"] in rows]
+    found = [
+        _point(entry, rows[entry["key"]], entry.get("pytorch_cost", plain[entry["network"]]))
+        for entry in entries if entry["key"] in rows
+    ]  # fmt: skip
     return first["networks"], found
 
 
@@ -70,6 +75,7 @@ def _point(entry: Mapping[str, Any], row: Any, plain_cost: int) -> Point:
         entry["network"], entry["level"], entry["strategy"], entry["budget_bytes"], row.status, cost, row.bound,
         overhead, peak, row.wall_s, row.time_limit_s,
         tuple((float(s), int(cost)) for s, cost, _ in stats.get("trajectory", [])), stats,
+        None if row.bound is None else row.bound / plain_cost - 1,
     )  # fmt: skip
 
 
