@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,8 +59,16 @@ def draw(data: OverheadData, run: Run) -> Figure:
     strip.set_xlabel(f"Memory budget ({data.scale.unit}, everything included)")
     axes.set_title(run.title, loc="left", fontweight="bold", parse_math=False)
     handles = [*legend([data]), *strip_legend(data)]
-    figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.45)
+    place_legend(figure, handles)
     return figure
+
+
+def place_legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+    """A legend on the right; the figure becomes as high as the legend where it is not."""
+    spacing = 0.45
+    lines_in = len(handles) * (1.03 + spacing) * mpl.rcParams["legend.fontsize"] / 72
+    figure.set_figheight(max(figure.get_figheight(), lines_in + 0.25))
+    figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=spacing)
 
 
 def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:

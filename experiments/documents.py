@@ -38,7 +38,6 @@ class Drawing:
         figures: [name in docs/figures, without ``.png``] the drawn file.
         columns: of the rows behind the drawing; empty if it was computed without rows.
         commit: of the code that made the rows; None if unknown.
-        stores: [file under results/] rows to keep with the page, as JSON.
         whole: whether the page is complete; only then may it be written.
         failed: whether something could not be computed; the text says so, and the command's exit code is 1.
     """
@@ -48,7 +47,6 @@ class Drawing:
     figures: Mapping[str, Path] = field(default_factory=dict)
     columns: Sequence[str] = ()
     commit: str | None = None
-    stores: Mapping[Path, Any] = field(default_factory=dict)
     whole: bool = True
     failed: bool = False
 
@@ -133,8 +131,6 @@ def write_document(document: Document, drawing: Drawing) -> None:
             csv.writer(file, lineterminator="\n").writerows([table.heads, *table.rows])
     for name, drawn in drawing.figures.items():
         shutil.copyfile(drawn, DOCS / "figures" / f"{name}.png")
-    for path, content in drawing.stores.items():
-        write_json(path, content)
     record = {
         "page": document.page.relative_to(ROOT).as_posix(), "tables": [table.name for table in drawing.tables],
         "columns": list(drawing.columns), "drawn": datetime.date.today().isoformat(), "commit": drawing.commit,

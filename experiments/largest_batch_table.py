@@ -26,9 +26,9 @@ def draw(arguments: Sequence[str]) -> Drawing:
     if arguments:
         return drawing("", list(map(Path, arguments)), None)
     study = unpacked_study("paper")
-    scale, origin = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")["made"]
+    scale, part = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")
     lead = f"At most {SHARE * scale['time_limit_s']:g} s for each solve; {made(study, ['fig6'])}"
-    return drawing(lead, [study / "fig6"], origin["git_commit"])
+    return drawing(lead, [study / part["folder"]], part["made"]["git_commit"])
 
 
 def drawing(lead: str, folders: Sequence[Path], commit: str | None) -> Drawing:

@@ -87,7 +87,7 @@ class Pack:
     def pack(self, part: str, *, anew: bool = False) -> None:
         """Write the part's two tables from what it has used so far, and, unless `anew`, from the tables before."""
         used = sorted(self.store.used)
-        solves = [solve for name in used if name.startswith("rows/") and (solve := self._solve(name)) is not None]
+        solves = [solve for key in self.store.used_rows() if (solve := self._solve(key)) is not None]
         kept = {f"{STORE}/{name}": self.store.folder / name for name in used if not name.startswith("rows/")}
         own = (self.run / self.head, self.run / f"{part}.json", *self.run.glob(f"{part}/**/*.json"))
         kept |= {f"{RUN}/{path.relative_to(self.run).as_posix()}": path for path in own}
@@ -103,9 +103,9 @@ class Pack:
             records = [*records, *(record for record in before.to_pylist() if record[key] not in known)]
         write_table(path, pa.Table.from_pylist(sorted(records, key=lambda record: record[key]), schema=schema))
 
-    def _solve(self, name: str) -> dict[str, Any] | None:
-        """The row of a file of the store, with its plan; None if it is damaged."""
-        row = self.store.read_row(PurePosixPath(name).stem)
+    def _solve(self, key: str) -> dict[str, Any] | None:
+        """The row of that key, with its plan; None if it is damaged."""
+        row = self.store.read_row(key)
         if row is None:
             return None
         plan = None if row.plan_file is None else (self.store.folder / row.plan_file).read_text()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -65,7 +65,7 @@ class PartContext(Generic[NetworkT, ScaleT]):
         folder: of the run; a part writes files for its drawing below it.
         graph_runs: one for each graph and its settings.
         rows: [solve] rows for later parts; each paper has its own keys.
-        counted: rows of the store that the parts so far have used.
+        counted: keys of the rows that the parts so far have used.
     """
 
     cfg: DictConfig
@@ -247,9 +247,9 @@ def _amount(context: PartContext[Any, Any]) -> dict[str, Any]:
 
     A strategy that ignores the budget is not solved for each.
     """
-    names = {name for name in context.store.used if name.startswith("rows/")} - context.counted
-    context.counted |= names
-    rows = [row for name in names if (row := context.store.read_row(PurePosixPath(name).stem)) is not None]
+    keys = context.store.used_rows() - context.counted
+    context.counted |= keys
+    rows = [row for key in keys if (row := context.store.read_row(key)) is not None]
     seconds = [row.wall_s for row in rows if not get_strategy(row.strategy).ignores_budget]
     return {"solved": len(seconds), "seconds": sum(seconds)}
 

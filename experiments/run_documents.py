@@ -85,10 +85,10 @@ class PaperPage:
 
 def made(folder: Path, names: Iterable[str]) -> str:
     """Dates of a run's parts, number of their solves, and the sum of their minutes."""
-    made = [read_json(folder / f"{name}.json")["made"] for name in names]
+    parts = [read_json(folder / f"{name}.json")["made"] for name in names]
     return (
-        f"{', '.join(sorted({one['at'][:10] for one in made}))}; {sum(one['solved'] for one in made):,} solves, which "
-        f"take {sum(one['seconds'] for one in made) / 60:.0f} minutes one after another."
+        f"{', '.join(sorted({part['at'][:10] for part in parts}))}; {sum(part['solved'] for part in parts):,} solves, "
+        f"which take {sum(part['seconds'] for part in parts) / 60:.0f} minutes one after another."
     )
 
 

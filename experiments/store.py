@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -142,6 +142,10 @@ class Store:
         if graph.sha256() != sha256:
             raise InvalidInput(f"{path}: was altered after it was written")
         return graph
+
+    def used_rows(self) -> set[str]:
+        """Keys of the rows in `used`."""
+        return {PurePath(name).stem for name in self.used if name.startswith("rows/")}
 
     def _use(self, kind: str, name: str) -> Path:
         self.used.add(f"{kind}/{name}")

@@ -158,11 +158,6 @@ def strategies() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def heuristics() -> list[str]:
-    """Names of the published heuristics, sorted."""
-    return [name for name in strategies() if _REGISTRY[name].is_baseline]
-
-
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
     _discover()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,16 @@ def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     that process, and `test_torch_lengths` one that both measure the same.
     """
     from remat.cost import profile
+    from remat.torch.carried import measured_here
 
     in_a_child = profile._measure
 
     def measure(missing: dict[str, str], job: dict[str, Any], *rest: Any) -> dict[str, str]:
         if job["quantity"] != "workspace":
             return in_a_child(missing, job, *rest)
+        here = partial(measured_here, device="cpu")
         return profile._measure_here(
-            missing, _workspace, "workspace_bytes", Path(job["folder"]), job["suffix"], job["provenance"]
+            missing, here, "workspace_bytes", Path(job["folder"]), job["suffix"], job["provenance"]
         )
 
     folder = tmp_path_factory.getbasetemp()
@@ -49,16 +51,6 @@ def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("REMAT_CACHE", str(shared / "torch_cache"))
         patch.setattr(profile, "_measure", measure)
         yield
-
-
-def _workspace(signature: str) -> int:
-    """Bytes that a call on the CPU takes beside its inputs and outputs; random numbers go on as before."""
-    import torch
-
-    from remat.torch import timing
-
-    with torch.random.fork_rng([]):
-        return timing.workspace(json.loads(signature), "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -59,9 +59,9 @@ def test_portfolio_proves_the_optimum_of_small_graphs(scope):
     assert checked > 100
 
 
-@pytest.mark.parametrize("number", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "least"), [(12, 15), pytest.param(40, 50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeypatch, threads, number):
+def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeypatch, threads, number, least):
     monkeypatch.setattr(importlib.import_module("remat.solvers.portfolio"), "EXHAUSTIVE_OPERATIONS", 0)
     checked = 0
     for graph in graphs(number):
@@ -73,7 +73,7 @@ def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeyp
             else:
                 assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
             checked += 1
-    assert checked > number
+    assert checked > least
 
 
 def test_a_plan_at_every_budget_a_little_above_the_smallest():
@@ -306,8 +306,8 @@ def test_a_solve_leaves_no_thread_behind():
 def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
     compared = 0
     rng = np.random.default_rng(8)
-    graphs = [synthetic.layered(n=40, seed=seed) for seed in range(2)]
-    graphs += [random_graph(rng, 30, min_cost=1) for _ in range(3)]
+    graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
+    graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
     for graph in graphs:
         peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
         budget = (graph.largest_working_set()[0] + peak) // 2
@@ -317,7 +317,7 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
         orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
         assert orders[0] == orders[1]
         compared += 1
-    assert compared >= 2
+    assert compared >= 3
 
 
 def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:

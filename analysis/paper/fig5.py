@@ -52,8 +52,7 @@ def _figure(group: list[Sweep]) -> Figure | None:
         overhead.draw_axes(axes, panel, sweep.run)
         axes.set_title(f"{sweep.label}: {SOURCE[sweep.source]}", loc="left", fontsize=9)
         axes.set_xlabel(f"Memory budget ({panel.scale.unit})")
-    handles = overhead.legend([panel for panel, _ in shown])
-    figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.45)
+    overhead.place_legend(figure, overhead.legend([panel for panel, _ in shown]))
     return figure
 
 

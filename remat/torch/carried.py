@@ -52,14 +52,17 @@ def workspaces(known: Graph, graph: Graph, cache_folder: Path, device: str) -> l
     ends = time.monotonic() + MEASURE_S
 
     def measure(signature: str) -> int | None:
-        if time.monotonic() > ends or profiler_is_on():
-            return None
-        with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
-            return timing.workspace(json.loads(signature), device)
+        return None if time.monotonic() > ends or profiler_is_on() else measured_here(signature, device)
 
     sizes, _ = profile_workspaces(Graph(graph.name, tuple(operations), ()), cache_folder, device, measure)
     found = dict(zip(order, sizes, strict=True))
     return [found[k] for k in range(len(pairs))]
+
+
+def measured_here(signature: str, device: str) -> int:
+    """The workspace of a call in bytes, measured in this process; random numbers go on as before."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if device == "cuda" else []):
+        return timing.workspace(json.loads(signature), device)
 
 
 def _expected(old: Operation, new: Operation) -> int:
