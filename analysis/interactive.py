@@ -74,7 +74,7 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 y=height(100 * rows["overhead"].astype(float)) if len(rows) else [None],
                 text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
                 mode="markers" if curve.steps is not None else "lines+markers",
-                name=style.label + beyond(data, style.label), legendgroup=group,
+                name=style.label + beyond([data], style.label), legendgroup=group,
                 line=line | {"shape": "hv"},
                 marker={
                     "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]]

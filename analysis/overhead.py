@@ -170,19 +170,15 @@ def strip_marker(status: str, style: Style) -> dict[str, Any]:
 
 def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
     """One handle for each thing that these figures show."""
-    curves: dict[str, tuple[Curve, str]] = {}
-    for data in several:
-        for curve in data.curves:
-            if len(curve.rows) or curve.steps is not None:
-                note = beyond(data, curve.style.label) if len(several) == 1 else ""
-                curves.setdefault(curve.strategy, (curve, note))
+    shown = [c for data in several for c in data.curves if len(c.rows) or c.steps is not None]
+    curves = {c.strategy: c for c in shown}
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
-               mfc="white", label=c.style.label + note)
-        for c, note in (curves[name] for name in sorted(curves, key=order_of))
+               mfc="white", label=c.style.label + beyond(several, c.style.label))
+        for c in (curves[name] for name in sorted(curves, key=order_of))
     ]  # fmt: skip
     handles.append(Line2D([], [], ls="", label=""))
-    if any(c.members is not None for c, _ in curves.values()):
+    if any(c.members is not None for c in shown):
         handles.append(Line2D([], [], ls="", marker="o", ms=2.6, color=GREY, alpha=0.5, label="member of a family"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=GREY, mec=GREY, label="filled: proven optimal"))
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))

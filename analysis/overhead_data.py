@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,7 @@ def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     return (at, over) if over.max() > 1e-6 else None
 
 
-def beyond(data: OverheadData, label: str) -> str:
-    """A note for the label of a strategy that goes above the axis; '' for the others."""
-    return f" (↑ {100 * data.above[label]:,.0f} %)" if label in data.above else ""
+def beyond(several: Sequence[OverheadData], label: str) -> str:
+    """A note for the label of a strategy that goes above the axis of some of these panels; '' for the others."""
+    over = [f"{100 * data.above[label]:,.0f}" for data in several if label in data.above]
+    return f" (↑ {', '.join(over)} %)" if over else ""

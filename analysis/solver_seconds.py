@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from analysis.style import PALE
@@ -44,8 +45,6 @@ def draw(
                 axes.plot([x for x, _ in points], [y for _, y in points], ls="", marker=marker, mec=colour, mfc=face,
                           ms=ms, label=label)  # fmt: skip
         axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0)
-        axes.text(2.5 * limit_s, 0.5, "not reached", transform=axes.get_xaxis_transform(), rotation=90, ha="right",
-                  va="center", fontsize=6)  # fmt: skip
         axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.6 * limit_s), xlabel="Seconds")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if limit_s < 100 else (1.0,)))
         axes.xaxis.set_major_formatter("{x:g}")
@@ -54,5 +53,7 @@ def draw(
     all_axes[0].set_yticks(range(len(networks)), networks)
     all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
     handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(looks) == 4 else 3)
+    handles.append(Patch(facecolor=PALE, alpha=0.5))
+    labels.append(f"hollow: not reached in {limit_s:g} s")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) if len(labels) < 5 else 3)
     return figure

@@ -21,6 +21,7 @@ FIRST, AGAIN, HELD, HELD_FULL = "#1F3A5F", VERMILLION, "#BFD7EA", "#2B6CB0"
 RC = {
     "font.size": 9,
     "axes.titlesize": 10,
+    "axes.titlelocation": "left",
     "axes.labelsize": 9,
     "legend.fontsize": 8,
     "xtick.labelsize": 8,

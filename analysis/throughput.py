@@ -64,8 +64,8 @@ def plot(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(_apart([p["batch"] for p in document["points"]]))
-    axes.margins(x=0.08, y=0.12)
-    axes.set_ylim(bottom=0)
+    axes.margins(x=0.08)
+    axes.set_ylim(0, 1.12 * max((p["most_per_s"] for p in open_points), default=1.0))
     axes.set(xlabel="batch size", ylabel="samples / s")
 
 

@@ -6,7 +6,6 @@ finished one is only redrawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from experiments.provenance import provenance
 from experiments.settings import Settings
 from experiments.steps.job import Job
 from experiments.steps.launch import measured
-from experiments.steps.row import FORMAT, PORTFOLIO, StepRow, as_json
-from experiments.steps.table import BUDGET, METHOD, REMARK, terminal_table
+from experiments.steps.row import FORMAT, as_json
+from experiments.steps.table import BESIDE, BUDGET, METHOD, REMARK, beside, terminal_table
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from experiments.store import write_json
 from remat.errors import InvalidInput
@@ -67,7 +66,10 @@ def execute(job: Job, folder: Path, console: Console) -> dict[str, Any]:
            "rows": as_json(rows)}  # fmt: skip
     write_json(folder / "run.json", run)
     console.print(terminal_table(rows, COLUMNS))
-    _print_comparison(console, rows)
+    comparison = Table(*BESIDE)
+    for line in beside(rows):
+        comparison.add_row(*line)
+    console.print(comparison)
     return run
 
 
@@ -81,23 +83,3 @@ def _spec(cfg: DictConfig, settings: Settings, device: str) -> ModelSpec:
         given = {"batch_size": cfg.batch_size, "input_size": cfg.input_size and tuple(cfg.input_size)}
         spec = replace(spec, **{key: value for key, value in given.items() if value})
     return spec if device != "cpu" or cfg.batch_size or cfg.input_size else for_a_cpu(spec)
-
-
-def _print_comparison(console: Console, rows: Sequence[StepRow]) -> None:
-    """Print, at the peak of each other method, its time and that of our fastest plan within that peak."""
-    rows = [row for row in rows if row.measured_peak_bytes and row.predicted_ns]
-    plain_ns = next(row.predicted_ns for row in rows if row.method == "plain")
-    assert plain_ns is not None
-    ours = [row for row in rows if row.method == PORTFOLIO]
-    table = Table("at the peak of", "MB", "its predicted time", "portfolio's", "its measured time", "portfolio's")
-    for row in rows:
-        limit = row.predicted_peak_bytes or 0
-        within = [r for r in ours if (r.predicted_peak_bytes or 0) <= limit]
-        if row.method != PORTFOLIO and within:
-            best = min(within, key=lambda r: r.predicted_ns or 0)
-            table.add_row(
-                f"{row.method} {row.parameter}", f"{limit / 1e6:.1f}",
-                *(f"{(r.predicted_ns or 0) / plain_ns:.3f}" for r in (row, best)),
-                *(f"{r.measured_ratio:.3f}" for r in (row, best)),
-            )  # fmt: skip
-    console.print(table)

@@ -6,19 +6,26 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.execution import figure
+from analysis.saving import save_in_run
 from experiments import keras_applications, step_costs
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
 from experiments.steps.row import OFFERED, PORTFOLIO, StepRow, read_rows
 from experiments.steps.table import cells
 from remat.errors import InvalidInput
+from remat.files import read_json
 
 ROWS = ROOT / "results" / "cpu"
 STEPS = {  # [end of the file's name] (label, name of the long table, its columns)
-    "torch_execution": ("PyTorch, eight networks", "steps_torch", table.STEPS),
-    "tensorflow_execution": ("TensorFlow, nine networks", "steps_tensorflow", table.STEPS),
-    "keras_applications": ("keras.applications, `fit_within`", "steps_keras_applications", keras_applications.COLUMNS),
-}
+    "torch_execution": ("PyTorch, {} networks", "steps_torch", table.STEPS),
+    "tensorflow_execution": ("TensorFlow, {} networks", "steps_tensorflow", table.STEPS),
+    "keras_applications": (
+        "{} networks of keras.applications, `fit_within`", "steps_keras_applications", keras_applications.COLUMNS,
+    ),
+}  # fmt: skip
+BESIDE_PEERS = {"gpt2": "GPT-2", "resnet50": "ResNet50"}  # [network] its label; of experiment=execution
 HEADS = (
     "steps", "plans", "budgets without a plan", "above the budget", "measured / predicted peak",
     "bits of the plain step", "measured minus predicted overhead, median",
@@ -52,15 +59,30 @@ def draw(arguments: Sequence[str]) -> Drawing:
     summary, long = list[list[str]](), list[LongTable]()
     for kind, (label, name, columns) in STEPS.items():
         rows = read_rows(newest(kind))
-        summary.append([label, *_summary(rows)])
+        summary.append([label.format(len({row.model for row in rows})), *_summary(rows)])
         long.append(LongTable(name, columns, [cells(row, columns) for row in rows if row.method != OFFERED]))
     costs = step_costs.read_costs(newest("step_costs"))
     long.append(LongTable("step_costs", step_costs.HEADS, costs.rows))
+    beside, figures = _beside_peers()
     links = ", ".join(link_to(table, DOCUMENT.page) for table in long)
     text = [
-        markdown_table(HEADS, summary), f"Milliseconds of a step ({costs.where}):", costs.totals, f"Tables: {links}.",
+        markdown_table(HEADS, summary), *beside, f"Milliseconds of a step ({costs.where}):", costs.totals,
+        f"Tables: {links}.",
     ]  # fmt: skip
-    return Drawing("\n\n".join(text), long, columns=sorted(StepRow.__dataclass_fields__))
+    return Drawing("\n\n".join(text), long, figures, sorted(StepRow.__dataclass_fields__))
+
+
+def _beside_peers() -> tuple[list[str], dict[str, Path]]:
+    """A table for each network of `BESIDE_PEERS`, and its figure."""
+    text, figures = list[str](), dict[str, Path]()
+    for network, label in BESIDE_PEERS.items():
+        path = newest(f"torch_{network}_peers")
+        rows, run = read_rows(path), read_json(path)
+        name = f"execution_{network}"
+        figures[name] = save_in_run(RUNS_FOLDER / "execution", name, lambda run=run: figure(run))[0]
+        text += [f"{label}: step times over plain PyTorch's ({path.name[:10]}, {rows[0].cpu}, {run['job']['rounds']} "
+                 "rounds):", markdown_table(table.BESIDE, table.beside(rows))]  # fmt: skip
+    return text, figures
 
 
 def _summary(rows: Sequence[StepRow]) -> list[str]:

@@ -91,7 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{entry.kind} {entry.name} ...", flush=True)
         if not given.list:
             print(f"  {index.make(entry)}", flush=True)
-    index.write({})
+    if not given.list:
+        index.write({})
 
 
 class _Index:

@@ -215,6 +215,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_making_is_idempotent_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     solved = tiny(monkeypatch)
     out = ["--out", str(tmp_path), "--time-limit", "5"]
+    maker.main([*out, "--list"])
+    assert (solved, [*tmp_path.iterdir()]) == ([], [])
     maker.main([*out, "--only", "chain_24"])
     assert solved == ["chain_24"]
     maker.main(out)

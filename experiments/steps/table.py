@@ -15,6 +15,9 @@ STEPS = (  # of the steps of every framework
     MODEL, METHOD, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "measured / predicted",
     "predicted overhead", "measured overhead", "wall over plain", "repeats", "bits of", REMARK,
 )  # fmt: skip
+BESIDE = (
+    "at the peak of", "MB", "its predicted time", "the portfolio's", "its measured time", "the portfolio's",
+)  # fmt: skip
 
 
 def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
@@ -29,6 +32,26 @@ def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
     for row in rows:
         if row.method != OFFERED:
             lines.add_row(*cells(row, columns))
+    return lines
+
+
+def beside(rows: Iterable[StepRow]) -> list[list[str]]:
+    """Each other method beside the fastest plan within its peak, as cells of the columns `BESIDE`.
+
+    Times are over the plain step's.
+    """
+    timed = [(row, row.predicted_peak_bytes, row.predicted_ns, row.measured_ratio) for row in rows]
+    known = [(row, peak, ns, ratio) for row, peak, ns, ratio in timed if peak and ns and ratio is not None]
+    plain_ns = next(ns for row, _, ns, _ in known if row.method == PLAIN)
+    lines = []
+    for row, limit, ns, ratio in known:
+        ours = [(of, found) for plan, peak, of, found in known if plan.method == PORTFOLIO and peak <= limit]
+        if row.method != PORTFOLIO and ours:
+            best_ns, best_ratio = min(ours, key=lambda plan: plan[0])
+            lines.append([
+                f"{row.method} {row.parameter}".rstrip(), _mb(limit),
+                *(f"{number:.3f}" for number in (ns / plain_ns, best_ns / plain_ns, ratio, best_ratio)),
+            ])  # fmt: skip
     return lines
 
 
