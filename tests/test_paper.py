@@ -28,7 +28,7 @@ from experiments.config import group_options, register
 from experiments.paper import FULL, PARTS, QUICK, STUDY
 from experiments.paper.naive_rounding import count_feasible, valid_samples
 from experiments.paper.solver_time import SHARES
-from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
+from experiments.paper.stages import BUDGETS, LAYERS, _in_child, answer_of, solve_published, unit_chain
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 
@@ -290,3 +290,11 @@ def test_unknown_names_are_met_with_the_nearest(
 ) -> None:
     assert cli.main(["experiment=paper", "scale=quick", given]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_the_child_of_the_stages_gives_the_same_answer_and_says_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    case = (3, 3, "frontier-advancing", 20.0)
+    kept = ("columns", "rows", "lp", "cost", "bound", "proven")
+    child, here = _in_child([], *case), answer_of(*case)
+    assert [child[key] for key in kept] == [here[key] for key in kept]
+    assert capfd.readouterr().err == ""

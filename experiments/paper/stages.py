@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -69,7 +68,7 @@ def run(context: Context) -> dict[str, Any]:
 
 def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str, Any]:
     """`answer_of` in a process that can be killed."""
-    command = child_command("experiments.paper.stages", *map(str, case))
+    command = child_command("experiments.paper.stages_worker", *map(str, case))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment({}))
     children.append(child)
     output, _ = child.communicate()
@@ -123,7 +122,3 @@ def answer_of(layers: int, budget: int, form: str, limit_s: float) -> dict[str, 
     """The answer of `solve_published` for a chain, for JSON: None replaces numbers that are not finite."""
     answer = solve_published(unit_chain(layers), budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}
-
-
-if __name__ == "__main__":
-    print(json.dumps(answer_of(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))))
