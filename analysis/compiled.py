@@ -10,12 +10,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.marks import mark_break
 from analysis.saving import save_in_run
-from analysis.style import BLUE, GREY, ORANGE
+from analysis.style import BLACK, ORANGE, OURS, SKY, style_of
 
 LOOKS = {
-    "plain": (GREY, "s", "torch.compile"), "dp": (ORANGE, "^", "its knob, dp"), "ilp": (ORANGE, "v", "its knob, ilp"),
-    "remat": (BLUE, "o", "remat"),
+    "plain": (BLACK, "s", "torch.compile"), "dp": (ORANGE, "^", "its knob, dp"), "ilp": (SKY, "v", "its knob, ilp"),
+    "remat": (style_of(OURS).colour, style_of(OURS).marker, "remat"),
 }  # fmt: skip
 
 
@@ -45,7 +46,8 @@ def _panel(axes: Axes, model: Mapping[str, Any]) -> None:
         spread = [[q[1] - q[0] for q in quartiles], [q[2] - q[1] for q in quartiles]]
         peaks = [row["peak_bytes"] / plain for row in rows]
         line = "-" if variant == "remat" else "none"
-        axes.errorbar(peaks, middle, yerr=spread, fmt=marker, color=colour, linestyle=line, markersize=4.5,
+        axes.errorbar(peaks, middle, yerr=spread, fmt=marker, color=colour, linestyle=line, markersize=5,
                       linewidth=1, label=label)  # fmt: skip
+    mark_break(axes)
     axes.set_title(str(model["model"]))
     axes.set_xlabel("peak / torch.compile's")

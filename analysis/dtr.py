@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.marks import mark_break
 from analysis.saving import save_in_run
 from analysis.style import BLACK, GREY, OURS, style_of
 
@@ -55,3 +56,4 @@ def _panel(axes: Axes, name: str, network: Mapping[str, Any]) -> None:
     axes.set_title(name)
     axes.set_xlim(0.15, 1.0)
     axes.set_ylim(bottom=0.98)
+    mark_break(axes)

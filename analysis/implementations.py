@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.marks import mark_break
 from analysis.saving import save_in_run
 from analysis.style import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS
 
@@ -32,9 +33,10 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, model in zip(panels, models, strict=True):
         _panel(axes, model, [row for row in asked if row["model"] == model])
     panels[0].set_ylabel("step time / plain step's")
+    mark_break(panels[0])
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     labels = [f"{name}, {how}" for name in COLOURS for how in ("measured", "predicted")]  # a column for each choice
-    labels.append(NO_PLAN)
+    labels += [NO_PLAN] if NO_PLAN in handles else []
     drawing.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=4)
     return drawing
 
@@ -58,7 +60,8 @@ def _panel(axes: Axes, title: str, asked: Sequence[Mapping[str, Any]]) -> None:
         at_the_foot = axes.get_xaxis_transform()  # y from 0 at the foot of the panel to 1 at its head
         axes.plot(without, [0.03] * len(without), "x", color=colour, markersize=5, transform=at_the_foot,
                   linestyle="none")  # fmt: skip
-    axes.plot([], [], "x", color=LIGHT_GREY, markersize=5, linestyle="none", label=NO_PLAN)
+    if any(not row.get("predicted_peak_bytes") for row in asked):
+        axes.plot([], [], "x", color=LIGHT_GREY, markersize=5, linestyle="none", label=NO_PLAN)
     axes.axhline(1.0, color=PLAIN, linewidth=0.9, zorder=1)
-    axes.set(title=title, xlabel="budget / plain peak", xlim=(-0.5, len(budgets) - 0.5))
+    axes.set(title=title, xlabel="budget / activation memory", xlim=(-0.5, len(budgets) - 0.5))
     axes.set_xticks(range(len(budgets)), budgets)
