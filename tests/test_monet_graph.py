@@ -250,6 +250,18 @@ def test_ratios_of_a_cpu_are_those_of_both_passes() -> None:
         monet_graph("unet", 2, ratios="gpu")
 
 
+def test_ratios_of_a_p100_are_the_logged_ones_in_each_pass() -> None:
+    slow, p100 = (monet_graph("vgg16", 2, winograd=False, ratios=ratios) for ratios in ("cpu", "p100"))
+    both = {pair.forward: pair.ip_grad for pair in pairs(p100)}
+    for kind, name, (forward, backward) in (("relu_", "mask", (2.19, 1.87)), ("max_pool2d", "indices", (1.19, 1.44))):
+        k = next(k for k, op in enumerate(p100.operations) if op.kind == f"aten::{kind}")
+        for at, ratio in ((k, forward), (both[k], backward)):
+            op = p100.operations[at]
+            assert {one.name: one.cost for one in op.implementations}[name] == round(ratio * op.cost)
+    for one, other in zip(p100.operations, slow.operations, strict=True):
+        assert all(a.cost <= b.cost for a, b in zip(one.implementations, other.implementations, strict=True))
+
+
 def test_gist_by_hand() -> None:
     graph = with_gist(training_graph(tiny(2), "tiny", implementations="none"))
     solution = remat.solve(graph, "1GB", "gist")

@@ -16,7 +16,7 @@ from analysis.monet.points import GIB, Point, cheapest, contained
 from analysis.monet.solver_time import timed
 from experiments import cli
 from experiments.config import register
-from experiments.monet import PARTS
+from experiments.monet import PARTS, algorithms
 from experiments.monet.depthwise import depthwise, slower
 from experiments.monet.implementations import available, count, reason
 from experiments.monet.published import NETWORKS
@@ -52,6 +52,27 @@ def test_plain_pytorch_needs_what_was_published_only_in_gib() -> None:
         graph = monet_graph(name)
         peak = remat_peak(graph, plain_pytorch(graph))
         assert peak / GIB == pytest.approx(NETWORKS[name].pytorch_gib, rel=0.01)
+
+
+def test_measured_algorithms_cost_the_logged_share_of_the_default() -> None:
+    plain = monet_graph("vgg16", winograd=False, ratios="p100")
+    graph = algorithms.with_algorithms(plain)
+    convolutions = [k for k, op in enumerate(graph.operations) if op.kind.startswith("aten::_convolution")]
+    assert len(convolutions) == 3 * 13
+    shares = {
+        (one.name, round(one.workspace_bytes / 2**20, 1)): one.cost / graph.operations[2].cost
+        for one in graph.operations[2].implementations  # the second convolution, of 64 channels
+    }
+    assert shares == {
+        ("algorithm_6", 0.4): pytest.approx(70.81 / 95.05), ("algorithm_7", 9702.6): pytest.approx(68.87 / 95.05),
+    }  # fmt: skip
+    first_backward = next(k for k in convolutions if graph.operations[k].is_backward)  # weights of the last one
+    assert [one.name for one in graph.operations[first_backward].implementations] == ["algorithm_4"]
+    assert graph.default().sha256() == plain.default().sha256()
+    for gib, logged in algorithms.LOGGED.items():  # a step of PyTorch follows from each budget: they must agree
+        published = dict(zip(NETWORKS["vgg16"].budgets_gib, NETWORKS["vgg16"].overheads_percent, strict=True))
+        assert logged.measured_ms / (1 + published[gib] / 100) == pytest.approx(algorithms.pytorch_ms(), rel=0.01)
+        assert logged.program_ms == pytest.approx(logged.measured_ms, rel=0.02)
 
 
 def remat_peak(graph: Graph, plan: Plan) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.peers import BETTER, HEADS, OPEN, WORSE, Number, moccasin, slowdowns
+from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, moccasin, slowdowns
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,15 @@ from experiments.peers import BETTER, HEADS, OPEN, WORSE, Number, moccasin, slow
         (-5.3, -5.2, {"signed": True}, WORSE),
         (8.72, 7.9, {"signed": True}, BETTER),
         (1.0, None, {}, OPEN),
+        (1.25, 1.29, {"is_baseline": True}, SAME),  # neither better nor worse: within 5 %
+        (7.07, 1.89, {"is_baseline": True}, DIFFERS),
     ],
 )
 def test_verdicts(published: float, ours: float | None, how: dict[str, bool], verdict: str) -> None:
     number = Number("paper", "what", published, ours, "the cause", **how)
     assert number.verdict == verdict
     assert len(number.cells()) == len(HEADS)
-    assert number.cells()[-1] == (f"{WORSE}: the cause" if verdict == WORSE else verdict)
+    assert number.cells()[-1] == (verdict if verdict in (BETTER, SAME) else f"{verdict}: the cause")
 
 
 def test_every_stored_result_of_the_rivals_has_a_number() -> None:

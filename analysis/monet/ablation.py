@@ -95,7 +95,7 @@ def _figure(facts: Facts, points: Sequence[Point], levels: Sequence[str]) -> Fig
     series = {LEVELS[level]: values[level] for level in levels}
     tried = {level: {name for name, _ in at if select(points, name, level, OURS)} for level in levels}
     labels = [
-        ["" if name not in tried[level] else "x" if value is None else f"{value:.0f}"
+        ["" if name not in tried[level] else "x" if value is None else f"{value:.1f}"
          for (name, _), value in zip(at, series[LEVELS[level]], strict=True)] for level in levels
     ]  # fmt: skip
     grouped_bars(axes, groups, series, [COLOURS[level] for level in levels], labels)

@@ -12,16 +12,17 @@ from matplotlib.ticker import MultipleLocator
 
 from analysis.marks import write_beyond
 from analysis.monet.points import (
+    ALGORITHMS,
     ALL,
     CPU,
     GIB,
     GIST,
-    JOINT,
     MILP,
     NO_WINOGRAD,
     NONE,
     OURS,
     OVERHEAD,
+    P100,
     PROGRAM,
     Facts,
     Point,
@@ -34,7 +35,7 @@ from analysis.monet.points import (
     select,
 )
 from analysis.parts import Part, Table, percent, prose
-from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
+from analysis.style import BLACK, BLUE, FOREST, GREY, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
 # label, level, strategy, colour, marker, line; beside them a band between the portfolio's plans at two sets of costs
@@ -43,11 +44,12 @@ LINES = (
     ("Portfolio, default implementations", NONE, OURS, SKY, "s", "-"),
     ("MONeT's program, ratios of the roofline", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
 )
-EDGE, BAND = "Portfolio, all implementations, ratios of the roofline", "... up to ratios of a CPU"
-WITH_WINOGRAD = "Portfolio, with modelled Winograd"
+EDGE = "Portfolio, all implementations, ratios of a P100"
+BAND = "... from ratios of the roofline to ratios of a CPU"
+LOGGED = "MONeT's program with Gurobi, from its logs"
 CAPTION = (
-    "Overhead over PyTorch's own step (%) against memory budget (GiB); the band lies between two assumptions about "
-    "implementations without a measurement; plans beyond the frame stand at its top with their value"
+    "Overhead over PyTorch's own step (%) against memory budget (GiB); the band lies between two assumptions about the "
+    "costs of implementations; plans beyond the frame stand at its top with their value"
 )
 COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
@@ -57,7 +59,9 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     facts, points = read_points(folder)
     peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
-        *prose(__file__, overheads=_overheads(facts, points), peaks=", ".join(peaks), program=_program_words(points)),
+        *prose(__file__, overheads=_overheads(facts, points), algorithms=_algorithm_words(facts, points),
+               peaks=", ".join(peaks), program=_program_words(points),
+               pytorch=", ".join(f"{net['logged']['pytorch_ms']:.0f} ms" for net in facts if net["logged"])),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _plain_table(facts, points), _all_solves(facts, points)],
     )  # fmt: skip
@@ -68,11 +72,29 @@ def _overheads(facts: Facts, points: Sequence[Point]) -> str:
     texts = []
     for net in facts:
         budget = min(net["budgets_bytes"])
-        fast, slow, none = (
-            contained_words(points, net["name"], level, budget) or "not tried" for level in (NO_WINOGRAD, CPU, NONE)
+        fast, ours, slow, none = (
+            contained_words(points, net["name"], level, budget) or "not tried"
+            for level in (NO_WINOGRAD, P100, CPU, NONE)
         )
-        texts.append(f"{net['label']} at {gib(budget)} GiB {fast} to {slow} (default implementations: {none})")
+        texts.append(f"{net['label']} at {gib(budget)} GiB {ours} ({fast} to {slow}; default implementations: {none})")
     return "; ".join(texts)
+
+
+def _algorithm_words(facts: Facts, points: Sequence[Point]) -> str:
+    """Ms of our plan and of that of MONeT's program, with the measured algorithms, at each budget that has both."""
+    texts = []
+    for net in facts:
+        found = []
+        for budget, ms in net["logged"].get("program_ms", {}).items():
+            ours = contained(points, net["name"], ALGORITHMS, int(budget))
+            if ours is not None and ours.cost is not None:
+                found.append(f"{ours.cost / 1e6:.0f} and {ms:.0f} at {gib(int(budget))} GiB")
+        if found:
+            texts.append(
+                f"{net['label']} with measured algorithms, ms of our plan and of that of MONeT's program with Gurobi: "
+                f"{', '.join(found)}."
+            )
+    return " ".join(texts)
 
 
 def _program_words(points: Sequence[Point]) -> str:
@@ -83,8 +105,9 @@ def _program_words(points: Sequence[Point]) -> str:
     better = sum(p.cost is not None and p.cost < p.stats.get("start_cost", 0) for p in own)
     ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
     return (
-        f"MONeT's program, with HiGHS instead of Gurobi and {own[0].limit_s:g} s for each solve, found a plan "
-        f"in {with_plan} of {len(own)} solves, cheaper than its start in {better}; {ended} ran to the end."
+        f"MONeT's program starts from a short search's plan. With HiGHS instead of Gurobi and {own[0].limit_s:g} s for "
+        f"each solve, it found a cheaper one in {better} of {len(own)} solves; {ended} ran to the end. In {with_plan} "
+        "solves it had a plan, if only that start."
     )
 
 
@@ -96,17 +119,17 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
         for budget in sorted(net["budgets_bytes"], reverse=True):
             cells = [
                 overhead_words(select(points, net["name"], NONE, ALL), budget),
-                *(contained_words(points, net["name"], level, budget) for level in (NO_WINOGRAD, CPU)),
+                *(contained_words(points, net["name"], level, budget) for level in (P100, NO_WINOGRAD, CPU)),
                 overhead_words(select(points, net["name"], NO_WINOGRAD, PROGRAM), budget),
-                overhead_words(select(points, net["name"], JOINT, OURS), budget),
             ]
             known = published.get(budget)
             rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %", *cells])
     return Table(
         "monet_overhead", "Overhead over PyTorch's own step of the cheapest plan within a budget; empty: not tried, or "
         "not published",
-        ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, ratios of the roofline",
-         "portfolio, ratios of a CPU", "MONeT's program, ratios of the roofline", "portfolio, with Winograd"], rows,
+        ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, ratios of a P100",
+         "portfolio, ratios of the roofline", "portfolio, ratios of a CPU", "MONeT's program, ratios of the roofline"],
+        rows,
     )  # fmt: skip
 
 
@@ -145,16 +168,16 @@ def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
 
 
 def _figure(facts: Facts, points: Sequence[Point]) -> Figure:
-    """A panel for each network, and one for each network with Winograd; the legend is below."""
+    """A panel for each network, and one for each network with measured algorithms; the legend is below."""
     panels = [(net, False) for net in facts]
-    panels += [(net, True) for net in facts if select(points, net["name"], JOINT, OURS)]
+    panels += [(net, True) for net in facts if select(points, net["name"], ALGORITHMS, OURS)]
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(max(6.4, 3.9 * columns), 3.3 * lines + 0.8), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
-    for axes, (net, with_winograd) in zip(grid, panels, strict=False):
-        _panel(axes, net, points, with_winograd)
+    for axes, (net, measured) in zip(grid, panels, strict=False):
+        _panel(axes, net, points, measured)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     for axes in grid[len(panels) :]:
@@ -163,44 +186,61 @@ def _figure(facts: Facts, points: Sequence[Point]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], with_winograd: bool) -> None:
+def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], measured: bool) -> None:
+    """`measured`: with measured algorithms of convolutions, beside the logs of MONeT's program."""
     own = [p for p in points if p.network == net["name"]]
     budgets = sorted(net["budgets_bytes"])
     axes.axhline(0, color=GREY, lw=0.7, zorder=1)
-    edges = [_edge(own, net["name"], level, budgets) for level in (NO_WINOGRAD, CPU)]
-    both = sorted(edges[0].keys() & edges[1].keys())
-    axes.plot([*edges[0]], [min(y, TOP) for y in edges[0].values()], color=WINE, marker="*", ms=7, lw=1.3, label=EDGE,
+    ours = _edge(own, net["name"], ALGORITHMS if measured else P100, budgets)
+    axes.plot([*ours], [min(y, TOP) for y in ours.values()], color=WINE, marker="*", ms=7, lw=1.3, label=EDGE,
               zorder=3)  # fmt: skip
-    low, high = ([min(edge[x], TOP) for x in both] for edge in edges)
-    axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
-    shown = [("", WINE, edges[0])]
-    for label, level, strategy, colour, marker, line in () if with_winograd else LINES:
-        mine = {
-            b / GIB: 100 * p.overhead for b in budgets if select(own, net["name"], level, strategy)
-            and (p := cheapest(select(own, net["name"], level, strategy), b)) and p.overhead is not None
-        }  # fmt: skip
-        shown.append((label, colour, mine))
-        axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
-                  label=label, zorder=3)  # fmt: skip
-    if with_winograd:
-        joint = _edge(own, net["name"], JOINT, budgets)
-        shown.append((WITH_WINOGRAD, ORANGE, joint))
-        axes.plot([*joint], [*joint.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=WITH_WINOGRAD)
+    shown = [(WINE, ours)]
+    if measured:
+        plain = net["logged"]["pytorch_ms"]
+        logged = {int(b) / GIB: 100 * (ms / plain - 1) for b, ms in net["logged"]["program_ms"].items()}
+        axes.plot([*logged], [*logged.values()], color=FOREST, marker="p", ls="-.", lw=1.5, ms=4.5, label=LOGGED)
+        shown.append((FOREST, logged))
     else:
+        _band(axes, own, net["name"], budgets)
+        shown += _other_methods(axes, own, net["name"], budgets)
         _gist(axes, own)
-    write_beyond(axes, TOP, [(colour, line) for _, colour, line in shown])
-    plain = net["pytorch_peak_bytes"] / GIB
-    axes.plot(plain, 0, color=BLACK, marker="P", ls="", ms=7, label="Plain PyTorch, simulated", zorder=4)
+        axes.plot(net["pytorch_peak_bytes"] / GIB, 0, color=BLACK, marker="P", ls="", ms=7,
+                  label="Plain PyTorch, simulated", zorder=4)  # fmt: skip
+    write_beyond(axes, TOP, shown)
     axes.plot([*net["budgets_gib"][::-1], net["pytorch_gib"]], [*net["overheads_percent"][::-1], 0.0], color=BLACK,
               marker="o", mfc="white", ms=4, lw=1.1, ls=(0, (4, 2)), label="MONeT published, measured",
               zorder=2)  # fmt: skip
-    lowest = min((y for _, _, line in shown for y in line.values()), default=0.0)
+    lowest = min((y for _, line in shown for y in line.values()), default=0.0)
     axes.set_ylim(min(BOTTOM, 5 * ((lowest - 4) // 5)), TOP)
-    axes.set_xlim(min(*budgets, min(net["budgets_gib"]) * GIB) / GIB - 0.5, max(plain, net["pytorch_gib"]) + 0.6)
+    right = max(net["pytorch_peak_bytes"] / GIB, net["pytorch_gib"])
+    axes.set_xlim(min(*budgets, min(net["budgets_gib"]) * GIB) / GIB - 0.5, right + 0.6)
     axes.xaxis.set_major_locator(MultipleLocator(2))
-    what = "with modelled Winograd" if with_winograd else COST_NAMES[net["costs"]]
+    what = "measured algorithms" if measured else COST_NAMES[net["costs"]]
     axes.set_title(f"{net['label']} ({net['batch']}), {what}", loc="left", fontsize=9, pad=12)
     axes.set(xlabel="Memory budget (GiB)", ylabel=OVERHEAD)
+
+
+def _band(axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int]) -> None:
+    edges = [_edge(own, net, level, budgets) for level in (NO_WINOGRAD, CPU)]
+    both = sorted(edges[0].keys() & edges[1].keys())
+    low, high = ([min(edge[x], TOP) for x in both] for edge in edges)
+    axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
+
+
+def _other_methods(
+    axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int]
+) -> list[tuple[str, dict[float, float]]]:
+    """Draw `LINES`; (colour, [GiB] percentage) of each."""
+    shown = []
+    for label, level, strategy, colour, marker, line in LINES:
+        mine = {
+            b / GIB: 100 * p.overhead for b in budgets if select(own, net, level, strategy)
+            and (p := cheapest(select(own, net, level, strategy), b)) and p.overhead is not None
+        }  # fmt: skip
+        shown.append((colour, mine))
+        axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
+                  label=label, zorder=3)  # fmt: skip
+    return shown
 
 
 def _edge(points: Sequence[Point], net: str, level: str, budgets: Sequence[int]) -> dict[float, float]:

@@ -12,14 +12,17 @@ from analysis.parts import percent
 from analysis.results import WITH_PLAN, as_objects, read_json, read_rows
 
 GIB = 2**30
-NONE, NO_WINOGRAD, CPU, JOINT, GIST = "none", "no_winograd", "cpu", "joint", "gist"
+NONE, NO_WINOGRAD, P100, CPU = "none", "no_winograd", "p100", "cpu"
+ALGORITHMS, GIST = "algorithms", "gist"
 OURS, MILP, PROGRAM = ALL = "portfolio", "checkmate_milp", "monet"  # strategies that choose plans by budget
 LEVELS = {
     NONE: "default", "in_place": "+ in place", "conv": "in place, Winograd", "output": "+ from outputs",
-    NO_WINOGRAD: "all", CPU: "all, ratios of a CPU", JOINT: "all and Winograd", GIST: "Gist's",
+    NO_WINOGRAD: "all", P100: "all, ratios of a P100", CPU: "all, ratios of a CPU",
+    ALGORITHMS: "all, ratios of a P100, measured algorithms", GIST: "Gist's",
 }  # fmt: skip
 # Each level's plans are plans of those after it too, and cost no more there.
-WIDER = (NONE, "in_place", "output", CPU, NO_WINOGRAD)
+WIDER = (NONE, "in_place", "output", CPU)
+CONTAINED = {**{level: WIDER[:i] for i, level in enumerate(WIDER)}, P100: WIDER, NO_WINOGRAD: WIDER, "conv": WIDER[:2]}
 OVERHEAD = "Overhead over PyTorch's own step (%)"
 Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
 
@@ -102,7 +105,7 @@ def contained(points: Sequence[Point], network: str, level: str, budget_bytes: i
     """
     if not select(points, network, level, OURS):
         return None
-    inside = WIDER[: WIDER.index(level) + 1] if level in WIDER else (NONE, level)
+    inside = (*CONTAINED.get(level, ()), level)
     found = [cheapest(select(points, network, one, OURS), budget_bytes) for one in inside]
     return min((p for p in found if p is not None), key=lambda p: p.overhead or 0.0, default=None)
 

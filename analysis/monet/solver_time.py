@@ -24,7 +24,10 @@ NAMES = {OURS: "Portfolio", PROGRAM: "MONeT's program"}
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When a solve had its first plan, and one within 5 % of the best known plan of its problem; None for never."""
+    """When a solve had its first plan, and one within 5 % of the best known plan of its problem; None for never.
+
+    The plan from which MONeT's program starts is not its own.
+    """
 
     point: Point
     first_s: float | None
@@ -68,8 +71,9 @@ def timed(points: Sequence[Point]) -> list[Timed]:
     found = []
     for p in points:
         best = min(costs[p.network, p.level, p.budget_bytes], default=None)
-        first = reached(p.trajectory, p.cost, p.wall_s, None)
-        near = None if best is None else reached(p.trajectory, p.cost, p.wall_s, NEAR * best)
+        own = p.cost if p.strategy != PROGRAM or (p.cost or 0) < p.stats.get("start_cost", 0) else None
+        first = reached(p.trajectory, own, p.wall_s, None)
+        near = None if best is None else reached(p.trajectory, own, p.wall_s, NEAR * best)
         found.append(Timed(p, first, near, best))
     return found
 

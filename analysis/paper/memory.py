@@ -41,7 +41,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     if matrices is not None:
         figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, chain=chain_words, spread=_spread(sizes)),
+        *prose(__file__, chain=chain_words, spread=_spread(sizes), features=_features(sizes)),
         figures,
         [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
@@ -64,6 +64,13 @@ def _sizes(sizes: list[dict[str, Any]]) -> Figure:
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def _features(sizes: Sequence[Mapping[str, Any]]) -> str:
+    """The least and the most times that a network's features take the bytes of its parameters."""
+    found = sorted((s["features_bytes"] / s["parameter_bytes"], s["label"]) for s in sizes if s["parameter_bytes"])
+    ends = dict.fromkeys((found[0], found[-1])) if found else {}
+    return " to ".join(f"{ratio:,.0f} times ({label})" for ratio, label in ends) + " the bytes"
 
 
 def _positive(numbers: Sequence[int]) -> np.ndarray:
@@ -101,7 +108,8 @@ def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:
 
 def _caption(run: Run) -> str:
     """The figure's caption: network, budget, and the strategies without a plan."""
-    without = [style_of(name).label for name in run.strategies if name not in set(run.planned["strategy"])]
+    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
+    without = [style_of(name).label for name in run.strategies if name in asked]
     missing = f"; without a plan there: {', '.join(without)}" if without else ""
     budget = int(run.shown["budget_bytes"].min()) / 1e9
     return f"{run.title} within {budget:.2f} GB: values computed and held in each stage{missing}"

@@ -98,7 +98,10 @@ def _rows(label: str, runs: Runs) -> list[list[str]]:
         fitting = [cost for cost, peak in points if peak <= budget]
         ratio = f"{min(fitting) / int(best.cost):.3f}" if fitting and best is not None else ""
         within = "" if best is None or best.gap is None else percent(float(best.gap))
-        why = "" if fitting else _why(run, strategy)
+        least = min((peak for _, peak in points), default=None)
+        why = "" if fitting else _why(run, strategy) if least is None else (
+            f"the least peak of all is {least / 1e9:.2f} GB, the budget {budget / 1e9:.2f} GB"
+        )  # fmt: skip
         rows.append([label, words, str(len(points)), str(len(fitting)), ratio, within, why])
     return rows
 

@@ -39,9 +39,12 @@ def _rows(sweep: Sweep) -> list[list[str]]:
     rows, n_budgets = [], len(decided_costs(sweep.run))
     published = PUBLISHED.get(sweep.label, {})
     for run, words in ((sweep.run, ""), (sweep.artifact, ", as the artifact counts")):
-        for name in [] if run is None else run.strategies:
+        if run is None:
+            continue
+        for name in run.strategies:
             values = ratios(sweep.run, name, run)
-            if words and not values and name not in published:
+            does_not_apply = set(run.shown.loc[run.shown["strategy"] == name, "status"]) <= {"SKIPPED"}
+            if not values and (does_not_apply or (words and name not in published)):
                 continue  # nothing to compare
             mean, most = (f"{geometric_mean(values):.3f}", f"{max(values):.3f}") if values else ("", "")
             rows.append([

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from experiments.build import Subject
+from experiments.monet import algorithms
 from experiments.monet.published import Network
 from experiments.parts import PartContext
 from experiments.row import Row
@@ -17,9 +18,11 @@ from remat.graph import Graph
 from remat.registry import get_strategy
 from remat.simulator import Trace, simulate
 
-# Implementations: the default ones; all but Winograd, by ratios of the roofline and of a CPU; all; Gist's.
-NONE, NO_WINOGRAD, CPU, JOINT, GIST = "none", "no_winograd", "cpu", "joint", "gist"
-WINOGRAD = ("vgg16",)  # networks for which plans with Winograd, whose costs are modelled, are shown as well
+# Implementations: the default ones; all but Winograd, by ratios of the roofline, of a P100 and of a CPU; those of the
+# P100 and measured algorithms of convolutions; all, Winograd included; Gist's.
+NONE, NO_WINOGRAD, P100, CPU = "none", "no_winograd", "p100", "cpu"
+ALGORITHMS, JOINT, GIST = "algorithms", "joint", "gist"
+WINOGRAD = ("vgg16",)  # networks whose ablation has Winograd, whose costs are modelled
 OURS, MILP, PROGRAM = "portfolio", "checkmate_milp", "monet"  # the strategies that this experiment compares
 CONV = "conv"  # the level of `LEVELS` that adds Winograd
 PROFILED_GPU = "p100"  # the device of the published costs
@@ -54,7 +57,7 @@ class Case:
     """One solve.
 
     Attributes:
-        level: of `LEVELS`, or `NO_WINOGRAD`, `CPU`, `JOINT` or `GIST`.
+        level: of `LEVELS`, or `NO_WINOGRAD`, `P100`, `CPU`, `ALGORITHMS`, `JOINT` or `GIST`.
         cost_cap: if given, the solve only asks whether some plan costs no more.
     """
 
@@ -120,7 +123,8 @@ def graph_run_of(
 
 def joint_levels(network: Network) -> tuple[str, ...]:
     """The levels with all implementations at which a network is solved."""
-    return (NO_WINOGRAD, CPU, JOINT) if network.name in WINOGRAD else (NO_WINOGRAD, CPU)
+    all_of_them = (NO_WINOGRAD, P100, CPU)
+    return (*all_of_them, ALGORITHMS) if network.name == algorithms.NETWORK else all_of_them
 
 
 def graph_run_of_case(context: Context, case: Case) -> GraphRun:
@@ -132,11 +136,13 @@ def graph_run_of_case(context: Context, case: Case) -> GraphRun:
 
 def _subject(context: Context, network: Network, level: str) -> Subject:
     profile = published_graph(context, network)
+    implementations = {GIST: NONE, **dict.fromkeys((NO_WINOGRAD, P100, CPU, ALGORITHMS), JOINT)}.get(level, level)
     graph = monet_graph(
-        network.name, network.batch, implementations={GIST: NONE, NO_WINOGRAD: JOINT, CPU: JOINT}.get(level, level),
-        profile=profile, gpu=context.settings.gpu, winograd=level in (CONV, JOINT),
-        ratios="cpu" if level == CPU else "roofline", gist=level == GIST,
+        network.name, network.batch, implementations=implementations, profile=profile, gpu=context.settings.gpu,
+        winograd=level in (CONV, JOINT), ratios={P100: "p100", ALGORITHMS: "p100", CPU: "cpu"}.get(level, "roofline"),
+        gist=level == GIST,
     )  # fmt: skip
+    graph = algorithms.with_algorithms(graph) if level == ALGORITHMS else graph
     if level != NONE:
         graph = replace(graph, name=f"{graph.name}_{level}")
     source = ("roofline", "modelled") if profile is None else ("profile", "file")
@@ -168,5 +174,9 @@ def solve_gist(context: Context, network: Network) -> list[dict[str, Any]]:
 
 
 def entry(case: Case, row: Row) -> dict[str, Any]:
-    """A document's entry for a solve; the rest is in the store."""
-    return {**asdict(case), "key": row.key}
+    """A document's entry for a solve; the rest is in the store.
+
+    PyTorch's own step is the simulated one, except beside measured algorithms, where its logged time is known.
+    """
+    own = {"pytorch_cost": round(1e6 * algorithms.pytorch_ms())} if case.level == ALGORITHMS else {}
+    return {**asdict(case), "key": row.key, **own}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from experiments.monet import algorithms
 from experiments.monet.cases import (
     GIST,
     MILP,
@@ -22,7 +24,7 @@ from experiments.monet.cases import (
     solve,
     solve_gist,
 )
-from experiments.monet.published import Network
+from experiments.monet.published import GIB, Network
 from remat.programs.monet import estimate_columns
 
 
@@ -54,6 +56,7 @@ def facts(context: Context, network: Network) -> dict[str, Any]:
         "costs": graph_run.subject.cost_model,
         "operations": len(graph),
         "implementations": sum(len(op.implementations) for op in graph.operations),
+        "logged": _logged(network, budgets_of(context, network)),
         "columns": {level: estimate_columns(graphs[level]) for level in (NONE, NO_WINOGRAD)},
         "fixed_bytes": graph.fixed_bytes,
         "total_cost": graph.total_cost,
@@ -63,3 +66,11 @@ def facts(context: Context, network: Network) -> dict[str, Any]:
         "budgets_bytes": list(budgets_of(context, network)),
         "graphs": {level: one.sha256() for level, one in graphs.items()},
     }
+
+
+def _logged(network: Network, budgets: Sequence[int]) -> dict[str, Any]:
+    """Ms of PyTorch's own step and, by budget in bytes, of the plans of MONeT's program, from its logs; {} without."""
+    if network.name != algorithms.NETWORK:
+        return {}
+    known = {round(gib * GIB): logged.program_ms for gib, logged in algorithms.LOGGED.items()}
+    return {"pytorch_ms": algorithms.pytorch_ms(), "program_ms": {str(b): known[b] for b in budgets if b in known}}

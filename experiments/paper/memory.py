@@ -38,10 +38,13 @@ def _solve(context: Context, name: str, subject: Subject, title: str, tenth: int
 
 
 def _sizes(context: Context, network: Network) -> dict[str, Any]:
-    """Bytes of one network's parameters, its features at the published batch, and costs and bytes of its layers."""
+    """Bytes of one network's parameters, its features at the published batch, and costs and bytes of its layers.
+
+    The loss is no layer: its one number would be the smallest by far.
+    """
     subject = extracted(context, network)
     graph = subject.graph
-    forward = [op for op in graph.operations if not op.is_backward]
+    forward = [op for k, op in enumerate(graph.operations) if not op.is_backward and k != graph.loss]
     sizes = [sum(graph.values[v].bytes for v in op.outputs) for op in forward]
     return {"name": network.name, "label": network.label, "batch": subject.batch_size, "features_bytes": sum(sizes),
             "parameter_bytes": per_sample(configured_model(network.name)).parameter_bytes // 2,

@@ -1,8 +1,8 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
 `add_implementations` lists them and their names. Their costs are modelled: the cost of the default implementation times
-the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. `at_cpu_ratios` gives the
-other end: what these implementations took on a CPU.
+the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. `at_ratios` gives what
+these implementations took: on a CPU, or on the P100 of MONeT's authors.
 
 Scratch memory counts only beyond the default's own, which the published graphs do not give: for example, int64 indices
 of a max pooling exist for a moment in each of its implementations. Kernels that pack and read masks need none.
@@ -41,6 +41,14 @@ CPU_RATIOS = {
     ("aten::max_pool2d", "indices"): 1.77,
     ("aten::batch_norm", "output"): 1.21,
 }
+# (kind, implementation) -> (forward, backward) time over the default's on a P100, from the log of MONeT's program for
+# VGG-16 (github.com/utsaslab/monet-schedules, monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out): equal to 1 % at every
+# size. Only VGG-16's log has such times, so that hardtanh and leaky ReLU have ReLU's.
+P100_RATIOS = {
+    **dict.fromkeys(((kind, "mask") for kind in ACTIVATIONS), (2.19, 1.87)),
+    ("aten::max_pool2d", "indices"): (1.19, 1.44),
+}
+RATIOS = ("roofline", "cpu", "p100")
 
 _TILE, _TAPS = 4, 3  # F(4x4, 3x3): tiles of 6 x 6, 36 products where the direct form has 144
 _POINTS = (_TILE + _TAPS - 1) ** 2
@@ -185,10 +193,10 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
     - ``in_place`` (f; in_place): activations, ``add_`` and ``dropout`` overwrite the output of the operation before.
     - ``winograd`` (f, b; conv): non-fused F(4x4, 3x3) for dense 3x3 convolutions of stride 1, all three passes.
       Scratch: the whole transformed input, output and filters. The default stands for implicit GEMM, without scratch.
-      **Modelled: no measurement of any algorithm exists here.** Time is a quarter of the arithmetic, more where the
-      tiles overhang, plus the traffic of the transforms, both at the rates that the default achieves. That flatters
-      Winograd, and thus every plan of this level and later ones: real Winograd gains less, and PyTorch with
-      ``cudnn.benchmark`` uses it already where it fits. Levels without it are as reliable as the published costs.
+      Time is modelled: a quarter of the arithmetic, more where the tiles overhang, plus the traffic of the
+      transforms, both at the rates that the default achieves. On VGG-16 that is 0.31 to 0.69 of the default; the log
+      of MONeT's program has 0.31 to 0.72 of its non-fused Winograd on a P100. PyTorch itself runs such algorithms
+      where they fit, which plain steps by the default's costs do not.
       (FFT is left out, because it is for 5x5 and larger windows of stride 1, which none of the five networks has.)
     - ``output`` (b; output): the gradient from the operation's own output, for ReLU and leaky ReLU. Also for batch
       normalization, whose output then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does this by
@@ -217,21 +225,30 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
     return builder.done()
 
 
-def at_cpu_ratios(graph: Graph) -> Graph:
-    """The graph with the implementations of `CPU_RATIOS` at these ratios, where that is more than they cost now.
+def at_ratios(graph: Graph, ratios: str) -> Graph:
+    """The graph with alternative implementations at other ratios to their default (one of `RATIOS`).
 
-    An implementation of both passes has the ratio in each. One of the backward pass alone carries the whole loss.
+    ``cpu``: those of `CPU_RATIOS`, where that is more than they cost now. ``p100``: those of `P100_RATIOS`, and
+    ``cpu`` for the others. Of the CPU's, an implementation of both passes has the ratio in each, and one of the
+    backward pass alone carries the whole loss.
     """
+    if ratios == "roofline":
+        return graph
     found = [list(op.implementations) for op in graph.operations]
     for pair in pairs(graph):
         kind = graph.operations[pair.forward].kind
         for own, ratio in ((name, ratio) for (of, name), ratio in CPU_RATIOS.items() if of == kind):
             names = (own, f"in_place_{own}")
+            measured = P100_RATIOS.get((kind, own)) if ratios == "p100" else None
             is_forward = any(one.name in names for one in found[pair.forward])
             loss = 0.0 if is_forward else (ratio - 1) * graph.operations[pair.forward].cost
-            for k in (pair.forward, pair.ip_grad):
-                least = round(ratio * graph.operations[k].cost + loss)
-                found[k] = [replace(one, cost=max(one.cost, least)) if one.name in names else one for one in found[k]]
+            for number, k in enumerate((pair.forward, pair.ip_grad)):
+                default = graph.operations[k].cost
+                least = round(ratio * default + loss)
+                for i, one in enumerate(found[k]):
+                    if one.name in names:
+                        cost = max(one.cost, least) if measured is None else round(measured[number] * default)
+                        found[k][i] = replace(one, cost=cost)
     operations = (
         replace(op, implementations=tuple(own)) for op, own in zip(graph.operations, found, strict=True)
     )  # fmt: skip

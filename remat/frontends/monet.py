@@ -27,7 +27,7 @@ from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
-from remat.frontends._monet_implementations import LEVELS, add_implementations, at_cpu_ratios
+from remat.frontends._monet_implementations import LEVELS, RATIOS, add_implementations, at_ratios
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
 from remat.plan import Plan
@@ -35,7 +35,6 @@ from remat.plan import Plan
 __all__ = ["BATCHES", "LEVELS", "NETWORKS", "monet_graph", "plain_pytorch", "training_graph", "with_gist"]
 
 KIB = 1024
-RATIOS = ("roofline", "cpu")
 _READS_INPUT = ("aten::batch_norm", "aten::relu_", "aten::relu", "aten::leaky_relu_", "aten::max_pool2d")
 _READS_OUTPUT = ("aten::hardtanh_", "aten::hardtanh", "aten::dropout")
 _PLAIN_FORWARD = ("in_place", "indices_int64")
@@ -65,8 +64,9 @@ def monet_graph(
             times the ratio of their roofline times on `gpu`.
         gpu: a device of `remat.cost.gpu_names()`, whose roofline gives the costs without a profile.
         winograd: whether the level ``conv`` and later ones include Winograd, whose costs are the least certain by far.
-        ratios: where the cost of an alternative relative to its default comes from: ``roofline``, or ``cpu`` for what
-            masks, indices and gradients from outputs took on a CPU, if that is more (`CPU_RATIOS`).
+        ratios: where the cost of an alternative relative to its default comes from: ``roofline``; ``cpu`` for what
+            masks, indices and gradients from outputs took on a CPU, if that is more (`CPU_RATIOS`); ``p100`` for what
+            masks and indices took on the P100 of MONeT's authors (`P100_RATIOS`), and the others on a CPU.
         gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
 
     Raises:
@@ -83,7 +83,7 @@ def monet_graph(
         NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu,
         winograd=winograd,
     )  # fmt: skip
-    graph = at_cpu_ratios(graph) if ratios == "cpu" else graph
+    graph = at_ratios(graph, ratios)
     return with_gist(graph, sparsity, gpu=gpu) if gist else graph
 
 
