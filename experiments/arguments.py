@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import signal
 import sys
@@ -33,11 +34,19 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         sys.exit(main())
+    except BrokenPipeError:
+        sys.exit(drop_output())
     except (RematError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
         print(f"\n{STOPPED}", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def drop_output() -> int:
+    """Drop what is left to print, because its reader, e.g. ``head``, has ended; returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

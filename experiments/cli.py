@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.arguments import EXIT_INTERRUPTED, STOPPED, one_of
+from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
@@ -42,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"\n{STOPPED}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` closed it
-        return EXIT_ERROR
+        return drop_output()
 
 
 def complain(error: Exception) -> int:

@@ -34,7 +34,7 @@ from experiments import (
     strategies_table,
     training_tables,
 )
-from experiments.arguments import one_of
+from experiments.arguments import one_of, run
 from experiments.cli import complain
 from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
 from remat.errors import RematError
@@ -117,4 +117,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(lambda: main(sys.argv[1:]))

@@ -187,3 +187,9 @@ def test_a_result_that_was_interrupted_is_not_kept(tmp_path: Path) -> None:
 def test_commands_write_results_where_an_interruption_is_seen() -> None:
     files = [path for path in EXPERIMENTS.rglob("*.py") if path.name != "store.py" and path.parent.name != "device"]
     assert [path.name for path in files if re.search(r"\bwrite_text\([^\n]*json\.dumps", path.read_text())] == []
+
+
+def test_a_reader_that_ends_early_ends_the_command_without_a_word() -> None:
+    code = "from experiments import arguments\ndef main(): raise BrokenPipeError\narguments.run(main)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
