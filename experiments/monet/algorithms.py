@@ -2,7 +2,8 @@
 
 Times and workspaces are read in the log of MONeT's program for VGG-16 at batch 176, the only log with such times:
 github.com/utsaslab/monet-schedules, monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out. An algorithm is here if no other
-is both as fast and as small. Its name has its number there.
+is both as fast and as small. Its name has its number there. By the memory in that log, ReLU's backward operation writes
+over the gradient that it reads, and pooling needs the workspaces below.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from remat.implementation import Implementation
 
 NETWORK = "vgg16"
 PUBLISHED = NETWORKS[NETWORK]
-CONVOLUTION = "aten::_convolution"
+CONVOLUTION, RELU, POOLING = "aten::_convolution", "aten::relu_", "aten::max_pool2d"
+POOLING_WORKSPACE = {
+    "default": 2.0,
+    "indices": 0.25,
+}  # [implementation] over the bytes of the pooled value, both passes
 _NAME = "algorithm_"
 
 
@@ -104,12 +109,19 @@ CONVOLUTIONS = (  # in the order of the network
 
 
 def with_algorithms(graph: Graph) -> Graph:
-    """VGG-16's training graph with the measured algorithms; a cost is the default's times the measured ratio."""
+    """VGG-16's training graph with what the log has; an algorithm costs the default's cost times the measured ratio."""
     passes = {k: one for k, one in _passes(graph.operations) if one is not None}
-    operations = [
-        replace(op, implementations=(*op.implementations, *_algorithms(op, passes[k]))) if k in passes else op
-        for k, op in enumerate(graph.operations)
-    ]
+    operations, pooled = list(graph.operations), list[int]()
+    for k, op in enumerate(operations):
+        more = [*_algorithms(op, passes[k])] if k in passes else []
+        if op.kind == f"{RELU}_ip_grad":
+            more += _over_gradient(graph, op)
+        elif op.kind == POOLING:
+            pooled.append(graph.values[op.outputs[0]].bytes)
+            op = _with_workspace(op, pooled[-1])
+        elif op.kind == f"{POOLING}_ip_grad":
+            op = _with_workspace(op, pooled.pop())  # the backward pass has them in reverse order
+        operations[k] = replace(op, implementations=(*op.implementations, *more))
     return replace(graph, operations=tuple(operations))
 
 
@@ -138,3 +150,22 @@ def _algorithms(op: Operation, own: Pass) -> list[Implementation]:
         )
         for number, (ms, mib) in own.faster.items()
     ]
+
+
+def _over_gradient(graph: Graph, op: Operation) -> list[Implementation]:
+    """Each way in which ReLU's backward operation can run, writing over the gradient, if nothing else reads that."""
+    gradient = next(v for v in op.inputs if graph.operations[graph.producer[v]].is_backward)
+    if len(graph.users[gradient]) > 1:
+        return []
+    return [
+        Implementation(f"in_place_{one.name}", one.inputs, one.outputs, one.cost, 0, gradient)
+        for one in op.all_implementations
+    ]
+
+
+def _with_workspace(op: Operation, pooled_bytes: int) -> Operation:
+    def workspace(name: str) -> int:
+        return round(POOLING_WORKSPACE.get(name, 0.0) * pooled_bytes)
+
+    own = tuple(replace(one, workspace_bytes=workspace(one.name)) for one in op.implementations)
+    return replace(op, workspace_bytes=workspace("default"), implementations=own)
