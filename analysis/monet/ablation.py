@@ -17,7 +17,6 @@ from analysis.monet.points import (
     OURS,
     OVERHEAD,
     PROGRAM,
-    Facts,
     Point,
     cheapest,
     contained,
@@ -45,7 +44,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         *prose(__file__, overheads=_overheads(cases, points, levels)),
         [("ablation", "Overhead at the smallest budget, by level of implementations; x: no plan",
-          _figure(facts, points, levels))],
+          _figure(cases, points, levels))],
         [_table(cases, points, levels)],
     )  # fmt: skip
 
@@ -85,11 +84,12 @@ def _table(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str])
     ], rows)  # fmt: skip
 
 
-def _figure(facts: Facts, points: Sequence[Point], levels: Sequence[str]) -> Figure:
+def _figure(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]) -> Figure:
     figure = Figure(figsize=(8.6, 3.6), layout="constrained")
     axes = figure.subplots()
-    at = [(net["name"], min(net["budgets_bytes"])) for net in facts]
-    groups = [f"{net['label']}\n{gib(budget)} GiB" for net, (_, budget) in zip(facts, at, strict=True)]
+    smallest = {net["name"]: (net["label"], budget) for net, budget in reversed(cases)}
+    at = [(name, budget) for name, (_, budget) in reversed(smallest.items())]
+    groups = [f"{label}\n{gib(budget)} GiB" for label, budget in reversed(smallest.values())]
     values = {level: [_percent(_value(points, name, level, b)) for name, b in at] for level in levels}
     levels = [level for level in levels if any(value is not None for value in values[level])]
     series = {LEVELS[level]: values[level] for level in levels}

@@ -35,14 +35,14 @@ from analysis.monet.points import (
     select,
 )
 from analysis.parts import Part, Table, percent, prose
-from analysis.style import BLACK, BLUE, FOREST, GREY, SKY, WINE
+from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
 # label, level, strategy, colour, marker, line; beside them a band between the portfolio's plans at two sets of costs
 LINES = (
     ("Checkmate MILP, default implementations", NONE, MILP, BLUE, "o", ":"),
     ("Portfolio, default implementations", NONE, OURS, SKY, "s", "-"),
-    ("MONeT's program, ratios of the roofline", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
+    ("MONeT's program, ratios of the roofline (hollow: its start)", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
 )
 EDGE = "Portfolio, all implementations, ratios of a P100"
 BAND = "... from ratios of the roofline to ratios of a CPU"
@@ -63,7 +63,8 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
                peaks=", ".join(peaks), program=_program_words(points),
                pytorch=", ".join(f"{net['logged']['pytorch_ms']:.0f} ms" for net in facts if net["logged"])),
         [("overhead", CAPTION, _figure(facts, points))],
-        [_main_table(facts, points), _plain_table(facts, points), _all_solves(facts, points)],
+        [_main_table(facts, points), _algorithms_table(facts, points), _plain_table(facts, points),
+         _all_solves(facts, points)],
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def _program_words(points: Sequence[Point]) -> str:
     if not own:
         return ""
     with_plan = sum(p.cost is not None for p in own)
-    better = sum(p.cost is not None and p.cost < p.stats.get("start_cost", 0) for p in own)
+    better = sum(p.cost is not None and not _is_only_start(p) for p in own)
     ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
     return (
         f"MONeT's program starts from a short search's plan. With HiGHS instead of Gurobi and {own[0].limit_s:g} s for "
@@ -131,6 +132,33 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
          "portfolio, ratios of the roofline", "portfolio, ratios of a CPU", "MONeT's program, ratios of the roofline"],
         rows,
     )  # fmt: skip
+
+
+def _algorithms_table(facts: Facts, points: Sequence[Point]) -> Table:
+    """Our plans beside those of MONeT's program, on its own measured costs."""
+    rows = []
+    for net in facts:
+        plain = net["logged"].get("pytorch_ms")
+        told = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
+        published = {round(size * GIB): percents for size, percents in told}
+        for budget, ms in net["logged"].get("program_ms", {}).items():
+            ours = contained(points, net["name"], ALGORITHMS, int(budget))
+            least = [p.bound for p in select(points, net["name"], ALGORITHMS, OURS)
+                     if p.bound and p.budget_bytes >= int(budget)]  # fmt: skip
+            rows.append([
+                net["label"], gib(int(budget)), f"{published[int(budget)]:.2f} %", f"{ms:.2f}",
+                percent(ms / plain - 1), "" if ours is None else f"{(ours.cost or 0) / 1e6:.2f}",
+                "" if ours is None else percent(ours.overhead), f"{max(least) / 1e6:.2f}" if least else "",
+            ])  # fmt: skip
+    return Table("monet_algorithms", "With the measured algorithms of its convolutions (ms)", [
+        "network", "GiB", "MONeT published", "MONeT's program, ms", "MONeT's program", "portfolio, ms", "portfolio",
+        "proven at least, ms",
+    ], rows)  # fmt: skip
+
+
+def _is_only_start(p: Point) -> bool:
+    """Whether the plan is the one from which MONeT's program started; without statistics it was ended by its limit."""
+    return p.strategy == PROGRAM and (p.cost or 0) >= p.stats.get("start_cost", 0)
 
 
 def _plain_table(facts: Facts, points: Sequence[Point]) -> Table:
@@ -198,8 +226,8 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], measured
     if measured:
         plain = net["logged"]["pytorch_ms"]
         logged = {int(b) / GIB: 100 * (ms / plain - 1) for b, ms in net["logged"]["program_ms"].items()}
-        axes.plot([*logged], [*logged.values()], color=FOREST, marker="p", ls="-.", lw=1.5, ms=4.5, label=LOGGED)
-        shown.append((FOREST, logged))
+        axes.plot([*logged], [*logged.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=LOGGED)
+        shown.append((ORANGE, logged))
     else:
         _band(axes, own, net["name"], budgets)
         shown += _other_methods(axes, own, net["name"], budgets)
@@ -233,13 +261,14 @@ def _other_methods(
     """Draw `LINES`; (colour, [GiB] percentage) of each."""
     shown = []
     for label, level, strategy, colour, marker, line in LINES:
-        mine = {
-            b / GIB: 100 * p.overhead for b in budgets if select(own, net, level, strategy)
-            and (p := cheapest(select(own, net, level, strategy), b)) and p.overhead is not None
-        }  # fmt: skip
+        best = {b / GIB: cheapest(select(own, net, level, strategy), b) for b in budgets}
+        mine = {x: 100 * p.overhead for x, p in best.items() if p is not None and p.overhead is not None}
         shown.append((colour, mine))
         axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
                   label=label, zorder=3)  # fmt: skip
+        starts = {x: mine[x] for x, p in best.items() if x in mine and p is not None and _is_only_start(p)}
+        axes.plot([*starts], [min(y, TOP) for y in starts.values()], color=colour, marker=marker, ls="", ms=4.5,
+                  mfc="white", zorder=3.1)  # fmt: skip
     return shown
 
 
