@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -150,3 +151,17 @@ def test_another_network_is_not_taken_for_the_one_behind_the_graph() -> None:
     assert family.status is Status.FAILED
     assert "another graph now" in family.message
     assert run_family_isolated(context, "torch_mincut", {}, replace(SPEC, framework="keras")).status is Status.SKIPPED
+
+
+def test_threads_may_ask_at_once(step: Any) -> None:
+    """The portfolio does: it searches in one thread and proves in another."""
+    training = step.training_graph
+
+    def saved(share: float) -> list[Any]:
+        return saved_in(
+            min_cut(training.module, training.n_forward_outputs, None, share)[0], training.n_forward_outputs
+        )
+
+    shares = [0.7, 0.5, 0.3, 0.2] * 3
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(saved, shares)) == [saved(share) for share in shares]

@@ -629,6 +629,9 @@ def is_compiled_backward(node: Any) -> bool:
     return "CompiledFunctionBackward" in node.name()
 
 
+_PARTITIONER = threading.Lock()  # its settings and the fake tensors of a step belong to one thread at a time
+
+
 def min_cut(
     module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int] | None, share: float = 1.0,
     solver: str = "dp",
@@ -658,7 +661,7 @@ def min_cut(
         "activation_memory_budget_runtime_estimator": "flops" if costs is None else Costs(),
         "cse": False,  # so that nodes keep their names
     }
-    with functorch_config.patch(settings):
+    with _PARTITIONER, functorch_config.patch(settings):
         return min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
 
 
