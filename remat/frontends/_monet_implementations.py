@@ -41,9 +41,9 @@ CPU_RATIOS = {
     ("aten::max_pool2d", "indices"): 1.77,
     ("aten::batch_norm", "output"): 1.21,
 }
-# (kind, implementation) -> (forward, backward) time over the default's on a P100, from the log of MONeT's program for
-# VGG-16 (github.com/utsaslab/monet-schedules, monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out): within 2 % at all but the
-# smallest sizes. Only VGG-16's log has such times, so that hardtanh and leaky ReLU have ReLU's.
+# (kind, implementation) -> (forward, backward) time over the default's on a P100, within 2 % at all but the smallest
+# sizes, from the log of MONeT's program for VGG-16: github.com/utsaslab/monet-schedules,
+# monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out. No other log has such times: hardtanh and leaky ReLU have ReLU's.
 P100_RATIOS = {
     **dict.fromkeys(((kind, "mask") for kind in ACTIVATIONS), (2.19, 1.87)),
     ("aten::max_pool2d", "indices"): (1.19, 1.44),
