@@ -18,7 +18,7 @@ from statistics import geometric_mean
 
 from analysis.max_batch_size import load, network_label
 from analysis.monet.depthwise import read_found
-from analysis.monet.points import ALGORITHMS, NONE, P100, contained, gib, read_points, select
+from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, contained, gib, read_points, select
 from analysis.paper import sweeps, table2
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.paper.fig6 import OPTIMUM, max_found
@@ -161,7 +161,7 @@ def overheads(folder: Path) -> Iterator[Number]:
         level, how = (ALGORITHMS, "measured algorithms") if measured else (P100, "ratios of a P100")
         for size, published in zip(net["budgets_gib"], net["overheads_percent"], strict=True):
             budget = round(size * 2**30)
-            own = contained(points, net["name"], level, budget)
+            own = contained(points, net["name"], level, budget, (OURS, PROGRAM) if measured else OURS)
             ours = None if own is None or own.overhead is None else 100 * own.overhead
             cause = (
                 "the faster algorithms of its convolutions, which PyTorch and MONeT run, have no published times"

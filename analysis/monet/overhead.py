@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,12 +38,13 @@ from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
-# label, level, strategy, colour, marker, line; beside them a band between the portfolio's plans at two sets of costs
-LINES = (
+Line: TypeAlias = tuple[str, str, str, str, str, str]  # label, level, strategy, colour, marker, line
+LINES: Sequence[Line] = (  # beside a band between the portfolio's plans at two sets of costs
     ("Checkmate MILP, default implementations", NONE, MILP, BLUE, "o", ":"),
     ("Portfolio, default implementations", NONE, OURS, SKY, "s", "-"),
     ("MONeT's program, ratios of the roofline (hollow: its start)", NO_WINOGRAD, PROGRAM, FOREST, "p", "-."),
 )
+MEASURED_LINES: Sequence[Line] = (("MONeT's program with HiGHS", ALGORITHMS, PROGRAM, FOREST, "p", "-."),)
 EDGE = "Portfolio, all implementations, ratios of a P100"
 BAND = "... from ratios of the roofline to ratios of a CPU"
 LOGGED = "MONeT's program with Gurobi, from its logs"
@@ -87,13 +88,13 @@ def _algorithm_words(facts: Facts, points: Sequence[Point]) -> str:
     for net in facts:
         found = []
         for budget, ms in net["logged"].get("program_ms", {}).items():
-            ours = contained(points, net["name"], ALGORITHMS, int(budget))
+            ours = contained(points, net["name"], ALGORITHMS, int(budget), (OURS, PROGRAM))
             if ours is not None and ours.cost is not None:
                 found.append(f"{ours.cost / 1e6:.0f} and {ms:.0f} at {gib(int(budget))} GiB")
         if found:
             texts.append(
-                f"{net['label']} with measured algorithms, ms of our plan and of that of MONeT's program with Gurobi: "
-                f"{', '.join(found)}."
+                f"{net['label']} with measured algorithms, ms of the better one of the portfolio's plan and that of "
+                f"MONeT's program with HiGHS, and of the plan of its program with Gurobi: {', '.join(found)}."
             )
     return " ".join(texts)
 
@@ -142,17 +143,19 @@ def _algorithms_table(facts: Facts, points: Sequence[Point]) -> Table:
         told = zip(net["budgets_gib"], net["overheads_percent"], strict=True)
         published = {round(size * GIB): percents for size, percents in told}
         for budget, ms in net["logged"].get("program_ms", {}).items():
-            ours = contained(points, net["name"], ALGORITHMS, int(budget))
+            ours, program = (contained(points, net["name"], ALGORITHMS, int(budget), of) for of in (OURS, PROGRAM))
             least = [p.bound for p in select(points, net["name"], ALGORITHMS, OURS)
                      if p.bound and p.budget_bytes >= int(budget)]  # fmt: skip
             rows.append([
                 net["label"], gib(int(budget)), f"{published[int(budget)]:.2f} %", f"{ms:.2f}",
-                percent(ms / plain - 1), "" if ours is None else f"{(ours.cost or 0) / 1e6:.2f}",
-                "" if ours is None else percent(ours.overhead), f"{max(least) / 1e6:.2f}" if least else "",
+                percent(ms / plain - 1),
+                *(cell for own in (ours, program)
+                  for cell in (("", "") if own is None else (f"{(own.cost or 0) / 1e6:.2f}", percent(own.overhead)))),
+                f"{max(least) / 1e6:.2f}" if least else "",
             ])  # fmt: skip
     return Table("monet_algorithms", "With the measured algorithms of its convolutions (ms)", [
-        "network", "GiB", "MONeT published", "MONeT's program, ms", "MONeT's program", "portfolio, ms", "portfolio",
-        "proven at least, ms",
+        "network", "GiB", "MONeT published", "its program with Gurobi, ms", "its program with Gurobi", "portfolio, ms",
+        "portfolio", "its program with HiGHS, ms", "its program with HiGHS", "proven at least, ms",
     ], rows)  # fmt: skip
 
 
@@ -226,11 +229,12 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], measured
     if measured:
         plain = net["logged"]["pytorch_ms"]
         logged = {int(b) / GIB: 100 * (ms / plain - 1) for b, ms in net["logged"]["program_ms"].items()}
+        shown += _draw_lines(axes, own, net["name"], budgets, MEASURED_LINES)
         axes.plot([*logged], [*logged.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=LOGGED)
         shown.append((ORANGE, logged))
     else:
         _band(axes, own, net["name"], budgets)
-        shown += _other_methods(axes, own, net["name"], budgets)
+        shown += _draw_lines(axes, own, net["name"], budgets, LINES)
         _gist(axes, own)
         axes.plot(net["pytorch_peak_bytes"] / GIB, 0, color=BLACK, marker="P", ls="", ms=7,
                   label="Plain PyTorch, simulated", zorder=4)  # fmt: skip
@@ -255,12 +259,12 @@ def _band(axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int]) ->
     axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
 
 
-def _other_methods(
-    axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int]
+def _draw_lines(
+    axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int], lines: Sequence[Line]
 ) -> list[tuple[str, dict[float, float]]]:
-    """Draw `LINES`; (colour, [GiB] percentage) of each."""
+    """Draw these lines; (colour, [GiB] percentage) of each."""
     shown = []
-    for label, level, strategy, colour, marker, line in LINES:
+    for label, level, strategy, colour, marker, line in lines:
         best = {b / GIB: cheapest(select(own, net, level, strategy), b) for b in budgets}
         mine = {x: 100 * p.overhead for x, p in best.items() if p is not None and p.overhead is not None}
         shown.append((colour, mine))

@@ -98,15 +98,17 @@ def cheapest(points: Iterable[Point], budget_bytes: int) -> Point | None:
     return min(fitting, key=lambda p: p.cost or 0, default=None)
 
 
-def contained(points: Sequence[Point], network: str, level: str, budget_bytes: int) -> Point | None:
-    """The portfolio's plan of least overhead within the budget, of the level or of one that it contains.
+def contained(
+    points: Sequence[Point], network: str, level: str, budget_bytes: int, strategies: str | Sequence[str] = OURS
+) -> Point | None:
+    """The strategies' plan of least overhead within the budget, of the level or of one that it contains.
 
     None without one, and if the level was not tried.
     """
-    if not select(points, network, level, OURS):
+    if not select(points, network, level, strategies):
         return None
     inside = (*CONTAINED.get(level, ()), level)
-    found = [cheapest(select(points, network, one, OURS), budget_bytes) for one in inside]
+    found = [cheapest(select(points, network, one, strategies), budget_bytes) for one in inside]
     return min((p for p in found if p is not None), key=lambda p: p.overhead or 0.0, default=None)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.monet import algorithms
 from experiments.monet.cases import (
+    ALGORITHMS,
     GIST,
     MILP,
     NO_WINOGRAD,
@@ -39,6 +40,8 @@ def run(context: Context) -> dict[str, Any]:
             small = estimate_columns(graph_of(context, network, NO_WINOGRAD)) <= context.scale.monet_columns
             if small or budget == budgets[0]:
                 cases.append(Case(network.name, NO_WINOGRAD, PROGRAM, budget))
+            if ALGORITHMS in joint_levels(network):
+                cases.append(Case(network.name, ALGORITHMS, PROGRAM, budget))
     rows = [row for network in context.networks for row in solve_gist(context, network)]
     rows += solve(context, cases)
     return {"networks": [facts(context, network) for network in context.networks], "rows": rows,
