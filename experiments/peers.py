@@ -18,7 +18,7 @@ from statistics import geometric_mean
 
 from analysis.max_batch_size import load, network_label
 from analysis.monet.depthwise import read_found
-from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, contained, gib, read_points, select
+from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
 from analysis.paper import sweeps, table2
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.paper.fig6 import OPTIMUM, max_found
@@ -163,17 +163,28 @@ def overheads(folder: Path) -> Iterator[Number]:
             budget = round(size * 2**30)
             own = contained(points, net["name"], level, budget, (OURS, PROGRAM) if measured else OURS)
             ours = None if own is None or own.overhead is None else 100 * own.overhead
-            cause = (
-                "the faster algorithms of its convolutions, which PyTorch and MONeT run, have no published times"
-                if net["costs"] == "profile" else causes.get((net["label"], budget), ROOFLINE)
-            )  # fmt: skip
+            if measured:
+                cause = _searched(select(points, net["name"], level, OURS), budget)
+            elif net["costs"] == "profile":
+                cause = (
+                    "the faster algorithms of its convolutions, which PyTorch and MONeT run, have no published times"
+                )
+            else:
+                cause = causes.get((net["label"], budget), ROOFLINE)
             yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: overhead, {how}", published, ours, cause,
                          signed=True)  # fmt: skip
             logged = net["logged"].get("program_ms", {}).get(str(budget))
             if logged is not None:
                 found = None if own is None or own.cost is None else own.cost / 1e6
                 yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: ms of its program's plan, from its log",
-                             logged, found)  # fmt: skip
+                             logged, found, cause)  # fmt: skip
+
+
+def _searched(own: Sequence[Point], budget: int) -> str:
+    """How long the portfolio searched at that budget, and how far from the optimum its plan may be."""
+    found = [p for p in own if p.budget_bytes == budget and p.cost and p.bound]
+    return "".join(f"a search of {p.limit_s:g} s; the plan is at most {percent(1 - p.bound / p.cost)} from the optimum"
+                   for p in found[:1] if p.cost and p.bound)  # fmt: skip
 
 
 def _if_slower(folder: Path) -> dict[tuple[str, int], str]:

@@ -116,5 +116,5 @@ MONET_RUN = PaperPage(
     ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd", "growth",
      "depthwise"),
 )  # fmt: skip
-CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, "RUN", RUN_COLUMNS)
-MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, "RUN", RUN_COLUMNS)
+CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, columns=RUN_COLUMNS)
+MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, columns=RUN_COLUMNS)
