@@ -9,6 +9,7 @@ solved here. A paper without a study is left out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from analysis.max_batch_size import load, network_label
-from analysis.monet.depthwise import read_found
 from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
 from analysis.paper import sweeps, table2
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
@@ -37,7 +37,8 @@ EQUAL, EQUAL_POINTS = 0.005, 0.05
 HEADS = ("paper", "what", "published", "ours", "ours / published", "verdict")
 AS_PUBLISHED = 0.05  # a baseline's number is as published if it differs by no more than this share
 BETTER, WORSE, SAME, DIFFERS, OPEN = "at or better", "worse", "as published", "differs", "no result"
-ROOFLINE = "costs of a roofline, which are too small: Checkmate's solve at 10 GiB has 1.8 times ours in MONeT's log"
+ROOFLINE = "costs of a roofline, whose step is too short: in MONeT's log, Checkmate's at 10 GiB takes 1.8 times ours"
+BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
 VERDICTS = (BETTER, WORSE, SAME, DIFFERS, OPEN)
 
@@ -155,7 +156,6 @@ def speedup(folder: Path) -> Iterator[Number]:
 def overheads(folder: Path) -> Iterator[Number]:
     """MONeT's overheads over PyTorch's step; ours with measured algorithms of convolutions where there are any."""
     facts, points = read_points(folder)
-    causes = _if_slower(folder)
     for net in facts:
         measured = bool(select(points, net["name"], ALGORITHMS))
         level, how = (ALGORITHMS, "measured algorithms") if measured else (P100, "ratios of a P100")
@@ -170,7 +170,7 @@ def overheads(folder: Path) -> Iterator[Number]:
                     "the faster algorithms of its convolutions, which PyTorch and MONeT run, have no published times"
                 )
             else:
-                cause = causes.get((net["label"], budget), ROOFLINE)
+                cause = ROOFLINE
             yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: overhead, {how}", published, ours, cause,
                          signed=True)  # fmt: skip
             logged = net["logged"].get("program_ms", {}).get(str(budget))
@@ -185,21 +185,6 @@ def _searched(own: Sequence[Point], budget: int) -> str:
     found = [p for p in own if p.budget_bytes == budget and p.cost and p.bound]
     return "".join(f"a search of {p.limit_s:g} s; the plan is at most {percent(1 - p.bound / p.cost)} from the optimum"
                    for p in found[:1] if p.cost and p.bound)  # fmt: skip
-
-
-def _if_slower(folder: Path) -> dict[tuple[str, int], str]:
-    """[label, budget] what other costs of depthwise convolutions, which nobody published, would change."""
-    path, causes = folder / "depthwise.json", dict[tuple[str, int], str]()
-    if not path.is_file():
-        return causes
-    for one in read_found(read_json(path), folder):
-        known = causes.get((one.label, one.budget_bytes), ROOFLINE)
-        if one.factor == 1 and one.least is not None and one.published is not None and one.least > one.published:
-            known += f", with which no plan is below {percent(one.least)}"
-        elif one.factor > 1:
-            known += f"; {percent(one.overhead)} if depthwise convolutions take {one.factor} times as long"
-        causes[one.label, one.budget_bytes] = known
-    return causes
 
 
 def recorded(folder: Path) -> Iterator[Number]:
@@ -270,7 +255,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
-    worse = [number.cells() for number in found if number.verdict == WORSE]
+    worse = list(_grouped([number for number in found if number.verdict == WORSE]))
     text = "\n\n".join([
         markdown_table(["paper", "numbers", *VERDICTS],
                        [[paper, str(sum(counts[paper, v] for v in VERDICTS)),
@@ -281,6 +266,23 @@ def draw(arguments: Sequence[str]) -> Drawing:
         f"Every number: {link_to(every, DOCUMENT.page)}.",
     ])  # fmt: skip
     return Drawing(text, [every])
+
+
+def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
+    """The cells of these numbers; one line for those of several budgets that have one cause."""
+    groups: dict[tuple[str, str, str], list[Number]] = {}
+    for number in worse:
+        groups.setdefault((number.paper, BUDGET.sub("", number.what), number.cause), []).append(number)
+    for (_, what, _), own in groups.items():
+        cells = [number.cells() for number in own]
+        if len(own) == 1:
+            yield cells[0]
+            continue
+        budgets = ", ".join(found[1] for number in own if (found := BUDGET.search(number.what)))
+        joined = [" / ".join(cell.removesuffix(" %") for cell in column) for column in zip(*cells, strict=True)]
+        unit = " %" if own[0].signed else ""
+        ratio = "" if own[0].signed else joined[4]
+        yield [own[0].paper, f"{what} at {budgets} GiB", joined[2] + unit, joined[3] + unit, ratio, cells[0][5]]
 
 
 DOCUMENT = Document("peers", DOCS / "results" / "index.md", draw, "")
