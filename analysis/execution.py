@@ -41,7 +41,8 @@ def figure(run: Mapping[str, Any]) -> Figure:
         (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
         for row in rows if row.get("predicted_peak_bytes")
     ])  # fmt: skip
-    _panel(measured, f"Measured ({job['device']}; medians of {job['rounds']} rounds, bars: quartiles)", [
+    bars = ", bars: quartiles" if any(row.get("ratio_quartiles") for row in rows) else ""
+    _panel(measured, f"Measured ({job['device']}; medians of {job['rounds']} rounds{bars})", [
         (row["method"], row["measured_peak_bytes"], row["measured_ratio"], *(row.get("ratio_quartiles") or ()))
         for row in rows
     ])  # fmt: skip
