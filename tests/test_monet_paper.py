@@ -141,11 +141,14 @@ def test_a_plan_counts_wherever_it_fits() -> None:
 
 
 def test_times_are_to_the_best_of_both_solvers() -> None:
-    first, second = timed(
-        [point(trajectory=((1.0, 200), (2.0, 104), (3.0, 100)), cost=100), point(strategy="monet", cost=104)]
-    )
+    first, second, third = timed([
+        point(trajectory=((1.0, 200), (2.0, 104), (3.0, 100)), cost=100),
+        point(strategy="monet", cost=104, stats={"start_cost": 105}),
+        point(strategy="monet", cost=104, stats={"start_cost": 104}),
+    ])  # fmt: skip
     assert (first.first_s, first.near_s) == (1.0, 2.0)
     assert (second.first_s, second.near_s) == (5.0, 5.0)  # its plan came with the answer
+    assert (third.first_s, third.near_s) == (None, None)  # its plan is the one from which it started
     assert timed([point(cost=None)])[0].near_s is None
 
 
