@@ -262,7 +262,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
                          *(str(counts[paper, v]) for v in VERDICTS)] for paper in papers]),
         *([f"{missing} have no study yet: their numbers are not among these."] if missing else []),
         "Those that are worse:" if worse else "None of these is worse.",
-        *([markdown_table(HEADS, worse)] if worse else []),
+        *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
         f"Every number: {link_to(every, DOCUMENT.page)}.",
     ])  # fmt: skip
     return Drawing(text, [every])
