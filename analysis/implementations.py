@@ -63,5 +63,5 @@ def _panel(axes: Axes, title: str, asked: Sequence[Mapping[str, Any]]) -> None:
     if any(not row.get("predicted_peak_bytes") for row in asked):
         axes.plot([], [], "x", color=LIGHT_GREY, markersize=5, linestyle="none", label=NO_PLAN)
     axes.axhline(1.0, color=PLAIN, linewidth=0.9, zorder=1)
-    axes.set(title=title, xlabel="budget / activation memory", xlim=(-0.5, len(budgets) - 0.5))
+    axes.set(title=title, xlabel="budget / activations", xlim=(-0.5, len(budgets) - 0.5))
     axes.set_xticks(range(len(budgets)), budgets)
