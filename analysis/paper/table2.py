@@ -43,7 +43,7 @@ def _rows(sweep: Sweep) -> list[list[str]]:
             continue
         for name in run.strategies:
             values = ratios(sweep.run, name, run)
-            does_not_apply = set(run.shown.loc[run.shown["strategy"] == name, "status"]) <= {"SKIPPED"}
+            does_not_apply = set(run.shown.loc[run.shown["strategy"] == name, "status"]) == {"SKIPPED"}
             if not values and (does_not_apply or (words and name not in published)):
                 continue  # nothing to compare
             mean, most = (f"{geometric_mean(values):.3f}", f"{max(values):.3f}") if values else ("", "")
