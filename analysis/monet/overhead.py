@@ -104,7 +104,7 @@ def _program_words(points: Sequence[Point]) -> str:
     if not own:
         return ""
     with_plan = sum(p.cost is not None for p in own)
-    better = sum(p.cost is not None and not _is_only_start(p) for p in own)
+    better = sum(p.cost is not None and not p.is_only_start for p in own)
     ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
     return (
         f"MONeT's program starts from a short search's plan. With HiGHS instead of Gurobi and {own[0].limit_s:g} s for "
@@ -157,11 +157,6 @@ def _algorithms_table(facts: Facts, points: Sequence[Point]) -> Table:
         "network", "GiB", "MONeT published", "its program with Gurobi, ms", "its program with Gurobi", "portfolio, ms",
         "portfolio", "its program with HiGHS, ms", "its program with HiGHS", "proven at least, ms",
     ], rows)  # fmt: skip
-
-
-def _is_only_start(p: Point) -> bool:
-    """Whether the plan is the one from which MONeT's program started; without statistics it was ended by its limit."""
-    return p.strategy == PROGRAM and (p.cost or 0) >= p.stats.get("start_cost", 0)
 
 
 def _plain_table(facts: Facts, points: Sequence[Point]) -> Table:
@@ -270,7 +265,7 @@ def _draw_lines(
         shown.append((colour, mine))
         axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
                   label=label, zorder=3)  # fmt: skip
-        starts = {x: mine[x] for x, p in best.items() if x in mine and p is not None and _is_only_start(p)}
+        starts = {x: mine[x] for x, p in best.items() if x in mine and p is not None and p.is_only_start}
         axes.plot([*starts], [min(y, TOP) for y in starts.values()], color=colour, marker=marker, ls="", ms=4.5,
                   mfc="white", zorder=3.1)  # fmt: skip
     return shown

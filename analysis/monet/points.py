@@ -20,8 +20,8 @@ LEVELS = {
     NO_WINOGRAD: "all", P100: "all, ratios of a P100", CPU: "all, ratios of a CPU",
     ALGORITHMS: "all, ratios of a P100, measured algorithms", GIST: "Gist's",
 }  # fmt: skip
-# Each level's plans are plans of those after it too, and cost no more there.
-WIDER = (NONE, "in_place", "output", CPU)
+WIDER = (NONE, "in_place", "output", CPU)  # each level's plans are plans of those after it too, and cost no more there
+# [level] the levels whose plans are plans of it too
 CONTAINED = {**{level: WIDER[:i] for i, level in enumerate(WIDER)}, P100: WIDER, NO_WINOGRAD: WIDER, "conv": WIDER[:2]}
 OVERHEAD = "Overhead over PyTorch's own step (%)"
 Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
@@ -51,6 +51,11 @@ class Point:
     trajectory: tuple[tuple[float, int], ...]
     stats: Mapping[str, Any]
     least: float | None = None
+
+    @property
+    def is_only_start(self) -> bool:
+        """Whether the plan is the one from which MONeT's program started; without statistics its limit ended it."""
+        return self.strategy == PROGRAM and (self.cost or 0) >= self.stats.get("start_cost", 0)
 
 
 def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[Facts, list[Point]]:

@@ -71,7 +71,7 @@ def timed(points: Sequence[Point]) -> list[Timed]:
     found = []
     for p in points:
         best = min(costs[p.network, p.level, p.budget_bytes], default=None)
-        own = p.cost if p.strategy != PROGRAM or (p.cost or 0) < p.stats.get("start_cost", 0) else None
+        own = None if p.is_only_start else p.cost
         first = reached(p.trajectory, own, p.wall_s, None)
         near = None if best is None else reached(p.trajectory, own, p.wall_s, NEAR * best)
         found.append(Timed(p, first, near, best))

@@ -19,10 +19,7 @@ from remat.implementation import Implementation
 NETWORK = "vgg16"
 PUBLISHED = NETWORKS[NETWORK]
 CONVOLUTION, RELU, POOLING = "aten::_convolution", "aten::relu_", "aten::max_pool2d"
-POOLING_WORKSPACE = {
-    "default": 2.0,
-    "indices": 0.25,
-}  # [implementation] over the bytes of the pooled value, both passes
+POOLING_WORKSPACE = {"default": 2.0, "indices": 0.25}  # [implementation] times the bytes of the pooled value
 _NAME = "algorithm_"
 
 

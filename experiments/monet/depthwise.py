@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from experiments.monet.algorithms import CONVOLUTION
 from experiments.monet.cases import NO_WINOGRAD, OURS, Case, Context, budgets_of, entry, graph_run_of, published_graph
 from experiments.monet.published import Network
 from experiments.solving import GraphRun, solve_each
@@ -17,7 +18,6 @@ from remat.graph import Graph
 from remat.simulator import simulate
 
 FACTORS = (2, 4)  # of the roofline's time; the part ``overhead`` has the solves at this time itself
-CONVOLUTION = "aten::_convolution"
 
 
 def run(context: Context) -> dict[str, Any]:
