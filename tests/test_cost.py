@@ -22,7 +22,8 @@ from remat.cost.roofline import operation_ns
 from remat.cost.timing import Timing
 from remat.errors import InvalidInput, UnknownName
 from remat.files import unsealed
-from remat.graph import Graph, Work
+from remat.graph import Graph, Operation, Value, Work
+from remat.implementation import Implementation
 
 PLAIN = Gpu("plain", 10**9, 1e9, 1e-6, {"float32": 1e12, "float16": 4e12}, dict.fromkeys(EFFICIENCY, 1.0))
 
@@ -548,6 +549,30 @@ def test_unsteady_times_are_the_rooflines_scaled_to_the_others(tmp_path: Path, m
         assert one.filename == __file__
         assert "\n" not in str(one.message)
         assert "delete" not in str(one.message)
+
+
+def test_an_implementation_that_was_not_timed_is_no_bargain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that no steady time showed to be ten times slower won by their roofline, which is the default's."""
+    pytest.importorskip("torch")
+    ns = {"a": 50_000, "a fast": 40_000, "a slow": 500_000, "b": 90_000, "d fast": 7_000}  # no other time is steady
+
+    def operation(k: int, name: str, *others: str) -> Operation:
+        ways = tuple(Implementation(f"{name} {w}", (), (k,), work=_work(f"{name} {w}")) for w in others)
+        return Operation(name, name, (), (k,), work=_work(name), implementations=ways)
+
+    operations = operation(0, "a", "fast", "slow"), operation(1, "b", "odd"), operation(2, "c"), operation(3, "d", "fast")
+    graph = Graph("g", operations, tuple(Value(op.name, 4) for op in operations))
+    monkeypatch.setattr(profile_module, "_measured", lambda *_: ("cpu", {signature(k): (t, t) for k, t in ns.items()}, {}))
+    with pytest.warns(CostWarning, match="too busy to time 3 operations steadily"):
+        costed, _ = costs_and_noise(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    a, b, c, d = ([op.cost, *(each.cost for each in op.implementations)] for op in costed.operations)
+    assert a == [50_000, 40_000, 500_000]
+    assert b == [90_000, 10 * 90_000]  # the slowest that was timed takes ten times its default
+    assert d == [c[0], 7_000]  # a default keeps the roofline's
+
+
+def _work(name: str) -> Work:
+    return Work(1, 10**6, signature=signature(name))
 
 
 def test_where_nothing_is_steady_the_roofline_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

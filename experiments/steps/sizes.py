@@ -25,7 +25,7 @@ ON_A_CPU: dict[str, dict[str, Any]] = {
     "unet": {"batch_size": 4, "input_size": (3, 128, 128), "options": {"width": 32}},
     "mobilenet_v2": {"batch_size": 16, "input_size": (3, 128, 128)},
     "googlenet": {"batch_size": 16, "input_size": (3, 128, 128)},
-    "vgg16": {"batch_size": 24, "input_size": (3, 96, 96), "options": {"hidden": 512}},
+    "vgg16": {"batch_size": 24, "input_size": (3, 96, 96), "options": {"hidden": 512, "channels_last": True}},
     "densenet121": {"batch_size": 8, "input_size": (3, 96, 96)},
     "lstm": {"batch_size": 16, "options": {"length": 48, "vocabulary": 1000, "width": 128}},
 }  # fmt: skip

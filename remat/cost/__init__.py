@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import numpy as np
+
 from remat.cost.flops import flop_costs
 from remat.cost.gpu import Gpu, gpu_names, load_gpu
-from remat.cost.profile import Noise, profile_costs
+from remat.cost.profile import Noise, Profile, profile_costs
 from remat.cost.roofline import roofline_costs
 from remat.errors import CostWarning, InvalidInput, unknown_name, warn
 from remat.graph import Graph
@@ -75,12 +77,28 @@ def costs_and_noise(
                 f"the machine was too busy to time {n} operation{'s' * (n > 1)} steadily: charged by the roofline, "
                 "scaled to the others; the next call measures them again", CostWarning,
             )  # fmt: skip
-        return graph.with_costs(profile.ns, "ns"), profile.noise
+        return graph.with_costs(_cautious(graph, profile), "ns"), profile.noise
     if gpu is None:
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpu_names())}")
     costs, unknown = roofline_costs(implementations, gpu)
     _warn(unknown, "no FLOP rule, charged by the bytes they move")
     return graph.with_costs(costs, "ns"), None
+
+
+def _cautious(graph: Graph, profile: Profile) -> list[int]:
+    """Costs in ns of every implementation, in which no other implementation wins for want of a measurement.
+
+    One that was not measured is taken to be as much slower than its default as the slowest that was. The roofline
+    counts work and traffic, which are those of the default, and would make a kernel that is ten times slower a bargain.
+    """
+    counts = [len(op.all_implementations) for op in graph.operations]
+    default = np.repeat(np.cumsum([0, *counts])[:-1], counts)  # of each implementation, where its operation's default is
+    ns, modelled = np.array(profile.ns, np.int64), np.array(profile.modelled, bool)
+    is_other = default != np.arange(len(ns))
+    timed = is_other & ~modelled & ~modelled[default] & (ns[default] > 0)
+    slowest = max(1.0, *(ns[timed] / ns[default[timed]])) if timed.any() else 1.0
+    cautious = np.maximum(ns, np.ceil(slowest * ns[default]).astype(np.int64))
+    return np.where(is_other & modelled, cautious, ns).tolist()
 
 
 def _warn(kinds: set[str] | Mapping[str, str], what: str) -> None:

@@ -72,12 +72,14 @@ class Profile:
 
     Attributes:
         ns: [N] cost of each operation.
+        modelled: [N] whether the cost is the roofline's, for want of a measurement.
         unmeasured: {kind: reason that it was not measured}.
         unsteady: signatures of operations that other processes disturbed too often.
         noise: None for stored measurements.
     """
 
     ns: list[int]
+    modelled: list[bool]
     unmeasured: dict[str, str]
     unsteady: set[str]
     noise: Noise | None
@@ -116,7 +118,8 @@ def profile_costs(
     roofline = [0 if fallback is None else operation_ns(op.kind, work, fallback, op.is_backward)
                 for op, work in zip(graph.operations, works, strict=True)]  # fmt: skip
     scale = 1.0 if stored is not None else _scale(times, roofline)
-    costs, unmeasured, unsteady, n_measured, n_modelled = [], {}, set[str](), 0, 0
+    modelled = [time is None and not work.is_free for work, time in zip(works, times, strict=True)]
+    costs, unmeasured, unsteady, n_measured = [], {}, set[str](), 0
     for op, work, time, modelled_ns in zip(graph.operations, works, times, roofline, strict=True):
         if work.is_free:
             costs.append(0)
@@ -131,9 +134,8 @@ def profile_costs(
             else:
                 unmeasured[op.kind] = failures.get(work.signature, "it cannot be rebuilt")
             costs.append(max(1, round(scale * modelled_ns)))
-            n_modelled += 1
-    noise = None if stored is not None else Noise(_scatter(times), n_measured, n_modelled)
-    return Profile(costs, unmeasured, unsteady, noise)
+    noise = None if stored is not None else Noise(_scatter(times), n_measured, sum(modelled))
+    return Profile(costs, modelled, unmeasured, unsteady, noise)
 
 
 def _scale(times: Iterable[tuple[int, ...] | None], roofline_ns: Iterable[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 _CONVS_PER_BLOCK = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -12,9 +13,17 @@ class VGG(nn.Module):
 
     Args:
         hidden: width of the first two fully connected layers.
+        channels_last: keep feature maps with channels last. On a CPU, oneDNN's kernels then need no copies of them.
     """
 
-    def __init__(self, depth: int = 16, num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096):
+    def __init__(
+        self,
+        depth: int = 16,
+        num_classes: int = 1000,
+        dropout: float = 0.5,
+        hidden: int = 4096,
+        channels_last: bool = False,
+    ):
         super().__init__()
         layers: list[nn.Module] = []
         width_in = 3
@@ -34,14 +43,16 @@ class VGG(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(hidden, num_classes),
         )
+        if channels_last:
+            self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
-def vgg16(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096) -> VGG:
-    return VGG(16, num_classes, dropout, hidden)
+def vgg16(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096, channels_last: bool = False) -> VGG:
+    return VGG(16, num_classes, dropout, hidden, channels_last)
 
 
-def vgg19(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096) -> VGG:
-    return VGG(19, num_classes, dropout, hidden)
+def vgg19(num_classes: int = 1000, dropout: float = 0.5, hidden: int = 4096, channels_last: bool = False) -> VGG:
+    return VGG(19, num_classes, dropout, hidden, channels_last)
