@@ -560,9 +560,11 @@ def test_an_implementation_that_was_not_timed_is_no_bargain(tmp_path: Path, monk
         ways = tuple(Implementation(f"{name} {w}", (), (k,), work=_work(f"{name} {w}")) for w in others)
         return Operation(name, name, (), (k,), work=_work(name), implementations=ways)
 
-    operations = operation(0, "a", "fast", "slow"), operation(1, "b", "odd"), operation(2, "c"), operation(3, "d", "fast")
+    given = ("a", "fast", "slow"), ("b", "odd"), ("c",), ("d", "fast")
+    operations = tuple(operation(k, *names) for k, names in enumerate(given))
     graph = Graph("g", operations, tuple(Value(op.name, 4) for op in operations))
-    monkeypatch.setattr(profile_module, "_measured", lambda *_: ("cpu", {signature(k): (t, t) for k, t in ns.items()}, {}))
+    times = {signature(name): (t, t) for name, t in ns.items()}
+    monkeypatch.setattr(profile_module, "_measured", lambda *_: ("cpu", times, {}))
     with pytest.warns(CostWarning, match="too busy to time 3 operations steadily"):
         costed, _ = costs_and_noise(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     a, b, c, d = ([op.cost, *(each.cost for each in op.implementations)] for op in costed.operations)

@@ -92,7 +92,7 @@ def _cautious(graph: Graph, profile: Profile) -> list[int]:
     counts work and traffic, which are those of the default, and would make a kernel that is ten times slower a bargain.
     """
     counts = [len(op.all_implementations) for op in graph.operations]
-    default = np.repeat(np.cumsum([0, *counts])[:-1], counts)  # of each implementation, where its operation's default is
+    default = np.repeat(np.cumsum([0, *counts])[:-1], counts)  # place of each one's default
     ns, modelled = np.array(profile.ns, np.int64), np.array(profile.modelled, bool)
     is_other = default != np.arange(len(ns))
     timed = is_other & ~modelled & ~modelled[default] & (ns[default] > 0)
