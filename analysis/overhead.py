@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from analysis.command import command
-from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, overhead_data, ticks
+from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, covered, overhead_data, ticks, widest_gap
 from analysis.results import WITH_PLAN, Run, load_run
 from analysis.saving import save_in_run
 from analysis.scales import binary_scale
@@ -93,8 +93,9 @@ def draw_axes(axes: Axes, data: OverheadData, run: Run) -> None:
     _binary_axis(axes, data)
     if data.gpu_bytes is not None:
         axes.annotate(
-            f"{run.gpu_name} memory", (data.gpu_bytes / factor, 1), xycoords=("data", "axes fraction"),
-            xytext=(-3, -4), textcoords="offset points", rotation=90, ha="right", va="top", fontsize=7.5, color=GREY,
+            f"{run.gpu_name} memory", (data.gpu_bytes / factor, widest_gap(data, data.gpu_bytes)),
+            xycoords=("data", "axes fraction"), xytext=(-3, 0), textcoords="offset points", rotation=90, ha="right",
+            va="center", fontsize=7.5, color=GREY, zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
     curves = {c.strategy: c for c in shown}
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
-               mfc="white", label=c.style.label + beyond(several, c.style.label))
+               mfc="white", label=c.style.label + beyond(several, c.style.label) + covered(several, c.strategy))
         for c in (curves[name] for name in sorted(curves, key=order_of))
     ]  # fmt: skip
     handles.append(Line2D([], [], ls="", label=""))

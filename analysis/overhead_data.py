@@ -16,6 +16,7 @@ from remat.plan import Scope
 # If the best overheads are tiny beside the others, the axis is arcsinh(percent / this): linear near 0,
 # logarithmic above. Otherwise it is linear.
 KNEE_PERCENT = 0.5
+COVERED = 0.008  # marks nearer than this share of the axis's height lie on each other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,3 +163,39 @@ def beyond(several: Sequence[OverheadData], label: str) -> str:
     """A note for the label of a strategy that goes above the axis of some of these panels; '' for the others."""
     over = [f"{100 * data.above[label]:,.0f}" for data in several if label in data.above]
     return f" (↑ {', '.join(over)} %)" if over else ""
+
+
+def covered(several: Sequence[OverheadData], strategy: str) -> str:
+    """A note for the label of a strategy whose marks all lie under the topmost curve; '' for the others."""
+    notes = {note for data in several if (note := _cover(data, strategy)) is not None}
+    return f" (under {notes.pop()})" if len(notes) == 1 and "" not in notes else ""
+
+
+def _cover(data: OverheadData, strategy: str) -> str | None:
+    """The label of the topmost curve if it covers a strategy's in one panel, else ''; None if it has no marks."""
+    own = next((curve for curve in data.curves if curve.strategy == strategy), None)
+    if own is None or not len(own.rows):
+        return None
+    top = data.curves[-1]
+    if own is top or own.steps is not None:  # a family's line has corners between the budgets
+        return ""
+    marks, over = (each.rows.groupby("budget_bytes")["overhead"].min().astype(float) for each in (own, top))
+    apart = np.abs(height(data, over.reindex(marks.index).to_numpy()) - height(data, marks.to_numpy()))
+    return top.style.label if (apart <= COVERED).all() else ""  # NaN where only one of the two has a plan
+
+
+def height(data: OverheadData, overhead: Any) -> np.ndarray:
+    """Overheads as shares of the axis's height."""
+    percents = 100 * np.asarray(overhead, dtype=float)
+    return bend(percents) / bend(100 * data.y_top) if data.is_bent else percents / (100 * data.y_top)
+
+
+def widest_gap(data: OverheadData, at_bytes: float) -> float:
+    """The middle of the widest part of the axis, as a share of its height, that no curve crosses at a budget."""
+    crossed = []
+    for curve in data.curves:
+        rows = curve.rows[curve.rows["budget_bytes"] <= at_bytes]
+        crossed += height(data, rows["overhead"].astype(float).to_numpy()[-1:]).tolist()
+    edges = np.array([0.0, *sorted(h for h in crossed if 0 < h < 1), 1.0])
+    widest = int(np.argmax(np.diff(edges)))
+    return float(edges[widest : widest + 2].mean())

@@ -146,6 +146,21 @@ def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[P
     assert near.x_range[1] > budgets_end + 10_000
 
 
+def test_the_legend_says_what_lies_under_another_curve() -> None:
+    def curve(name: str, **over: float) -> overhead_module.Curve:
+        rows = pd.DataFrame({"budget_bytes": [int(b[1:]) for b in over], "overhead": list(over.values())})
+        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
+
+    curves = [
+        curve("griewank", b1=0.30, b2=0.20), curve("interval_cp", b1=0.10, b2=0.05), curve("search", b2=0.05),
+        curve("checkmate_milp", b1=0.12, b2=0.05), curve("portfolio", b1=0.10, b2=0.05),
+    ]  # fmt: skip
+    data = overhead_module.OverheadData(curves, (1, 2), 0.4, {}, False, scales.byte_scale(2), None, None, 2)
+    notes = [overhead_module.covered([data], each.strategy) for each in curves]
+    assert notes == ["", " (under Portfolio)", " (under Portfolio)", "", ""]
+    assert overhead_module.widest_gap(data, 2) == pytest.approx((0.5 + 1) / 2)  # 5, 5, 5, 20 of 40 %
+
+
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
     data = overhead_module.overhead_data(load_run(drawn[0]))
     assert data is not None
@@ -156,7 +171,7 @@ def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) 
 def test_one_outlier_does_not_flatten_the_others() -> None:
     def curve(name: str, largest: float) -> overhead_module.Curve:
         rows = pd.DataFrame({"overhead": [0.0, largest]})
-        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
+        return overhead_module.Curve(name, style.style.style_of(name), rows, rows, None, None)
 
     top, above = overhead_module._y_top(
         [curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0)

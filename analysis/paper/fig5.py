@@ -46,7 +46,7 @@ def _figure(group: list[Sweep]) -> Figure | None:
     shown = [(panel, sweep) for panel, sweep in panels if panel is not None]
     if not shown:
         return None
-    figure = Figure(figsize=(4.4 * len(shown) + 2.4, 3.9), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(shown) + 3.2, 3.9), layout="constrained")
     all_axes = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, (panel, sweep) in zip(all_axes, shown, strict=True):
         overhead.draw_axes(axes, panel, sweep.run)
