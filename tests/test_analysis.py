@@ -171,7 +171,7 @@ def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) 
 def test_one_outlier_does_not_flatten_the_others() -> None:
     def curve(name: str, largest: float) -> overhead_module.Curve:
         rows = pd.DataFrame({"overhead": [0.0, largest]})
-        return overhead_module.Curve(name, style.style.style_of(name), rows, rows, None, None)
+        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
 
     top, above = overhead_module._y_top(
         [curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0)
