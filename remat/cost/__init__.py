@@ -96,7 +96,7 @@ def _cautious(graph: Graph, profile: Profile) -> list[int]:
     ns, modelled = np.array(profile.ns, np.int64), np.array(profile.modelled, bool)
     is_other = default != np.arange(len(ns))
     timed = is_other & ~modelled & ~modelled[default] & (ns[default] > 0)
-    slowest = max(1.0, *(ns[timed] / ns[default[timed]])) if timed.any() else 1.0
+    slowest = np.max(ns[timed] / ns[default[timed]], initial=1.0)
     cautious = np.maximum(ns, np.ceil(slowest * ns[default]).astype(np.int64))
     return np.where(is_other & modelled, cautious, ns).tolist()
 
