@@ -50,7 +50,7 @@ def draw(data: OverheadData, run: Run) -> Figure:
     """The printed figure: curves above, a strip with the status of every solve below."""
     n = len(data.curves)
     strip_height = 0.17 * n + 0.1
-    figure = Figure(figsize=(8.2, 4.1 + strip_height), layout="constrained")
+    figure = Figure(figsize=(9.4, 4.1 + strip_height), layout="constrained")
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=(4.0, strip_height))
     draw_axes(axes, data, run)
     _shade_impossible(strip, data)
