@@ -86,7 +86,7 @@ def test_unknown_names_offer_the_nearest() -> None:
 
 
 def test_each_kind_says_where_the_other_is_used() -> None:
-    only_torch, only_graph = "resnet50_b16_0.8", "googlenet_b320_10GB"  # there is no PyTorch GoogLeNet
+    only_torch, only_graph = "resnet50_b16_0.8", "resnet50_b184_10GB_p100"
     assert only_torch in zoo.names("torch")
     assert only_graph in zoo.names("graph")
     with pytest.raises(InvalidInput, match="is a plan of a PyTorch step"):

@@ -38,6 +38,7 @@ from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import greedy_eviction
 from remat.search.ordering.relabel import plan_in_original, reordered
 from remat.solution import Candidate, Outcome, Solution
+from remat.solvers._monet_windows import improve_by_windows
 
 WHO = "search over implementations"
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
@@ -56,6 +57,7 @@ LONGEST_RUN = 12  # most operations whose implementations are switched together
 REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
 STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
+SEED_STEP = 1000  # between the seeds of two searches of one solve
 MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
@@ -98,16 +100,53 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
             if turn == 0 and proves and estimate_columns(context.problem.graph) <= MONET_COLUMNS:
                 monet_s = MONET_SHARE * context.remaining_s()
                 if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
-                    member = context.until(time.monotonic() + monet_s)
-                    stats["monet_status"] = str(context.run_strategy(member, "monet", {}).status)
+                    stats |= _by_monet(context.until(time.monotonic() + monet_s))
+                    search.start_from_best_plan()
         if prover is not None:
+            restarts = _Restarts(context)
+            if prover.running is not None:  # the proof goes on meanwhile
+                restarts.run()
             prover.finish()
+            restarts.run()
+            stats["restarts"] = restarts.done
     finally:
         if prover is not None:
             prover.stopped.set()
     stats |= {"choices": search.tried, "implementations": _used(context)}
     outcome = _outcome(context, stats, cut or search.cut or (prover is not None and prover.cut))
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
+
+
+def _by_monet(context: Context) -> dict[str, Any]:
+    """Improve the best plan by windows of MONeT's program, or by the whole one if it cannot express that plan."""
+    plan = context.incumbent.plan
+    windows = None if plan is None else improve_by_windows(context, plan)
+    if windows is not None:
+        return {"monet_windows": windows}
+    return {"monet_status": str(context.run_strategy(context, "monet", {}).status)}
+
+
+class _Restarts:
+    """The time that is left: searches over implementations from the beginning, and windows around their plans.
+
+    Windows end in a plan that depends on where they start. Only for a graph whose MONeT program is small.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.done = context, 0
+        self.is_small = not context.repeats and estimate_columns(context.problem.graph) <= MONET_COLUMNS
+
+    def run(self) -> None:
+        """Restart until the deadline."""
+        context = self.context
+        while self.is_small and context.remaining_s() >= LEAST_MONET_S and not context.is_solved():
+            self.done += 1
+            seed = context.options.seed + SEED_STEP * self.done
+            search = _ChoiceSearch(context.with_options(seed=seed, warm_start=None))
+            search.run(time.monotonic() + OUTER_SHARE * context.remaining_s() / 2)
+            plan = None if search.best is None else search.plan_of(search.best)
+            if plan is None or improve_by_windows(context.until(context.share_ends(OUTER_SHARE)), plan) is None:
+                return
 
 
 def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
@@ -256,6 +295,15 @@ class _ChoiceSearch:
                 self.stopped.set()
                 raise
 
+    def start_from_best_plan(self) -> None:
+        """Go on from the best plan of anyone, unless what becomes of it in one choice is worse than the best choice."""
+        plan = self.context.incumbent.plan
+        choice = None if plan is None else self.choices.choose(_choice_of(self.full, plan))
+        if plan is not None and choice is not None:
+            trial = self.offer(choice, choice.order_of(plan.order.tolist()))
+            if self.best is None or trial.score < self.best.score:
+                self.best = trial
+
     def _climb(self, random: Random, done: Callable[[], bool]) -> None:
         while not done() and self.vain < SETTLED * max(8, len(self.switches)):
             before = self.best
@@ -393,14 +441,23 @@ class _ChoiceSearch:
     def offer(self, choice: Choice, order: np.ndarray) -> _Trial:
         """Lift a plan of the choice's graph to the full graph, offer it, and score it."""
         context = self.context
-        plan = choice.lift(Plan.from_order(choice.graph, order.tolist()), context.problem.budget_bytes)
-        plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, context.problem.budget_bytes)
+        plan, cost, peak_bytes = self._lifted(choice, order)
         known = context.incumbent.cost
         if peak_bytes <= context.problem.budget_bytes and (known is None or cost < known):
             context.offer(plan, WHO)
         over = max(0, peak_bytes - context.problem.budget_bytes)
         calls = tuple(plan.order.tolist())
         return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
+
+    def plan_of(self, trial: _Trial) -> Plan | None:
+        """The plan of a trial; None if it does not fit."""
+        return self._lifted(trial.choice, trial.order)[0] if trial.score[0] == 0 else None
+
+    def _lifted(self, choice: Choice, order: np.ndarray) -> tuple[Plan, int, int]:
+        """(plan, cost, peak) in the full graph."""
+        budget_bytes = self.context.problem.budget_bytes
+        plan = choice.lift(Plan.from_order(choice.graph, order.tolist()), budget_bytes)
+        return self.choices.with_fastest_that_fit(plan, budget_bytes)
 
     def _leanest(self, plan: Plan) -> tuple[int, ...]:
         """[N] index of the implementation with the least workspace among those in which a plan runs each operation."""

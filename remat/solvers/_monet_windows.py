@@ -1,0 +1,94 @@
+"""MONeT's program around the best plan: all variables outside a window are fixed; a solve takes about a second.
+
+The window is a row of stages, with or without the forward pass, or a row of operations in all stages, with the choices
+of the backward pass. It grows while it is solved to the end, and shrinks otherwise. The result is a plan, never a
+bound. A plan that the program cannot express, e.g. one that repeats backward operations, has no windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from remat.context import Context
+from remat.plan import Plan
+from remat.programs.highs import highs_options, solve_program
+from remat.programs.monet import MonetModel, build_model
+from remat.programs.program import Limits
+from remat.solvers._polish import drop_unread_repeats
+
+WHO = "windows of MONeT's program"
+LONGEST_S, LEAST_S = 4.0, 0.1  # of one solve
+FIRST_STAGES, FIRST_OPERATIONS = 4.0, 2.0  # width of the first window of each kind
+WIDER, NARROWER = 1.15, 0.8
+GAP = 1e-4
+IN_VAIN = 60  # windows without a better plan, after which the plan is left
+
+
+def improve_by_windows(context: Context, plan: Plan) -> int | None:
+    """Improve a plan until the deadline of `context`, or until nothing has helped for long; better plans are offered.
+
+    Returns:
+        Number of solves; None if the program cannot express the plan.
+    """
+    model = build_model(context.problem.graph, context.problem.budget_bytes)
+    names = plan.choices or [""] * plan.n_computations
+    point = model.point(list(zip(plan.order.tolist(), names, strict=True)))
+    return None if point is None else _Windows(context, model, point).run()
+
+
+class _Windows:
+    def __init__(self, context: Context, model: MonetModel, point: np.ndarray) -> None:
+        self.context, self.model, self.best = context, model, point
+        self.program = model.program()
+        self.stage, self.operation = model.places()
+        self.n_forward = sum(not op.is_backward for op in context.problem.graph.operations)
+        self.random = np.random.default_rng(abs(context.options.seed))
+        self.widths = [FIRST_STAGES, FIRST_OPERATIONS]
+
+    def run(self) -> int:
+        solves = vain = 0
+        while vain < IN_VAIN and self.context.remaining_s() > LEAST_S and not self.context.is_solved():
+            vain = 0 if self._solve(solves) else vain + 1
+            solves += 1
+        return solves
+
+    def _solve(self, turn: int) -> bool:
+        """Solve one window; whether the plan is better."""
+        kind, context, known = turn % 2, self.context, self.best
+        free = self._operations() if kind else self._stages()
+        program = replace(self.program, lower=np.where(free, 0.0, known), upper=np.where(free, 1.0, known))
+        limits = Limits(min(LONGEST_S, context.remaining_s()), context.solver_threads, context.options.seed + turn, GAP)
+        everything = np.arange(len(known), dtype=np.int32), known
+        answer = solve_program(program, highs_options(limits), start=everything, should_stop=context.is_solved)
+        change = WIDER if answer.optimal else NARROWER
+        self.widths[kind] = float(np.clip(change * self.widths[kind], 1.0, self.stage.max()))
+        if answer.x is None:
+            return False
+        found = np.round(answer.x)
+        if self.model.cost @ found >= self.model.cost @ known:
+            return False
+        self.best = found
+        self._offer()
+        return True
+
+    def _stages(self) -> np.ndarray:
+        """[n] bool, the variables of a random row of stages; every other time with those of the forward pass."""
+        width = round(self.widths[0])
+        first = self.random.integers(1 - width, self.stage.max() + 1)
+        inside = (self.stage >= first) & (self.stage < first + width)
+        return inside | (self.stage == 0) if self.random.random() < 0.5 else inside
+
+    def _operations(self) -> np.ndarray:
+        """[n] bool, the variables of a random row of forward operations and those of all backward operations."""
+        width = round(self.widths[1])
+        first = self.random.integers(1 - width, self.n_forward)
+        inside = (self.operation >= first) & (self.operation < first + width)
+        return inside | (self.operation >= self.n_forward)
+
+    def _offer(self) -> None:
+        problem = self.context.problem
+        calls = drop_unread_repeats(problem.graph, self.model.calls(self.best))
+        names = [name for _, name in calls]
+        self.context.offer(Plan.from_order(problem.graph, [k for k, _ in calls], problem.budget_bytes, names), WHO)
