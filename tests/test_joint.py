@@ -11,12 +11,15 @@ from brute_force import optimum
 import remat
 from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
 from remat.bounds.relax import relaxed
+from remat.context import Context
 from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE
+from remat.problem import Problem, SolveOptions
 from remat.programs import monet as monet_program
 from remat.programs.backends import Answer, Backend, Verdict
-from remat.search.choices import choose
+from remat.search.choices import Choices, choose
 from remat.solvers import choose as joint_search
+from remat.solvers._monet_windows import improve_by_windows
 
 
 def conv_relu() -> Graph:
@@ -323,6 +326,39 @@ def test_lifted_plans_cost_the_same_and_hold_no_more(seed: int) -> None:
         assert simulate(easy, Plan.from_order(easy, order)).peak_bytes <= lifted.peak_bytes
 
 
+def test_a_mask_is_made_only_by_the_run_before_its_reader() -> None:
+    joint = conv_relu()
+    plan = Plan.from_order(joint, [0, 1, 2, 3, 2, 4, 5], implementations=["", "", "mask", "", "mask", "mask", ""])
+    better, cost, peak_bytes = Choices(joint).with_fastest_that_fit(plan, 200)
+    assert better.choices == ("", "fast", "", "", "mask", "mask", "")
+    trace = simulate(joint, better)
+    assert (trace.cost, trace.peak_bytes) == (cost, peak_bytes)
+    assert cost == simulate(joint, plan).cost - 4 - 1  # the fast convolution, and one mask less
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_that_fit_are_judged_as_they_say(seed: int) -> None:
+    joint = random_joint(seed)
+    r = random.Random(seed)
+    choices, loss = Choices(joint), joint.loss
+    assert loss is not None
+    changed = 0
+    for _ in range(20):
+        chosen = choices.choose([r.randrange(len(op.all_implementations)) for op in joint.operations])
+        if chosen is None:
+            continue
+        last = chosen.place[loss]  # the forward pass runs twice
+        plan = chosen.lift(Plan.from_order(chosen.graph, [*range(last + 1), *range(len(chosen.graph))]))
+        before = simulate(joint, plan)
+        for budget in (before.peak_bytes, before.peak_bytes + r.randint(0, 9)):
+            better, cost, peak_bytes = choices.with_fastest_that_fit(plan, budget)
+            trace = simulate(joint, better)
+            assert trace.cost == cost <= before.cost
+            assert trace.peak_bytes <= peak_bytes <= budget
+            changed += better is not plan
+    assert changed
+
+
 def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> None:
     joint = conv_relu()
     solution = remat.solve(joint, 200, "checkmate_milp", time_limit_s=20)
@@ -445,6 +481,35 @@ def chain_with_masks(n: int) -> Graph:
     values = [Value(f"v{i}", size, i == total - 1) for i, size in enumerate(sizes)]
     values += [Value(f"m{i}", size) for i, size in enumerate(extras)]
     return Graph("masks", tuple(operations), tuple(values), loss=first)
+
+
+def test_windows_of_monets_program_reach_its_optimum_from_a_poor_plan() -> None:
+    joint = chain_with_masks(5)
+    peak = simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
+    problem = Problem(joint, int(0.8 * peak))
+    optimal = remat.solve(joint, problem.budget_bytes, "monet", time_limit_s=20)
+    assert optimal.stats["monet_optimal"]
+    # The optimum for less memory, with a default implementation wherever one does the same.
+    tight = remat.solve(joint, int(0.7 * peak), "monet", time_limit_s=20).plan
+    assert tight is not None
+    names = ["" if name == "fast" else name for name in tight.choices]
+    poor = Plan.from_order(joint, tight.order.tolist(), problem.budget_bytes, names)
+    context = Context.of(problem, SolveOptions(time_limit_s=20, threads=1))
+    assert context.offer(poor, "poor")
+    start = context.incumbent.cost
+    assert start is not None
+    assert improve_by_windows(context, poor)
+    assert context.incumbent.cost == optimal.cost < start
+
+
+def test_a_plan_that_monets_program_cannot_express_has_no_windows() -> None:
+    joint = chain_with_masks(3)
+    context = Context.of(Problem(joint, 1000), SolveOptions(time_limit_s=20, threads=1))
+    repeated = [*range(len(joint)), len(joint) - 1]  # a backward operation
+    assert improve_by_windows(context, Plan.from_order(joint, repeated)) is None
+    forward = replace(joint, operations=tuple(replace(op, is_backward=False) for op in joint.operations))
+    context = Context.of(Problem(forward, 1000), SolveOptions(time_limit_s=20, threads=1))
+    assert improve_by_windows(context, Plan.from_order(forward, range(len(forward)))) is None
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from remat.context import Context
+from remat.errors import Skip
 from remat.plan import Plan
 from remat.programs.highs import highs_options, solve_program
 from remat.programs.monet import MonetModel, build_model
@@ -32,7 +33,10 @@ def improve_by_windows(context: Context, plan: Plan) -> int | None:
     Returns:
         Number of solves; None if the program cannot express the plan.
     """
-    model = build_model(context.problem.graph, context.problem.budget_bytes)
+    try:
+        model = build_model(context.problem.graph, context.problem.budget_bytes)
+    except Skip:  # the graph is not a forward pass followed by a backward pass
+        return None
     names = plan.choices or [""] * plan.n_computations
     point = model.point(list(zip(plan.order.tolist(), names, strict=True)))
     return None if point is None else _Windows(context, model, point).run()
