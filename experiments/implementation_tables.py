@@ -94,8 +94,9 @@ def _beside_default(plans: Sequence[StepRow]) -> str:
         measured = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
         lines.append(
             f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the default plan's time by "
-            f"prediction and {_spread(measured)} measured; {sum(r < 1 for r in predicted)} of {len(both)} are "
-            "predicted to be faster."
+            f"prediction and {_spread(measured)} measured; of {len(both)}, "
+            f"{sum(r < 1 for r in predicted)} are predicted to be faster, {sum(r < 1 for r in measured)} are measured "
+            "to be."
         )
     lines.append(f"Budgets with a joint plan only: {only}; with a default plan only: {lost}.")
     return " ".join(lines)
