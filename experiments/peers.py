@@ -25,7 +25,6 @@ from analysis.parts import percent
 from analysis.results import PAPERS_HEURISTICS
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import RESULTS as DTR
-from experiments.monet.overhead import A_LITTLE_MORE
 from experiments.parts import has_study, unpacked_study
 from experiments.rivals import RESULTS as RIVALS
 from remat.errors import InvalidInput
@@ -186,12 +185,7 @@ def _searched(own: Sequence[Point], budget: int) -> str:
     for p in own:
         if p.budget_bytes == budget and p.cost and p.bound:
             gap = percent(1 - p.bound / p.cost)
-            words = f"a search of {p.limit_s:g} s; the plan is at most {gap} from the optimum"
-            more = next((q for q in own if budget < q.budget_bytes <= A_LITTLE_MORE * budget + 1), None)
-            if more is not None and more.cost is not None:
-                extra = percent(more.budget_bytes / budget - 1)
-                words += f"; with {extra} more memory it takes {more.cost / 1e6:.0f} ms"
-            return words
+            return f"a search of {p.limit_s:g} s; the plan is at most {gap} from the optimum"
     return ""
 
 
