@@ -359,6 +359,30 @@ def test_the_fastest_that_fit_are_judged_as_they_say(seed: int) -> None:
     assert changed
 
 
+def test_a_group_that_may_run_once_runs_once() -> None:
+    joint = conv_relu()
+    once = tuple(replace(op, run_once=op.name == "conv") for op in joint.operations)
+    joint = replace(joint, operations=once)
+    chosen = choose(joint, [0, 0, 2, 0, 2, 0])  # ReLU writes over the convolution's output
+    assert chosen is not None
+    order = chosen.order_of([0, 1, 2, 3, 2, 4, 5])  # ReLU runs twice
+    lifted = chosen.lift(Plan.from_order(chosen.graph, order.tolist()))
+    assert lifted.order.tolist() == [0, 1, 2, 3, 4, 5]
+    assert simulate(joint, lifted).cost == simulate(chosen.graph, Plan.from_order(chosen.graph, order.tolist())).cost
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.8])
+def test_operations_that_run_once_do_not_end_a_joint_solve(share: float) -> None:
+    joint = chain_with_masks(4)
+    joint = replace(joint, operations=tuple(
+        replace(op, run_once=True, implementations=()) if op.kind == "conv" else op for op in joint.operations
+    ))  # fmt: skip
+    peak = simulate(joint, Plan.from_order(joint, range(len(joint)))).peak_bytes
+    solution = remat.solve(joint, int(share * peak), "portfolio", time_limit_s=3, threads=1)
+    assert solution.status != "FAILED", solution.message
+    assert not solution.ended, solution.message
+
+
 def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> None:
     joint = conv_relu()
     solution = remat.solve(joint, 200, "checkmate_milp", time_limit_s=20)
@@ -498,7 +522,7 @@ def test_windows_of_monets_program_reach_its_optimum_from_a_poor_plan() -> None:
     assert context.offer(poor, "poor")
     start = context.incumbent.cost
     assert start is not None
-    assert improve_by_windows(context, poor)
+    assert improve_by_windows(context, poor, threads=1)
     assert context.incumbent.cost == optimal.cost < start
 
 
@@ -506,10 +530,10 @@ def test_a_plan_that_monets_program_cannot_express_has_no_windows() -> None:
     joint = chain_with_masks(3)
     context = Context.of(Problem(joint, 1000), SolveOptions(time_limit_s=20, threads=1))
     repeated = [*range(len(joint)), len(joint) - 1]  # a backward operation
-    assert improve_by_windows(context, Plan.from_order(joint, repeated)) is None
+    assert improve_by_windows(context, Plan.from_order(joint, repeated), threads=1) is None
     forward = replace(joint, operations=tuple(replace(op, is_backward=False) for op in joint.operations))
     context = Context.of(Problem(forward, 1000), SolveOptions(time_limit_s=20, threads=1))
-    assert improve_by_windows(context, Plan.from_order(forward, range(len(forward)))) is None
+    assert improve_by_windows(context, Plan.from_order(forward, range(len(forward))), threads=1) is None
 
 
 @pytest.mark.slow

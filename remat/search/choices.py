@@ -43,9 +43,16 @@ class Choice:
         return Plan.from_order(self.full, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
 
     def order_of(self, full_order: Sequence[int]) -> np.ndarray:
-        """[C] int32, computations of `graph`: one wherever `full_order` computes the last operation of its group."""
+        """[C] int32, computations of `graph`: one wherever `full_order` computes the last operation of its group.
+
+        A group that may run only once, because one of its operations may, runs the first time and is held.
+        """
         last = [calls[-1][0] for calls in self.calls]
-        return np.array([self.place[k] for k in full_order if last[self.place[k]] == k], dtype=np.int32)
+        order = [self.place[k] for k in full_order if last[self.place[k]] == k]
+        first = {k: at for at, k in reversed(list(enumerate(order)))}
+        operations = self.graph.operations
+        kept = [k for at, k in enumerate(order) if at == first[k] or not operations[k].run_once]
+        return np.array(kept, dtype=np.int32)
 
 
 def choose(full: Graph, wanted: Sequence[int]) -> Choice | None:

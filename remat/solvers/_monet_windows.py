@@ -27,8 +27,11 @@ GAP = 1e-4
 IN_VAIN = 60  # windows without a better plan, after which the plan is left
 
 
-def improve_by_windows(context: Context, plan: Plan) -> int | None:
+def improve_by_windows(context: Context, plan: Plan, threads: int) -> int | None:
     """Improve a plan until the deadline of `context`, or until nothing has helped for long; better plans are offered.
+
+    Args:
+        threads: of each solve.
 
     Returns:
         Number of solves; None if the program cannot express the plan.
@@ -39,35 +42,40 @@ def improve_by_windows(context: Context, plan: Plan) -> int | None:
         return None
     names = plan.choices or [""] * plan.n_computations
     point = model.point(list(zip(plan.order.tolist(), names, strict=True)))
-    return None if point is None else _Windows(context, model, point).run()
+    return None if point is None else _Windows(context, model, point, threads).run()
 
 
 class _Windows:
-    def __init__(self, context: Context, model: MonetModel, point: np.ndarray) -> None:
-        self.context, self.model, self.best = context, model, point
+    def __init__(self, context: Context, model: MonetModel, point: np.ndarray, threads: int) -> None:
+        self.context, self.model, self.best, self.threads = context, model, point, threads
         self.program = model.program()
         self.stage, self.operation = model.places()
         self.n_forward = sum(not op.is_backward for op in context.problem.graph.operations)
         self.random = np.random.default_rng(abs(context.options.seed))
-        self.widths = [FIRST_STAGES, FIRST_OPERATIONS]
+        self.widths, self.widest = [FIRST_STAGES, FIRST_OPERATIONS], [int(self.stage.max()) + 1, self.n_forward]
+        self.is_optimal = False  # a window with everything in it was solved to the end
 
     def run(self) -> int:
         solves = vain = 0
-        while vain < IN_VAIN and self.context.remaining_s() > LEAST_S and not self.context.is_solved():
+        while vain < IN_VAIN and not self._is_over():
             vain = 0 if self._solve(solves) else vain + 1
             solves += 1
         return solves
+
+    def _is_over(self) -> bool:
+        return self.is_optimal or self.context.remaining_s() <= LEAST_S or self.context.is_solved()
 
     def _solve(self, turn: int) -> bool:
         """Solve one window; whether the plan is better."""
         kind, context, known = turn % 2, self.context, self.best
         free = self._operations() if kind else self._stages()
         program = replace(self.program, lower=np.where(free, 0.0, known), upper=np.where(free, 1.0, known))
-        limits = Limits(min(LONGEST_S, context.remaining_s()), context.solver_threads, context.options.seed + turn, GAP)
+        limits = Limits(min(LONGEST_S, context.remaining_s()), self.threads, context.options.seed + turn, GAP)
         everything = np.arange(len(known), dtype=np.int32), known
         answer = solve_program(program, highs_options(limits), start=everything, should_stop=context.is_solved)
+        self.is_optimal = answer.optimal and bool(free.all())
         change = WIDER if answer.optimal else NARROWER
-        self.widths[kind] = float(np.clip(change * self.widths[kind], 1.0, self.stage.max()))
+        self.widths[kind] = float(np.clip(change * self.widths[kind], 1.0, self.widest[kind]))
         if answer.x is None:
             return False
         found = np.round(answer.x)

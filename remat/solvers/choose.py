@@ -58,6 +58,8 @@ REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
 STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
 SEED_STEP = 1000  # between the seeds of two searches of one solve
+RESTART_SHARE, RESTART_WINDOWS_SHARE = 0.25, 0.5  # of the time left, for the search and the windows of a restart
+VAIN_RESTARTS = 4  # in a row, after which the rest of the time is left
 MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
@@ -97,18 +99,17 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
             cut = bool(solved.cut_by_clock)
             if context.is_solved() or repeats:
                 break
-            if turn == 0 and proves and estimate_columns(context.problem.graph) <= MONET_COLUMNS:
+            if turn == 0 and proves and _has_small_program(context.problem.graph):
                 monet_s = MONET_SHARE * context.remaining_s()
                 if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
-                    stats |= _by_monet(context.until(time.monotonic() + monet_s))
+                    stats |= _by_monet(context.until(time.monotonic() + monet_s), search.busy)
                     search.start_from_best_plan()
         if prover is not None:
-            restarts = _Restarts(context)
-            if prover.running is not None:  # the proof goes on meanwhile
-                restarts.run()
-            prover.finish()
-            restarts.run()
-            stats["restarts"] = restarts.done
+            if prover.running is None:
+                prover.finish()
+            stats["restarts"] = 0 if repeats else _restart(context, prover)
+            if prover.running is not None:
+                prover.finish()
     finally:
         if prover is not None:
             prover.stopped.set()
@@ -117,36 +118,41 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
-def _by_monet(context: Context) -> dict[str, Any]:
+def _has_small_program(graph: Graph) -> bool:
+    """Whether MONeT's program of the graph takes part."""
+    return any(op.is_backward for op in graph.operations) and estimate_columns(graph) <= MONET_COLUMNS
+
+
+def _by_monet(context: Context, busy: int) -> dict[str, Any]:
     """Improve the best plan by windows of MONeT's program, or by the whole one if it cannot express that plan."""
     plan = context.incumbent.plan
-    windows = None if plan is None else improve_by_windows(context, plan)
+    windows = None if plan is None else improve_by_windows(context, plan, max(1, context.options.threads - busy))
     if windows is not None:
         return {"monet_windows": windows}
     return {"monet_status": str(context.run_strategy(context, "monet", {}).status)}
 
 
-class _Restarts:
-    """The time that is left: searches over implementations from the beginning, and windows around their plans.
+def _restart(context: Context, prover: _Prover) -> int:
+    """Spend the time left on searches from the beginning, and windows of MONeT's program around their plans.
 
-    Windows end in a plan that depends on where they start. Only for a graph whose MONeT program is small.
+    Windows end in a plan that depends on where they start. The number of restarts; they end when several in a row did
+    not help.
     """
-
-    def __init__(self, context: Context) -> None:
-        self.context, self.done = context, 0
-        self.is_small = not context.repeats and estimate_columns(context.problem.graph) <= MONET_COLUMNS
-
-    def run(self) -> None:
-        """Restart until the deadline."""
-        context = self.context
-        while self.is_small and context.remaining_s() >= LEAST_MONET_S and not context.is_solved():
-            self.done += 1
-            seed = context.options.seed + SEED_STEP * self.done
-            search = _ChoiceSearch(context.with_options(seed=seed, warm_start=None))
-            search.run(time.monotonic() + OUTER_SHARE * context.remaining_s() / 2)
-            plan = None if search.best is None else search.plan_of(search.best)
-            if plan is None or improve_by_windows(context.until(context.share_ends(OUTER_SHARE)), plan) is None:
-                return
+    done = vain = 0
+    while _has_small_program(context.problem.graph) and vain < VAIN_RESTARTS:
+        if context.remaining_s() < LEAST_MONET_S or context.is_solved():
+            break
+        done += 1
+        known, busy = context.incumbent.cost, int(prover.is_running())
+        search = _ChoiceSearch(context.with_options(seed=context.options.seed + SEED_STEP * done, warm_start=None))
+        search.busy = busy
+        search.run(context.share_ends(RESTART_SHARE))
+        plan = None if search.best is None else search.plan_of(search.best)
+        if plan is not None:
+            threads = max(1, context.options.threads - busy)
+            improve_by_windows(context.until(context.share_ends(RESTART_WINDOWS_SHARE)), plan, threads)
+        vain = vain + 1 if context.incumbent.cost == known else 0
+    return done
 
 
 def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
@@ -298,11 +304,12 @@ class _ChoiceSearch:
     def start_from_best_plan(self) -> None:
         """Go on from the best plan of anyone, unless what becomes of it in one choice is worse than the best choice."""
         plan = self.context.incumbent.plan
-        choice = None if plan is None else self.choices.choose(_choice_of(self.full, plan))
-        if plan is not None and choice is not None:
+        if plan is None:
+            return
+        choice = self.choices.choose(_choice_of(self.full, plan))
+        if choice is not None:
             trial = self.offer(choice, choice.order_of(plan.order.tolist()))
-            if self.best is None or trial.score < self.best.score:
-                self.best = trial
+            self.best = trial if self.best is None else min(self.best, trial, key=lambda one: one.score)
 
     def _climb(self, random: Random, done: Callable[[], bool]) -> None:
         while not done() and self.vain < SETTLED * max(8, len(self.switches)):
@@ -550,6 +557,10 @@ class _Prover:
         self.stopped.set()
         if wait([self.running], GRACE_S).done:
             self.running.result()
+
+    def is_running(self) -> bool:
+        """Whether its own thread is at work."""
+        return self.running is not None and not self.running.done()
 
     def bound_by_windows(self, deadline: float) -> None:
         """Rounds of the window relaxation until the time `deadline` (monotonic)."""
