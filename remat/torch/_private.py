@@ -527,7 +527,7 @@ def pass_of(node: fx.Node) -> dict[str, str]:
 
 
 def is_in_forward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == FORWARD
+    return node.meta.get("partitioner_tag") in (FORWARD, "must_be_in_forward")
 
 
 def is_in_backward(node: fx.Node) -> bool:

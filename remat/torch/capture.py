@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -281,6 +281,7 @@ def read_training_graph(
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
+    _mark_backward(module.graph, n_forward_outputs, is_complete=lowering is None)
     if lowering is not None:
         _private.merge_equal_calls(module)
     mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
@@ -292,6 +293,30 @@ def read_training_graph(
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
     module.recompile()
     return training_graph
+
+
+def with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """The nodes and all nodes on which they depend."""
+    found, todo = set[fx.Node](), [node for node in nodes if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _mark_backward(graph: fx.Graph, n_forward_outputs: int, is_complete: bool) -> None:
+    """Mark the calls of the backward pass that PyTorch leaves unmarked: those of a `torch.autograd.Function`.
+
+    Args:
+        is_complete: PyTorch has marked all calls of the forward pass; Inductor's passes make calls without a mark.
+    """
+    forward = with_inputs(graph.find_nodes(op="output")[0].args[0][:n_forward_outputs])
+    for node in graph.nodes:
+        is_unmarked = not (_private.is_in_forward(node) or _private.is_in_backward(node)) and node not in forward
+        if is_unmarked and (is_complete or any(map(_private.is_in_backward, node.all_input_nodes))):
+            node.meta.update(_private.in_pass(_private.BACKWARD))
 
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
