@@ -149,8 +149,8 @@ CASES: dict[str, Callable[[Model, Tensor], Any]] = {
     "several results inside": lambda m, h: sum(Parts.apply(m.b(h))),
     "not differentiable": lambda m, h: Largest.apply(h),
     "only places inside": lambda m, h: h * Largest.apply(h)[1],
-    "in place": lambda m, h: InPlace.apply(torch.tanh(h)),
-    "in place inside": lambda m, h: m.a(InPlace.apply(torch.tanh(h))),
+    "in place": lambda m, h: InPlace.apply(m.b(h)),
+    "in place inside": lambda m, h: m.a(InPlace.apply(m.b(h))),
     "of a parameter": lambda m, h: Product.apply(h.detach(), m.a.weight),
     "of both": lambda m, h: Product.apply(h, m.a.weight),
     "of the same twice": lambda m, h: Product.apply(h.T @ h, Reversal.apply(h.T @ h)),
@@ -164,7 +164,9 @@ def test_functions_train_under_plans(name: str) -> None:
     model, x = copy.deepcopy(plain), torch.randn(8, 16, requires_grad=True)
     made = rt.rematerialize(model, (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search").plan
     order = random_order(made.graph, np.random.default_rng(0), 0.3)
-    again = StepPlan(Plan.from_order(made.graph, order), made.graph, made.fingerprint, "random", None, None, made.fixed, "")
+    again = StepPlan(
+        Plan.from_order(made.graph, order), made.graph, made.fingerprint, "random", None, None, made.fixed, ""
+    )
     ours = rt.rematerialize(model, (x,), plan=again)
     for scale in (1.0, 3.0):
         expected, found = (_gradients(each, x, scale) for each in (plain, ours))
