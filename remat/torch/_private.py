@@ -515,9 +515,9 @@ def _calculation_of(node: fx.Node) -> Calculation | None:
 
 
 def _is_held(x: Any) -> bool:
-    return (
-        isinstance(x, Tensor) and x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-    )
+    """Whether a tensor has a storage of its own or shares one."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    return isinstance(x, Tensor) and x.layout is torch.strided and not is_wrapped(x)
 
 
 def _examples_read_by(node: fx.Node) -> list[Any]:
