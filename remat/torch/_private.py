@@ -30,11 +30,13 @@ import dis
 import functools
 import itertools
 import logging
+import os
 import re
 import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -162,14 +164,30 @@ def fakes_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def tracing_shown() -> Iterator[None]:
-    """Let models that ask whether they are being traced hear that they are, without a compiler."""
+def tracing_shown(told: Iterable[Place] | None = None) -> Iterator[None]:
+    """Let models that ask whether they are being traced hear that they are, without a compiler.
+
+    Args:
+        told: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
+    """
     original = torch.compiler.is_compiling
-    torch.compiler.is_compiling = lambda: True
+    places = [] if told is None else [_in_models(place[:-1]) for place in told]  # the last one called the model
+
+    def answer() -> bool:
+        place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))
+        return told is None or any(place[: len(each)] == each for each in places)
+
+    torch.compiler.is_compiling = answer
     try:
         yield
     finally:
         torch.compiler.is_compiling = original
+
+
+def _in_models(place: Iterable[tuple[str, int]]) -> Place:
+    """A place without PyTorch's own lines."""
+    own = os.path.dirname(torch.__file__)
+    return tuple((file, line) for file, line in place if not file.startswith(own))
 
 
 # Optimizers

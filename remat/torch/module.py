@@ -238,7 +238,7 @@ class _CompiledStep:
 
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
-            outputs = capture.compiling(call, _told(self.model), values)
+            outputs = capture.compiling(call, places_told(self.model), values)
         _aot.leave_unread_gradients_out(outputs, *([in_backward.watch] if in_backward else []))
         return outputs
 
@@ -264,7 +264,7 @@ class _CompiledStep:
 _places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()
 
 
-def _told(model: nn.Module) -> set[Place]:
+def places_told(model: nn.Module) -> set[Place]:
     """The places in a model's code where it hears that it is traced, see `capture.compiling`."""
     return _places_told.setdefault(model, set())
 
@@ -334,7 +334,9 @@ def captured_step(
 
     def captured() -> capture.TrainingGraph:
         values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
-        return capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend), _told(model), values)
+        return capture.capture_module(
+            call_of(model), args, kwargs, _aot.backend_of(backend), places_told(model), values
+        )
 
     with _refusals(model, args, kwargs), torch.enable_grad():
         try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    Place,
     TorchDispatchMode,
     fakes_hidden,
     outside_modes,
@@ -50,10 +51,12 @@ class FollowedStep:
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
+        is_eager: the model took the way of eager mode, because it reads no values that are not known.
     """
 
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
+    is_eager: bool = field(default=True, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -80,6 +83,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
+    told: Collection[Place] = (),
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
@@ -88,6 +92,7 @@ def plain_step(
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
             their gradients; or a function that gives them from the outputs.
         seen: a mode that sees the calls too.
+        told: places at which the model hears that it is traced, as when it is captured; by default nowhere.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -98,16 +103,18 @@ def plain_step(
     both = zip(tree_leaves((fake_args, fake_kwargs)), tree_leaves((args, dict(kwargs))), strict=True)
     readable = [(fake, x) for fake, x in both if is_readable(x)]
 
-    def followed(tells_truth: bool) -> FollowedStep:
-        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode:
+    def followed(*contexts: AbstractContextManager[Any]) -> FollowedStep:
+        with ExitStack() as stack:
+            for context in (layouts_of_kernels(), *contexts, mode):
+                stack.enter_context(context)
             return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen, readable)
 
     with replaced_tensors(model, bare):
         try:
-            return followed(tells_truth=False)
+            return followed(fakes_hidden(), *([tracing_shown(told)] if told else []))
         except (DataDependentOutputException, DynamicOutputShapeException):
             # Some models read values only where they are not traced.
-            return followed(tells_truth=True)
+            return replace(followed(tracing_shown()), is_eager=False)
 
 
 def real_step(
