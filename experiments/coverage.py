@@ -15,7 +15,7 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -39,11 +39,13 @@ NO_MASK, MASKS = "", ("ones", "left", "right")
 PADDING = 5  # positions of every second sequence
 
 
-def covered(architecture: Architecture, time_limit_s: float, cost: str) -> dict[str, Any]:
+def covered(
+    architecture: Architecture, time_limit_s: float, cost: str, masks: Container[str] = MASKS
+) -> dict[str, Any]:  # fmt: skip
     """One row: whether the architecture trains, and how its results compare with the plain model's."""
     torch.manual_seed(0)
     model, inputs = architecture.build(), architecture.inputs()
-    steps = _steps(model, inputs)
+    steps = {mask: given for mask, given in _steps(model, inputs).items() if mask == NO_MASK or mask in masks}
     plain = _trained(copy.deepcopy(model), steps)
     row: dict[str, Any] = {"name": architecture.name, "group": architecture.group, "trains": False}
     for budget in BUDGETS:
