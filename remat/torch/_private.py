@@ -30,13 +30,15 @@ import dis
 import functools
 import itertools
 import logging
+import os
 import re
 import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,14 +164,30 @@ def fakes_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def tracing_shown() -> Iterator[None]:
-    """Let models that ask whether they are being traced hear that they are, without a compiler."""
+def tracing_shown(told: Iterable[Place] | None = None) -> Iterator[None]:
+    """Let models that ask whether they are being traced hear that they are, without a compiler.
+
+    Args:
+        told: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
+    """
     original = torch.compiler.is_compiling
-    torch.compiler.is_compiling = lambda: True
+    places = [] if told is None else [_in_models(place[:-1]) for place in told]  # the last one called the model
+
+    def answer() -> bool:
+        place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))
+        return told is None or any(place[: len(each)] == each for each in places)
+
+    torch.compiler.is_compiling = answer
     try:
         yield
     finally:
         torch.compiler.is_compiling = original
+
+
+def _in_models(place: Iterable[tuple[str, int]]) -> Place:
+    """A place without PyTorch's own lines."""
+    own = os.path.dirname(torch.__file__)
+    return tuple((file, line) for file, line in place if not file.startswith(own))
 
 
 # Optimizers
@@ -354,34 +372,37 @@ class _Tracing(threading.local):
         as_in_eager_mode: a model hears that it is not traced, and more is followed.
         told: places at which it hears the truth.
         asked: where it asked last, and did not hear the truth.
+        values: of the arguments, on which the model may branch; None if they are not known.
     """
 
     as_in_eager_mode = False
     told: Container[Place] = ()
     asked: Place | None = None
+    values: Any = None
 
 
 tracing = _Tracing()
 
 
 @contextmanager
-def as_in_eager_mode(told: Container[Place]) -> Iterator[None]:
+def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[None]:
     """Let Dynamo trace what a model does in eager mode.
 
     - Models that ask whether they are being traced hear that they are not. The truth is told at the places `told`, and
       to PyTorch's own modules: what these do instead gives the same results.
     - A branch on the value of a tensor that depends on no tensor from outside is followed, e.g. of one made of
       `torch.arange`: it has the same contents in each call.
+    - A branch on `values` is followed too, see `remat.torch._branches`.
     - ``x.requires_grad = True`` for a tensor that the model has made is left out: nobody reads its gradient.
     """
     _answer_questions()
     _follow_more()
-    before = tracing.as_in_eager_mode, tracing.told, tracing.asked
-    tracing.as_in_eager_mode, tracing.told, tracing.asked = True, told, None
+    before = tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values
+    tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = True, told, None, values
     try:
         yield
     finally:
-        tracing.as_in_eager_mode, tracing.told, tracing.asked = before
+        tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = before
 
 
 @functools.cache
@@ -442,12 +463,12 @@ def _follow_more() -> None:
 
 
 def _decide(tx: Any, _instruction: Any) -> bool:
-    """Replace a tensor on which a jump depends by its value, if that is constant."""
+    """Replace a tensor on which a jump depends by its value, if that is known."""
     from torch._dynamo.variables import ConstantVariable, TensorVariable
 
     value = tx.stack[-1]
-    if isinstance(value, TensorVariable) and (found := _constant_value(value.as_proxy().node)) is not None:
-        tx.stack[-1] = ConstantVariable.create(bool(found))
+    if isinstance(value, TensorVariable) and (found := _outcome_of(value.as_proxy().node)) is not None:
+        tx.stack[-1] = ConstantVariable.create(found)
     return False
 
 
@@ -462,26 +483,76 @@ def _leave_out(tx: Any, instruction: Any) -> bool:
     return is_needless
 
 
-def _constant_value(node: fx.Node) -> Any:
-    """The value of a tensor with one element that depends on no input, no draw and no change in place; else None."""
+@dataclass(frozen=True, slots=True)
+class Calculation:
+    """A calculation of Dynamo's graph whose result has one element.
+
+    Attributes:
+        code: equal for the same calculation.
+        arguments: indices of the tensors that it takes, among the leaves of a call's arguments.
+    """
+
+    code: str
+    arguments: tuple[int, ...]
+    function: Callable[..., Tensor] = field(compare=False)
+
+    def outcome(self, leaves: Sequence[Any]) -> bool:
+        """Whether the result is not 0, for these leaves."""
+        with outside_modes(), torch.no_grad():
+            return bool(self.function(*(leaves[i] for i in self.arguments)))
+
+
+def _calculation_of(node: fx.Node) -> Calculation | None:
+    """How a tensor with one element is calculated; None if it depends on more than constants and arguments whose values
+    may be read, or on what changes in place."""
     example = node.meta.get("example_value")
     if not isinstance(example, Tensor) or example.numel() != 1:
         return None
-    todo, needed = [node], set[fx.Node]()
+    graph, made, arguments = fx.Graph(), dict[fx.Node, fx.Node](), dict[int, fx.Node]()
+    needed, todo = set[fx.Node](), [node]
     while todo:
         each = todo.pop()
-        if each.op not in ("call_function", "call_method") or any(map(_writes, each.users)):
+        if each.op == "placeholder" and tracing.values is not None and each not in made:
+            index = tracing.values.index(getattr(each.meta.get("grapharg"), "example", None))
+            if index is None:
+                return None
+            arguments[index] = made[each] = graph.placeholder(f"argument_{index}")
+        elif each.op not in ("call_function", "call_method", "placeholder"):
             return None
         needed.add(each)
         todo += [before for before in each.all_input_nodes if before not in needed]
-    values: dict[fx.Node, Any] = {}
-    with outside_modes(), torch.no_grad(), torch.random.fork_rng():
+    storages = {storage_key(x) for each in needed for x in tree_leaves(each.meta.get("example_value")) if _is_held(x)}
+    for each in node.graph.nodes:
+        if _writes(each) and any(_is_held(x) and storage_key(x) in storages for x in _examples_read_by(each)):
+            return None
+        if each in needed and each not in made:
+            args, kwargs = map_arg((each.args, each.kwargs), made.__getitem__)
+            made[each] = graph.create_node(each.op, each.target, args, kwargs)
+    graph.output(made[node])
+    return Calculation(str(graph), tuple(arguments), fx.GraphModule({}, graph))
+
+
+def _is_held(x: Any) -> bool:
+    """Whether a tensor has a storage of its own or shares one."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    return isinstance(x, Tensor) and x.layout is torch.strided and not is_wrapped(x)
+
+
+def _examples_read_by(node: fx.Node) -> list[Any]:
+    return [x for each in node.all_input_nodes for x in tree_leaves(each.meta.get("example_value"))]
+
+
+def _outcome_of(node: fx.Node) -> bool | None:
+    """Whether a tensor on which a jump depends is not 0, if that is known and depends on no draw; else None."""
+    calculation, values = _calculation_of(node), tracing.values
+    if calculation is None:
+        return None
+    with torch.random.fork_rng():
         state = torch.get_rng_state()
-        for each in (each for each in node.graph.nodes if each in needed):
-            args, kwargs = map_arg((each.args, each.kwargs), values.__getitem__)
-            function: Any = getattr(args[0], each.target) if each.op == "call_method" else each.target
-            values[each] = function(*(args[1:] if each.op == "call_method" else args), **kwargs)
-        return values[node] if torch.equal(state, torch.get_rng_state()) else None
+        outcome = calculation.outcome(values.leaves if values else ())
+        if not torch.equal(state, torch.get_rng_state()):
+            return None
+    return values.outcome(calculation) if calculation.arguments else outcome
 
 
 def _writes(node: fx.Node) -> bool:
@@ -527,7 +598,7 @@ def pass_of(node: fx.Node) -> dict[str, str]:
 
 
 def is_in_forward(node: fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == FORWARD
+    return node.meta.get("partitioner_tag") in (FORWARD, "must_be_in_forward")
 
 
 def is_in_backward(node: fx.Node) -> bool:

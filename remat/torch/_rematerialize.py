@@ -30,8 +30,8 @@ from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
-from remat.torch.plain import calls_graph, has_recurrent_layer, plain_step
+from remat.torch.module import Rematerialized, captured_step, keywords, places_told, with_storages
+from remat.torch.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
 from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep, loss_bytes
 from remat.units import format_size
@@ -180,6 +180,26 @@ def rematerialize(
     planner.lowered = None
     module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+
+
+def _warn_of_truth(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plain: FollowedStep
+) -> None:  # fmt: skip
+    """Warn if a model makes other calls than in eager mode, because it had to hear that it is traced.
+
+    Args:
+        plain: its step where it hears of no tracing.
+    """
+    if not (told := places_told(model)):
+        return
+    traced = plain_step(model, args, kwargs, 0, told=told)
+    if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
+        return
+    where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:2]}))
+    warn(
+        f"{type(model).__name__} does otherwise while it is traced ({where}), so that the last bits may differ from "
+        "those of the plain step; verify=True says by how much"
+    )
 
 
 def _check_for_updates(
@@ -342,6 +362,7 @@ def _plain_peak(
     except Exception as error:  # fake tensors do not support everything that compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
+    _warn_of_truth(model, args, kwargs, plain)
     calls = calls_graph(planner.name, plain.signatures)
     # Measure also the operations of the plan: the process that measures takes seconds to start.
     other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from torch import fx, nn
 from remat.errors import InvalidInput, RematError
 from remat.torch import _private
 from remat.torch._autocast import cast_once
+from remat.torch._branches import NewBranches, Values
 from remat.torch._private import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -106,13 +107,13 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
 def capture_module(
     module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
-    told: set[_private.Place] | None = None,
+    told: set[_private.Place] | None = None, values: Values | None = None,
 ) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Args:
         backend: that will execute the step, if not eager kernels.
-        told: see `compiling`.
+        told, values: see `compiling`.
 
     Raises: as `capture`.
     """
@@ -123,6 +124,8 @@ def capture_module(
         raise _Captured
 
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if values is not None:
+            values.learn()
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
         found["lowering"] = _private.lowering(graph, example_inputs) if backend is _private.inductor else None
@@ -138,7 +141,7 @@ def capture_module(
             pass
 
     with refusals("the training step cannot be captured"):
-        compiling(call, set() if told is None else told)
+        compiling(call, set() if told is None else told, values)
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
@@ -221,26 +224,34 @@ def settings() -> Iterator[None]:
         yield
 
 
-def compiling(call: Callable[[], T], told: set[_private.Place]) -> T:
+def compiling(call: Callable[[], T], told: set[_private.Place], values: Values | None = None) -> T:
     """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
 
     Some models do otherwise while they are traced, e.g. repeat the heads of attention instead of letting the kernel
     group them. Their results would then differ from eager mode's in the last bits. Where a model cannot be compiled so,
-    because it reads values next, it hears the truth.
+    because it reads values next, it hears the truth. Branches on integer arguments are followed.
 
     Args:
         told: places in the model's code where it hears the truth; grows.
+        values: of the arguments, if they are known.
     """
-    for _ in range(MOST_TOLD):
-        with settings(), _private.as_in_eager_mode(told):
+    heard = 0
+    while True:
+        with settings(), _private.as_in_eager_mode(told if heard < MOST_TOLD else _private.EVERYWHERE, values):
             try:
-                return call()
+                made = call()
             except TorchDynamoException as error:
-                if _private.tracing.asked is None or isinstance(getattr(error, "inner_exception", None), RematError):
+                inner = getattr(error, "inner_exception", None)
+                if isinstance(inner, NewBranches):  # which the next call knows
+                    continue
+                if _private.tracing.asked is None or isinstance(inner, RematError):
                     raise
                 told.add(_private.tracing.asked)
-    with settings(), _private.as_in_eager_mode(_private.EVERYWHERE):
-        return call()
+                heard += 1
+                if values is not None:
+                    values.found.clear()
+            else:
+                return made
 
 
 @contextmanager
@@ -281,6 +292,7 @@ def read_training_graph(
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
+    _mark_backward(module.graph, n_forward_outputs, is_complete=lowering is None)
     if lowering is not None:
         _private.merge_equal_calls(module)
     mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
@@ -292,6 +304,30 @@ def read_training_graph(
         cast_once(module.graph, {places[i]: gradient for i, gradient in enumerate(gradients) if gradient is not None})
     module.recompile()
     return training_graph
+
+
+def with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """The nodes and all nodes on which they depend."""
+    found, todo = set[fx.Node](), [node for node in nodes if node is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def _mark_backward(graph: fx.Graph, n_forward_outputs: int, is_complete: bool) -> None:
+    """Mark the calls of the backward pass that PyTorch leaves unmarked: those of a `torch.autograd.Function`.
+
+    Args:
+        is_complete: PyTorch has marked all calls of the forward pass; Inductor's passes make calls without a mark.
+    """
+    forward = with_inputs(graph.find_nodes(op="output")[0].args[0][:n_forward_outputs])
+    for node in graph.nodes:
+        is_unmarked = not (_private.is_in_forward(node) or _private.is_in_backward(node)) and node not in forward
+        if is_unmarked and (is_complete or any(map(_private.is_in_backward, node.all_input_nodes))):
+            node.meta.update(_private.in_pass(_private.BACKWARD))
 
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:

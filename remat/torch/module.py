@@ -19,6 +19,7 @@ from torch import fx, nn
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, _private, _random, capture, step_graph
+from remat.torch._branches import NewBranches, Values
 from remat.torch._emit import emit
 from remat.torch._in_backward import Given, InBackward
 from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
@@ -215,26 +216,35 @@ class _CompiledStep:
 
     def __init__(self, model: nn.Module, planner: Planner, backend: str):
         self.model, self.planner, self.backend = model, planner, backend
-        self.called = threading.local()  # its `inputs` name a plan that is made during the call
+        self.called = threading.local()  # its `inputs` name a plan that is made during the call; `values` of arguments
         # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
-        self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        # They also say which way the model's branches on values go, of which the compiler does not know.
+        self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
-        self.called.inputs = describe_inputs((args, kwargs))
+        self.called.inputs = inputs = describe_inputs((args, kwargs))
+        self.called.values = values = Values(self.model, args, kwargs, inputs)
         in_backward = self.planner.in_backward
         trained = tuple(p.requires_grad for p in self.model.parameters())
         trained += in_backward.held() if in_backward else ()
-        if trained not in self.compiled:
-            call = call_of(self.model)
-            self.compiled[trained] = torch.compile(call, backend=self._compile, fullgraph=True, dynamic=False)
+
+        def call() -> Any:
+            key = trained, values.key()
+            if key not in self.compiled:
+                step = call_of(self.model)
+                self.compiled[key] = torch.compile(step, backend=self._compile, fullgraph=True, dynamic=False)
+            return self.compiled[key](*args, **kwargs)
+
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
-            outputs = capture.compiling(lambda: self.compiled[trained](*args, **kwargs), _told(self.model))
+            outputs = capture.compiling(call, places_told(self.model), values)
         _aot.leave_unread_gradients_out(outputs, *([in_backward.watch] if in_backward else []))
         return outputs
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.called.values.learn():
+            raise NewBranches
         primals, planner = primals_of(graph), self.planner
         replace_recurrent(graph)
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
@@ -254,7 +264,7 @@ class _CompiledStep:
 _places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()
 
 
-def _told(model: nn.Module) -> set[Place]:
+def places_told(model: nn.Module) -> set[Place]:
     """The places in a model's code where it hears that it is traced, see `capture.compiling`."""
     return _places_told.setdefault(model, set())
 
@@ -323,7 +333,10 @@ def captured_step(
     check_momentum(model)
 
     def captured() -> capture.TrainingGraph:
-        return capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend), _told(model))
+        values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
+        return capture.capture_module(
+            call_of(model), args, kwargs, _aot.backend_of(backend), places_told(model), values
+        )
 
     with _refusals(model, args, kwargs), torch.enable_grad():
         try:

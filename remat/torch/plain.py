@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,17 +19,20 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.graph import Graph, Operation, Work
+from remat.torch._branches import is_readable
 from remat.torch._loss import backward_from
 from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    Place,
     TorchDispatchMode,
     fakes_hidden,
     outside_modes,
     schema_of,
     storage_key,
     tracing_shown,
+    tree_leaves,
     tree_map,
 )
 from remat.torch._work import call_signature, storage_bytes, tensors_of
@@ -38,7 +41,7 @@ from remat.torch.layouts import layouts_of_kernels
 from remat.torch.measure import undone
 
 LossBytes = int | Callable[[list[Tensor]], int]
-MOST_CONSTANT = 100_000  # elements of a tensor that is computed because it depends on none from outside
+MOST_CONSTANT = 100_000  # elements of a tensor that is computed, or the largest readable argument's if it has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,12 @@ class FollowedStep:
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
+        is_eager: the model took the way of eager mode, because it reads no values that are not known.
     """
 
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
+    is_eager: bool = field(default=True, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -78,6 +83,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
+    told: Collection[Place] = (),
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
@@ -86,6 +92,7 @@ def plain_step(
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
             their gradients; or a function that gives them from the outputs.
         seen: a mode that sees the calls too.
+        told: places at which the model hears that it is traced, as when it is captured; by default nowhere.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -93,17 +100,21 @@ def plain_step(
         return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
+    both = zip(tree_leaves((fake_args, fake_kwargs)), tree_leaves((args, dict(kwargs))), strict=True)
+    readable = [(fake, x) for fake, x in both if is_readable(x)]
 
-    def followed(tells_truth: bool) -> FollowedStep:
-        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode:
-            return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen)
+    def followed(*contexts: AbstractContextManager[Any]) -> FollowedStep:
+        with ExitStack() as stack:
+            for context in (layouts_of_kernels(), *contexts, mode):
+                stack.enter_context(context)
+            return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen, readable)
 
     with replaced_tensors(model, bare):
         try:
-            return followed(tells_truth=False)
+            return followed(fakes_hidden(), *([tracing_shown(told)] if told else []))
         except (DataDependentOutputException, DynamicOutputShapeException):
             # Some models read values only where they are not traced.
-            return followed(tells_truth=True)
+            return replace(followed(tracing_shown()), is_eager=False)
 
 
 def real_step(
@@ -118,8 +129,9 @@ def real_step(
 def _step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
+    readable: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> FollowedStep:  # fmt: skip
-    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))])
+    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))], readable)
     begin(follower)
 
     def loss(found: list[Tensor]) -> AbstractContextManager[None]:
@@ -131,12 +143,20 @@ def _step(
 
 
 class Follower(TorchDispatchMode):
-    """Counts the bytes of the storages that calls make, from the call that makes one until it is dropped."""
+    """Counts the bytes of the storages that calls make, from the call that makes one until it is dropped.
 
-    def __init__(self, known: list[Tensor]):
+    Args:
+        known: tensors that were there before.
+        readable: (tensor without contents, the same with them) of arguments on whose values the model may branch.
+    """
+
+    def __init__(self, known: list[Tensor], readable: Sequence[tuple[Tensor, Tensor]] = ()):
         super().__init__()
         self.known = {storage_key(t) for t in known}
         self.constants = WeakTensorKeyDictionary()  # without contents -> with contents
+        for fake, x in readable:
+            self.constants[fake] = x
+        self.most_constant = max([MOST_CONSTANT, *(x.numel() for _, x in readable)])
         self.alive: dict[int, int] = {}
         self.total_bytes = self.extra_bytes = 0
         self.sees = True
@@ -184,7 +204,7 @@ class Follower(TorchDispatchMode):
         return made
 
     def _note_constant(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Compute what depends on no tensor from outside, e.g. on `torch.arange` only, if it is small."""
+        """Compute what depends on readable arguments at most, e.g. on `torch.arange` only, if it is small."""
         given = tensors_of((args, kwargs))
         if schema_of(func).is_mutable:
             changed = set(map(storage_key, given))
@@ -192,7 +212,7 @@ class Follower(TorchDispatchMode):
                 del self.constants[tensor]
         elif (
             isinstance(made, Tensor)
-            and made.numel() <= MOST_CONSTANT
+            and made.numel() <= self.most_constant
             and torch.Tag.nondeterministic_seeded not in func.tags
             and all(x in self.constants for x in given)
         ):

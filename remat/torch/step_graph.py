@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from remat.graph import Graph, Operation, Value, Work
 from remat.torch import _private
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
 from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
-from remat.torch.capture import TrainingGraph
+from remat.torch.capture import TrainingGraph, with_inputs
 
 aten = torch.ops.aten
 UPDATE_KIND = "remat.update_buffers"
@@ -176,7 +176,7 @@ class _Builder:
 
         The compiler makes views of outputs again at the very end of its trace.
         """
-        forward = _with_inputs(self.training_graph.outputs[: self.training_graph.n_forward_outputs])
+        forward = with_inputs(self.training_graph.outputs[: self.training_graph.n_forward_outputs])
         nodes = list(self.graph.nodes)
         first_backward = next((i for i, node in enumerate(nodes) if is_in_backward(node)), len(nodes))
         early = forward.union(nodes[:first_backward])
@@ -185,7 +185,7 @@ class _Builder:
     def _needed(self) -> set[fx.Node]:
         """Nodes on which an output depends, and random ones, because dropping a draw would shift the rest."""
         always = [node for node in self.graph.nodes if is_random(node) or _is_mutable(node)]
-        return _with_inputs([*self.training_graph.outputs, *always])
+        return with_inputs([*self.training_graph.outputs, *always])
 
     def _update_nodes(self) -> set[fx.Node]:
         """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter)."""
@@ -425,17 +425,6 @@ def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
 def _is_returned(tangent: fx.Node) -> bool:
     """Whether a gradient is of a tensor that the module returns itself, not only in views of it."""
     return _private.is_plain_output(_private.differentiated_output(tangent))
-
-
-def _with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
-    """The nodes and all nodes on which they depend."""
-    found, todo = set[fx.Node](), [node for node in nodes if node is not None]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
 
 
 def is_random(node: fx.Node) -> bool:

@@ -1,0 +1,152 @@
+"""Models that leave out a mask which masks nothing, as eager mode does by reading its values."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import remat.torch as rt  # noqa: E402
+from remat.errors import InvalidInput  # noqa: E402
+from remat.torch.measure import peak_of_step  # noqa: E402
+from remat.torch.plain import plain_step  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 3, 10, 4, 2, 8
+
+
+class Attention(nn.Module):
+    """Attention in which several heads share keys, in its own way if there is no mask; as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(32, HEADS * WIDTH), nn.Linear(32, KEY_HEADS * WIDTH)
+        self.out = nn.Linear(HEADS * WIDTH, 32)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, other: Tensor | None = None) -> Tensor:
+        if mask is not None and not torch.compiler.is_compiling() and mask.bool().sum() == mask.numel():
+            mask = None
+        if other is not None and (other == 1).all():
+            x = x * 2
+        query, key = (f(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for f in (self.query, self.key))
+        if mask is None:
+            h = F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        else:
+            key = key.repeat_interleave(HEADS // KEY_HEADS, 1)
+            h = F.scaled_dot_product_attention(query, key, key, mask.bool()[:, None, None])
+        return self.out(h.transpose(1, 2).flatten(2))
+
+
+def masks() -> dict[str, Tensor]:
+    ones = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    left, right = ones.clone(), ones.clone()
+    left[1, :3] = right[2, -4:] = 0
+    return {"ones": ones, "left": left, "right": right}
+
+
+def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = "1GB", **options: Any) -> rt.Rematerialized:
+    return rt.rematerialize(model, args, budget, cost="flops", time_limit_s=0.5, strategy="search", **options)
+
+
+def same_bits(plain: nn.Module, ours: nn.Module, *args: Any, **kwargs: Any) -> None:
+    for model in (plain, ours):
+        model.zero_grad()
+        model(*args, **kwargs).square().sum().backward()
+    for theirs, mine in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(theirs.grad, mine.grad)
+
+
+@pytest.mark.parametrize("first", ["ones", "left"])
+def test_each_kind_of_mask_has_the_plain_bits_and_one_plan(first: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain, x = Attention(), torch.randn(BATCH, LENGTH, 32)
+    ours = rematerialize(copy.deepcopy(plain), (x, masks()[first]))
+    ours.prepare(*((x, mask) for mask in masks().values()))
+    with caplog.at_level(logging.WARNING, "remat"):
+        for name in (first, "ones", "left", "right", "ones", "left"):
+            same_bits(plain, ours, x, masks()[name])
+    assert len(ours._planner.plans) == 2
+    assert "pauses" not in caplog.text
+
+
+def test_a_mask_of_another_kind_is_planned_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    plain, x = Attention(), torch.randn(BATCH, LENGTH, 32)
+    ours = rematerialize(copy.deepcopy(plain), (x, masks()["ones"]))
+    same_bits(plain, ours, x, masks()["ones"])
+    assert "pauses" not in caplog.text
+    same_bits(plain, ours, x, masks()["left"])
+    assert "values of a mask" in caplog.text
+    ones = torch.ones(BATCH, LENGTH + 1, dtype=torch.bool)
+    same_bits(plain, ours, torch.randn(BATCH, LENGTH + 1, 32), ones)  # other shapes
+    same_bits(plain, ours, x)  # and no mask
+
+
+def test_masks_are_told_apart_by_their_names() -> None:
+    plain, x, ones, left = Attention(), torch.randn(BATCH, LENGTH, 32), masks()["ones"], masks()["left"]
+    ours = rematerialize(copy.deepcopy(plain), (x,), sample_kwargs={"mask": ones, "other": left})
+    for mask, other in ((ones, left), (left, ones)):
+        same_bits(plain, ours, x, mask=mask, other=other)
+        same_bits(plain, ours, x, other=other, mask=mask)
+    same_bits(plain, ours, x, left, ones)
+
+
+def test_the_plain_peak_is_that_of_the_mask_at_hand() -> None:
+    model, x = Attention(), torch.randn(BATCH, LENGTH, 32)
+    peaks = {}
+    for name, mask in masks().items():
+        followed = plain_step(model, (x, mask), {}, 0)
+        assert followed.is_eager
+        peaks[name] = followed.peak_bytes({})
+        assert peaks[name] == pytest.approx(peak_of_step(model, (x, mask), {}, "cpu"), rel=0.05)  # without workspaces
+    assert 1.1 * peaks["ones"] < peaks["left"] == peaks["right"]
+
+
+def test_a_mask_without_contents_counts_as_padding() -> None:
+    model, x = Attention(), torch.randn(BATCH, LENGTH, 32)
+    ours = rematerialize(model, (x, masks()["left"]))
+    (plan,) = ours.prepare((x.to("meta"), masks()["ones"].to("meta")))
+    assert plan is ours.plan
+
+
+def changed(x: Tensor, mask: Tensor) -> Tensor:
+    seen = mask[:, :5]
+    seen.zero_()
+    return x * 2 if mask.all() else x
+
+
+def drawn(x: Tensor, mask: Tensor) -> Tensor:
+    return x * 2 if torch.bernoulli(mask.float()).all() else x
+
+
+def often(x: Tensor, mask: Tensor) -> Tensor:
+    for row in mask.flatten():
+        if row:
+            x = x * 2
+    return x
+
+
+class Between(nn.Module):
+    def __init__(self, between: Any):
+        super().__init__()
+        self.between, self.a, self.b = between, nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.b(self.between(torch.tanh(self.a(x)), mask))
+
+
+@pytest.mark.parametrize("between", [changed, drawn, often])
+def test_other_branches_on_masks_are_refused(between: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"one graph: Data-dependent .*{__name__}.py"):
+        rematerialize(Between(between), (torch.randn(BATCH, LENGTH, 32), masks()["ones"]))
+
+
+def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:
+    plain, x = Attention(), torch.randn(BATCH, LENGTH, 32)
+    with pytest.warns(UserWarning, match=rf"Attention does otherwise while it is traced \(line \d+ of .*{__name__}.py"):
+        rematerialize(copy.deepcopy(plain), (x, torch.ones(BATCH, LENGTH)))
