@@ -99,6 +99,7 @@ class StepPlan:
         difference: of a step from the plain step, relative to the largest number of a tensor, if it was verified; 0
             for the same bits.
         generated: if a compiler fuses operations: what its code needs, instead of the sums over single operations.
+        loss: what a loss outside of the module needs, and how that is known, for people; '' if there is none.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -115,6 +116,7 @@ class StepPlan:
     noise: Noise | None = None
     difference: float | None = None
     generated: Generated | None = None
+    loss: str = ""
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -180,6 +182,7 @@ class StepPlan:
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
+        lines += [f"  loss outside    {self.loss}"] if self.loss else []
         repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]

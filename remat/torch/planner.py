@@ -35,18 +35,21 @@ from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import _aot, carried
 from remat.torch._in_backward import InBackward
+from remat.torch._loss import ANY_LOSS, Needs, Outside
 from remat.torch._private import tree_leaves
 from remat.torch._random import random_state
 from remat.torch._updates import check_order, plan_in_order, postponed
-from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
+from remat.torch._work import CUDA_BLOCK_BYTES, dense_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
-from remat.torch.plain import calls_graph
-from remat.torch.step_graph import CapturedStep, end_of, is_random
+from remat.torch.plain import calls_graph, followed_loss
+from remat.torch.step_graph import CapturedStep, end_of, is_random, with_loss_outside
+from remat.units import format_size
 
 REPAIR_S = 0.5  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
+READ_BY_LOSS = "what the loss reads"
 VERSION = torch.__version__.split("+")[0]
 COMPILED = 2  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
 
@@ -68,6 +71,8 @@ class Planner:
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
+        outside: the loss outside of the module.
+        loss_needs: of the loss on the sample arguments, if it is given.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
     """
@@ -90,6 +95,8 @@ class Planner:
     implementations: str = "default"
     in_backward: InBackward | None = None
     end_bytes: int | None = None
+    outside: Outside = ANY_LOSS
+    loss_needs: Needs | None = None
     find: Callable[[Graph, int, Sequence[Plan]], Solution] | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lowered: CompiledStep | None = None
@@ -105,7 +112,7 @@ class Planner:
             InvalidInput: no plan within the budget was found.
         """
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
+        fingerprint = fingerprint_of_step(step, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
                 carries = in_loop and step.training_graph.lowering is None
@@ -133,13 +140,13 @@ class Planner:
             InvalidPlan: it was made for another step, or reads a parameter after its update.
         """
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
+        fingerprint = fingerprint_of_step(step, inputs)
         if isinstance(path, StepPlan):
             plan = path.moved(graph, fingerprint, fixed)
         else:
             plan = StepPlan.load(path, graph, fingerprint, fixed)
         check_order(plan.order.tolist(), step)
-        plan = plan.promising(budget_bytes)
+        plan = replace(_with_loss_of(graph, plan), loss=self._loss_of(step)).promising(budget_bytes)
         if self.plain.plain_bytes is not None:
             plan = replace(plan, plain_peak_bytes=self.plain.plain_bytes)
         self.budget_bytes = plan.budget_bytes or plan.peak_bytes
@@ -150,11 +157,41 @@ class Planner:
         """The graph with all resident bytes in `fixed_bytes`, and these bytes by name."""
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
         fixed |= {START: _start_bytes(step.training_graph)}
-        operations = list(step.graph.operations)
+        graph = step.graph
         if self.end_bytes is not None:
-            end = end_of(step.graph)
+            operations, end = list(graph.operations), end_of(graph)
             operations[end] = replace(operations[end], workspace_bytes=self.end_bytes)
-        return replace(step.graph, operations=tuple(operations), fixed_bytes=sum(fixed.values())), fixed
+            graph = replace(graph, operations=tuple(operations))
+        else:
+            graph, needs = with_loss_outside(step, self.needs_of)
+            fixed |= {READ_BY_LOSS: needs.read_bytes} if needs.read_bytes else {}
+        return replace(graph, fixed_bytes=sum(fixed.values())), fixed
+
+    def needs_of(self, outputs: Sequence[Tensor]) -> Needs:
+        """What the loss needs on outputs of these sizes."""
+        if self.loss_needs is None:
+            return self.outside.assumed(outputs)
+        return self.loss_needs.of(sum(dense_bytes(x) for x in outputs if x.numel() > 1))
+
+    def _loss_of(self, step: CapturedStep) -> str:
+        """What is told of the loss outside of the module."""
+        return "" if self.end_bytes is not None else with_loss_outside(step, self.needs_of)[1].text
+
+    def follow_loss(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find what the given loss needs on the sample arguments, if one is given.
+
+        Raises:
+            InvalidInput: it cannot be computed.
+        """
+        if self.outside.given is None:
+            return
+        found = followed_loss(model, args, kwargs, self.outside, self.device)
+        held = found.held_bytes - found.given_bytes + found.copied_bytes
+        step_bytes = found.step.peak_bytes(self.workspaces_of(found.step.signatures))
+        most = max(held, max(step_bytes, found.held_bytes + found.copied_bytes) - found.outputs_bytes)
+        read = f", and reads {format_size(found.read_bytes)}" if found.read_bytes else ""
+        text = f"given: needs {format_size(most)} beside the outputs and their gradients{read}"
+        self.loss_needs = Needs(most, held, found.read_bytes, found.outputs_bytes, text)
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
@@ -167,7 +204,7 @@ class Planner:
     def carried(self, step: CapturedStep, inputs: str) -> StepPlan | None:
         """A plan that takes the order of a known step with the same calls; None if no such order fits."""
         graph, fixed = self.with_everything_resident(step)
-        return self._carried(graph, step, fixed, fingerprint_of(graph.default(), "torch", VERSION, inputs))
+        return self._carried(graph, step, fixed, fingerprint_of_step(step, inputs))
 
     def weigh_calls(self, signatures: Iterable[str], graph: Graph) -> dict[str, tuple[int, int]]:
         """[signature] (workspace in bytes, cost) of calls of steps that were followed.
@@ -217,7 +254,7 @@ class Planner:
         plain = self.plain.plain_bytes if is_sample else None
         return StepPlan(
             plan, graph, fingerprint, strategy, self.budget_bytes, plain, fixed, costs,
-            implementations=self.implementations, noise=noise,
+            implementations=self.implementations, noise=noise, loss=self._loss_of(step),
         )  # fmt: skip
 
     def _new_compiled(
@@ -248,6 +285,7 @@ class Planner:
             Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
             self.budget_bytes, graph.fixed_bytes + compiled.plain.peak_bytes, fixed,
             self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
+            loss=self._loss_of(step),
         )  # fmt: skip
         best = min([plan, *fitting.values()], key=lambda each: each.overhead)
         best = replace(best, budget_bytes=self.budget_bytes)
@@ -294,7 +332,7 @@ class Planner:
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         return StepPlan(
             plan, graph, fingerprint, strategy, self.budget_bytes, None, fixed, costs,
-            implementations=self.implementations,
+            implementations=self.implementations, loss=self._loss_of(step),
         )  # fmt: skip
 
     def _orders(self, graph: Graph, step: CapturedStep) -> list[Plan]:
@@ -355,6 +393,20 @@ class Planner:
             return solution.plan, solution.strategy
 
         return plan_in_order(graph, step.updates, self.budget_bytes, find) if step.updates else find(graph, known)
+
+
+def fingerprint_of_step(step: CapturedStep, inputs: str) -> Fingerprint:
+    """The fingerprint of a step; the loss outside of the module is no part of it."""
+    return fingerprint_of(step.graph.default(), "torch", VERSION, inputs)
+
+
+def _with_loss_of(graph: Graph, plan: StepPlan) -> StepPlan:
+    """A plan made with another loss outside of the module, with the loss of `graph`."""
+    operations, end = list(plan.graph.operations), end_of(graph)
+    operations[end] = graph.operations[end]
+    graph = replace(plan.graph, operations=tuple(operations), values=graph.values)
+    moved = Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, plan.plan.choices)
+    return replace(plan, plan=moved, graph=graph)
 
 
 def _once(graph: Graph, budget_bytes: int) -> Plan:
