@@ -173,9 +173,11 @@ def rematerialize(
         search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
         return _in_parts(search, model, sample_args, kwargs, names, budget, accumulate, verify)
     step = captured_step(model, sample_args, kwargs, backend, implementations, in_backward)
-    planner.follow_loss(model, sample_args, kwargs)
+    if backend == "inductor":  # whose plain step needs to know
+        planner.follow_loss(model, sample_args, kwargs)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
+    planner.follow_loss(model, sample_args, kwargs)  # its calls are measured by now
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
         try:

@@ -183,7 +183,7 @@ class Planner:
         Raises:
             InvalidInput: it cannot be computed.
         """
-        if self.outside.given is None:
+        if self.outside.given is None or self.loss_needs is not None:
             return
         found = followed_loss(model, args, kwargs, self.outside, self.device)
         held = found.held_bytes - found.given_bytes + found.copied_bytes
