@@ -50,20 +50,20 @@ class Needs:
         return replace(self, most_bytes=most, held_bytes=held, read_bytes=read, outputs_bytes=outputs_bytes)
 
 
-def assumed(outputs: Sequence[Tensor]) -> Needs:
+def assumed(outputs: Sequence[Tensor], retains: bool = False) -> Needs:
     """What a loss of these outputs is taken to need if nobody says what it is: no less than cross-entropy or the mean
     squared error.
 
     Cross-entropy makes two tensors of the outputs' size beside the gradient. Of outputs in half precision these are
     in float32, as is a copy of the outputs, or the gradient before it is rounded. The mean squared error keeps the
-    storage of all squares, of which it is one number.
+    storage of all squares, of which it is one number. If the graph is retained, so are these tensors.
     """
     most = held = 0
     large = [x for x in outputs if x.numel() > 1]
     for x in large:
         is_half = x.element_size() < torch.float32.itemsize
         most += ((HALF_TIMES if is_half else FULL_TIMES) - 2) * dense_bytes(x)
-        held += max(dense_bytes(x), x.numel() * torch.float32.itemsize)
+        held += (2 if is_half and retains else 1) * max(dense_bytes(x), x.numel() * torch.float32.itemsize)
     total = sum(map(dense_bytes, large))
     times = sorted({HALF_TIMES if x.element_size() < torch.float32.itemsize else FULL_TIMES for x in large})
     text = (
@@ -80,12 +80,16 @@ class Outside:
     Attributes:
         given: (outputs) -> a scalar; None if it is not known.
         retains: whether the graph is retained, for several backward passes.
-        assumed: (differentiated outputs) -> what a loss that is not known needs.
+        taken: (differentiated outputs, whether the graph is retained) -> what a loss that is not known needs.
     """
 
     given: Callable[[Any], Tensor] | None = None
     retains: bool = False
-    assumed: Callable[[Sequence[Tensor]], Needs] = assumed
+    taken: Callable[[Sequence[Tensor], bool], Needs] = assumed
+
+    def assumed(self, outputs: Sequence[Tensor]) -> Needs:
+        """What a loss that is not known is taken to need."""
+        return self.taken(outputs, self.retains)
 
     def loss(self, outputs: Any) -> Tensor:
         """The given loss.
@@ -114,7 +118,7 @@ class Outside:
             loss.backward()
 
 
-NO_LOSS = Outside(assumed=lambda _: Needs())
+NO_LOSS = Outside(taken=lambda *_: Needs())
 ANY_LOSS = Outside()
 
 

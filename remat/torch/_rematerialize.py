@@ -33,7 +33,7 @@ from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch.planner import EARLIER_GRADIENTS, Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep
 from remat.units import format_size
 
@@ -137,6 +137,7 @@ def rematerialize(
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
+    _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
     in_backward = None
     if optimizer_in_backward:
         _check_for_updates(backend, implementations, scope, accumulate, parts)
@@ -152,7 +153,7 @@ def rematerialize(
 
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
         gradients = _gradient_bytes(training_graph) if accumulate else 0
-        return {"optimizer state": state_bytes(), "gradients of earlier steps": gradients}
+        return {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
 
     planner = Planner(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
@@ -203,6 +204,20 @@ def _measured(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         del held
 
     return peak_of_step(model, args, kwargs, planner.device, meanwhile, planner.outside)
+
+
+def _check_outside(loss: Any, retain_graph: bool, backend: str, parts: Any, in_backward: bool) -> None:
+    """Refuse options of what the loop does outside of the module that cannot be counted."""
+    if loss is not None and not callable(loss):
+        raise InvalidInput(
+            f"loss must be a function of the module's outputs, e.g. lambda out: F.cross_entropy(out, labels), not "
+            f"{loss!r:.60}"
+        )
+    if retain_graph and (backend != "eager" or parts is not None or in_backward):
+        raise InvalidInput(
+            "retain_graph=True needs backend='eager', and goes neither with parts= and shard= nor with "
+            "optimizer_in_backward=True; add the losses up and call backward() once"
+        )
 
 
 def _check_for_updates(

@@ -207,12 +207,12 @@ def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], l
     """
     calls, end = _Calls(), [0]
 
-    def at_loss(_: Sequence[Tensor]) -> Needs:
+    def at_loss(_: Sequence[Tensor], __: bool) -> Needs:
         end[0] = len(calls.found)
         return Needs()
 
     try:
-        followed = plain_step(step, args, {}, Outside(assumed=at_loss), lambda _: calls.found.clear(), calls)
+        followed = plain_step(step, args, {}, Outside(taken=at_loss), lambda _: calls.found.clear(), calls)
     except Exception as error:  # fake tensors do not support everything that can be captured
         raise InvalidInput(f"it cannot be followed: {type(error).__name__}: {first_line(error)}") from error
     return (calls.found[: end[0]], calls.found[end[0] :]), followed

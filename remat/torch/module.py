@@ -231,7 +231,14 @@ class _CompiledStep:
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
             outputs = capture.compiling(lambda: self.compiled[trained](*args, **kwargs), _told(self.model))
-        _aot.leave_unread_gradients_out(outputs, *([in_backward.watch] if in_backward else []))
+        inputs = self.called.inputs
+
+        def watch(node: Any) -> None:
+            node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
+            if in_backward:
+                in_backward.watch(node)
+
+        _aot.leave_unread_gradients_out(outputs, watch)
         return outputs
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -129,14 +129,17 @@ def _step(
     begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
 ) -> FollowedStep:  # fmt: skip
     follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))])
+    held = list[int]()  # by the loss, since the first backward pass began
     begin(follower)
 
     @contextmanager
     def loss(found: list[Tensor]) -> Iterator[None]:
         needs = outside.assumed(found)
-        with follower.holding(needs.most_bytes):
+        with follower.holding(needs.most_bytes - sum(held)):
             yield
-        follower.hold(needs.held_bytes)
+        if not held:
+            held.append(needs.held_bytes)
+            follower.hold(needs.held_bytes)
 
     with follower, seen or nullcontext():
         outside.backward_from(model(*args, **kwargs), loss)
