@@ -96,7 +96,7 @@ def test_a_network_with_batch_norm_dropout_and_in_place_operations() -> None:
 
 def test_calls_of_the_plain_step_that_only_give_a_view_are_not_measured() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(inplace=True))
-    plain = plain_step(model, (torch.randn(2, 3, 4),), {}, 0)
+    plain = plain_step(model, (torch.randn(2, 3, 4),), {})
     kinds = {op.kind for op in calls_graph("step", plain.signatures).operations}
     assert {"aten.addmm", "aten.relu_", "aten.mm"} <= kinds
     assert kinds.isdisjoint({"aten.view", "aten._unsafe_view", "aten.t", "aten.detach", "prim.device"})

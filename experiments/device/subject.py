@@ -102,7 +102,7 @@ class Subject:
         """Predicted peak of the plain step."""
         if self.backend == "inductor":
             return self.fixed_bytes + self.planner.compiled(self.step).plain.peak_bytes
-        plain = plain_step(self.module, self.args, {}, 0)
+        plain = plain_step(self.module, self.args, {})
         works = (op.work for op in self.graph.operations if op.work and not op.work.is_free)
         # Measure also the operations of plans: the process that measures takes seconds to start.
         workspaces = self.planner.workspaces_of([*plain.signatures, *(work.signature for work in works)])

@@ -141,7 +141,7 @@ class TorchSteps:
             # On such tensors these layers run unrolled, which needs other memory than their kernels.
             return Method(module, ns=self.graph.total_cost if module is self.module else None)
         try:
-            plain = plain_step(without_random, self.args, {}, 0)
+            plain = plain_step(without_random, self.args, {})
         except RuntimeError as error:  # e.g. a checkpoint's own checks need real tensors
             return Method(module, note=f"cannot be predicted: {str(error).splitlines()[0]}")
         peak, ns = self._predict(plain)

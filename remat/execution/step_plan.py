@@ -99,6 +99,8 @@ class StepPlan:
         difference: of a step from the plain step, relative to the largest number of a tensor, if it was verified; 0
             for the same bits.
         generated: if a compiler fuses operations: what its code needs, instead of the sums over single operations.
+        loss: what a loss outside of the module needs, and how that is known, for people; '' if there is none.
+        retained_bytes: predicted peak if the graph is retained for several backward passes, where that is counted.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -115,6 +117,8 @@ class StepPlan:
     noise: Noise | None = None
     difference: float | None = None
     generated: Generated | None = None
+    loss: str = ""
+    retained_bytes: int | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -126,7 +130,7 @@ class StepPlan:
         """Predicted peak of the whole step, fixed bytes included."""
         if self.generated is not None:
             return self.graph.fixed_bytes + self.generated.peak_bytes
-        return self.trace.peak_bytes
+        return self.trace.peak_bytes if self.retained_bytes is None else self.retained_bytes
 
     @property
     def overhead(self) -> float:
@@ -175,11 +179,14 @@ class StepPlan:
         where = f"; reached at {graph.operations[trace.order[trace.peak_computation]].name}"
         if self.generated is not None:
             where = "; the generated code's"
+        if self.retained_bytes is not None:
+            where = "; with the graph retained for several backward passes"
         lines += [
             f"  predicted peak  {format_size(self.peak_bytes)}{share}{where}",
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
+        lines += [f"  loss outside    {self.loss}"] if self.loss else []
         repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]

@@ -32,7 +32,6 @@ from remat.torch.blocks import blocks_of, forwards_restored
 from remat.torch.module import Rematerialized, captured_step, keywords, with_storages
 from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step
 from remat.torch.planner import START, describe_inputs
-from remat.torch.step_graph import loss_bytes
 from remat.units import format_size
 
 LANGUAGES = ("blocks", "selective")
@@ -192,9 +191,9 @@ class _Search:
         self.blocks = self._checked(blocks)
         self.args, self.kwargs = with_storages((args, kwargs), planner.device)
         step = captured_step(self.model, self.args, self.kwargs, "eager", planner.implementations)
-        self.planner, self.outside = planner, loss_bytes(step.training_graph)
+        self.planner = planner
         graph, fixed = planner.with_everything_resident(step)
-        self.fixed_bytes = graph.fixed_bytes - (0 if self.outside else fixed[START])  # a followed step makes it
+        self.fixed_bytes = graph.fixed_bytes - fixed[START]  # a followed step makes it
         self.free = planner.plan(step, describe_inputs((self.args, self.kwargs)))
         self.plain, self.plain_runs = self._followed(_marked)
         if self._leave_out({run.block for run in self.plain_runs if run.changes_input}, blocks):
@@ -272,7 +271,7 @@ class _Search:
         silent = {name: (numbers, False) for name, (numbers, _) in kept.items()}  # no random state on such tensors
         _checkpointed.apply(self.model, silent)
         try:
-            step = plain_step(self.model, self.args, self.kwargs, self.outside)
+            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside)
         finally:
             _checkpointed.undo(self.model)
         self._weigh(set(step.signatures))
@@ -305,7 +304,7 @@ class _Search:
             for name in self.blocks:
                 block = self.model.get_submodule(name)
                 block.forward = wrap(block.forward, name, runs, followers)
-            step = plain_step(self.model, self.args, self.kwargs, self.outside, start)
+            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start)
         return step, runs
 
 

@@ -112,8 +112,8 @@ class StepFactory:
             if self.shard is not None:
                 device = "cuda" if self.gpu.compute_capability else "cpu"
                 with Sharding(self.shard, tuple(blocks_in_rows(model)), device).stands_in(model) as begin:
-                    return plain_step(step, args, {}, 0, begin)
-            return plain_step(step, args, {}, 0)
+                    return plain_step(step, args, {}, begin=begin)
+            return plain_step(step, args, {})
         except Exception as error:  # fake tensors do not support everything that can be captured
             raise InvalidInput(
                 f"the model does not run on tensors without contents ({type(error).__name__}: {first_line(error)})"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
+from remat.torch._loss import Outside
 from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch._shard import Sharding
-from remat.torch._work import storage_bytes
 from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
 
 
@@ -108,11 +108,12 @@ class _Computed(torch.autograd.Function):
 
 def followed_parts(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
-    reading: Collection[str] = (), sharding: Sharding | None = None,
+    outside: Outside, reading: Collection[str] = (), sharding: Sharding | None = None,
 ) -> tuple[FollowedStep, list[Run]]:  # fmt: skip
     """A step in which the parts of these names are opaque, and their runs.
 
     Args:
+        outside: the loss.
         reading: parts whose operations read the outputs, so that these exist until their backward pass.
         sharding: of the step, if it is divided over ranks.
     """
@@ -127,14 +128,14 @@ def followed_parts(
         seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
         seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
     with in_place(model, seen):
-        step = followed_step(model, args, kwargs, device, begin, sharding)
+        step = followed_step(model, args, kwargs, device, outside, begin, sharding)
     by_key(runs)
     return step, runs
 
 
 def followed_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
-    begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
+    outside: Outside, begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
 ) -> FollowedStep:  # fmt: skip
     """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
     with sharding.stands_in(model) if sharding else nullcontext(lambda _: None) as begin_sharded:
@@ -145,17 +146,12 @@ def followed_step(
 
         if not has_recurrent_layer(model):
             try:
-                return plain_step(model, args, kwargs, _bytes_of_loss, begin_all)
+                return plain_step(model, args, kwargs, outside, begin_all)
             except InvalidInput:
                 raise
             except Exception:  # whatever stops it: the real step shows whether the model is at fault
                 pass
-        return real_step(model, args, kwargs, _bytes_of_loss, begin_all, device)
-
-
-def _bytes_of_loss(outputs: Sequence[Tensor]) -> int:
-    """As `loss_bytes` of a captured step."""
-    return 2 * sum(storage_bytes(x) for x in outputs if x.numel() > 1)
+        return real_step(model, args, kwargs, outside, begin_all, device)
 
 
 def _opaque(

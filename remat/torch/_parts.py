@@ -21,18 +21,19 @@ from torch import nn
 
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
-from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan, fingerprint_of
+from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
+from remat.torch._loss import NO_LOSS
 from remat.torch._opaque import Run, bares, by_key, followed_parts, in_place, with_storage
 from remat.torch._private import tree_map
 from remat.torch._shard import Sharding, WithoutHooks, forwards_in_place
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep
-from remat.torch.planner import CHEAP, VERSION, Planner, describe_inputs
+from remat.torch.planner import CHEAP, Planner, describe_inputs, fingerprint_of_step
 from remat.torch.step_graph import CapturedStep, end_of
 from remat.units import format_size
 
@@ -62,6 +63,7 @@ class PartsPlan:
     plain_peak_bytes: int | None
     difference: float | None = None
     ranks: int = 1
+    loss: str = ""
 
     @property
     def overhead(self) -> float:
@@ -95,6 +97,7 @@ class PartsPlan:
             f"  always there    {format_size(self.fixed_bytes)}",
             f"  overhead        {self.overhead:.2%} of the parts",
         ]
+        lines += [f"  loss outside    {self.loss}"] if self.loss else []
         for name, plan in self.parts.items():
             n = len(plan.graph)
             lines.append(f"  {name}: {len(plan.recomputed)} of {n} operations computed again, {plan.overhead:.2%}")
@@ -210,12 +213,13 @@ class PartsSearch:
         Raises:
             InvalidInput: no plans fit; a part does not compile into one graph, or runs on other shapes within a step.
         """
-        _, runs = followed_parts(model, args, kwargs, names, self.planner.device, (), self.sharding)
+        outside = self.planner.outside
+        _, runs = followed_parts(model, args, kwargs, names, self.planner.device, outside, (), self.sharding)
         for name in names:
             _check_runs(model, name, [run for run in runs if run.part == name])
         parts = {key: self._part(model, key, run) for key, run in by_key(runs).items()}
         read = {part.name for part in parts.values() if part.reads_outputs}
-        step, runs = followed_parts(model, args, kwargs, names, self.planner.device, read, self.sharding)
+        step, runs = followed_parts(model, args, kwargs, names, self.planner.device, outside, read, self.sharding)
         moments = [*self._moments(step, runs)]
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
@@ -252,7 +256,7 @@ class PartsSearch:
         if self.sharding is not None:
             raise InvalidInput("prepare() does not plan for a sharded model: rematerialize with the largest arguments")
         plans = []
-        for run in followed_parts(model, args, kwargs, names, self.planner.device)[1]:
+        for run in followed_parts(model, args, kwargs, names, self.planner.device, NO_LOSS)[1]:
             planner = self.planners[run.part]
             given = tree_map(with_storage(planner.device), (run.args, run.kwargs))
             step = _captured(self.part(model, run.part), run, given, planner)
@@ -403,7 +407,7 @@ class _Part:
         planner.budget_bytes = self.graph.fixed_bytes + most + hidden - given
         graph, fixed = planner.with_everything_resident(self.step)
         graph = planner.weigh(graph, self.step)
-        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, planner.sample)
+        fingerprint = fingerprint_of_step(self.step, planner.sample)
         plan = StepPlan(
             self._bound(graph, choice.plan), graph, fingerprint, planner.strategy, planner.budget_bytes + given, None,
             fixed, planner.cost, implementations=planner.implementations,

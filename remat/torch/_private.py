@@ -44,7 +44,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._autograd import _profiler_enabled
+from torch._C._autograd import _get_current_graph_task_keep_graph, _profiler_enabled
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch_config
@@ -693,6 +693,11 @@ def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], An
     """Tell AOT autograd that a function takes one list."""
     function._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
+
+
+def retains_graph() -> bool:
+    """Whether the backward pass that runs keeps the graph for another one."""
+    return _get_current_graph_task_keep_graph()
 
 
 def is_compiled_backward(node: Any) -> bool:

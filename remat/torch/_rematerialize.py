@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remat import zoo
 from remat.cost import load_gpu
@@ -21,6 +21,7 @@ from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
 from remat.torch._in_backward import OPTION, InBackward
+from remat.torch._loss import Outside
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
@@ -32,8 +33,8 @@ from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, places_told, with_storages
 from remat.torch.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
-from remat.torch.step_graph import CapturedStep, loss_bytes
+from remat.torch.planner import EARLIER_GRADIENTS, Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch.step_graph import CapturedStep
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -64,6 +65,8 @@ def rematerialize(
     parts: Sequence[str] | None = None,
     optimizer_in_backward: bool = False,
     shard: int | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    retain_graph: bool = False,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -110,6 +113,11 @@ def rematerialize(
         shard: plan for one of so many ranks, over which FSDP2 (`fully_shard`) divides parameters, gradients and
             optimizer state. `parts`, by default the model's repeated blocks, are gathered one by one. In processes of
             `torch.distributed`, as many as ranks, this call shards the model, so that its optimizer is made afterwards.
+        loss: (the module's outputs) -> the scalar that is differentiated, where the module does not return it:
+            ``lambda out: F.cross_entropy(out, labels)``. Its memory is then counted exactly; else it is taken to be
+            that of cross-entropy or the mean squared error. It is called on tensors without contents.
+        retain_graph: count several backward passes through one forward pass, ``loss.backward(retain_graph=True)``,
+            which keep what a plan frees.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
@@ -129,6 +137,7 @@ def rematerialize(
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
+    _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
     in_backward = None
     if optimizer_in_backward:
         _check_for_updates(backend, implementations, scope, accumulate, parts)
@@ -144,14 +153,14 @@ def rematerialize(
 
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
         gradients = _gradient_bytes(training_graph) if accumulate else 0
-        return {"optimizer state": state_bytes(), "gradients of earlier steps": gradients}
+        return {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
 
     planner = Planner(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
         gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
         threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
         plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
-        implementations=implementations, in_backward=in_backward,
+        implementations=implementations, in_backward=in_backward, outside=Outside(loss, retain_graph),
     )  # fmt: skip
     if parts is not None:
         if plan is not None or budget is None or backend != "eager" or implementations != "default":
@@ -165,8 +174,11 @@ def rematerialize(
         search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
         return _in_parts(search, model, sample_args, kwargs, names, budget, accumulate, verify)
     step = captured_step(model, sample_args, kwargs, backend, implementations, in_backward)
+    if backend == "inductor":  # whose plain step needs to know
+        planner.follow_loss(model, sample_args, kwargs)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
+    planner.follow_loss(model, sample_args, kwargs)  # its calls are measured by now
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
         try:
@@ -192,7 +204,7 @@ def _warn_of_truth(
     """
     if not (told := places_told(model)):
         return
-    traced = plain_step(model, args, kwargs, 0, told=told)
+    traced = plain_step(model, args, kwargs, told=told)
     if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
         return
     where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:2]}))
@@ -200,6 +212,32 @@ def _warn_of_truth(
         f"{type(model).__name__} does otherwise while it is traced ({where}), so that the last bits may differ from "
         "those of the plain step; verify=True says by how much"
     )
+
+
+def _measured(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner) -> int:
+    """Most bytes of a step that runs, with the loss that is given, or one that holds what it is taken to hold."""
+
+    @contextmanager
+    def meanwhile(outputs: list[Tensor]) -> Iterator[None]:
+        held = torch.empty(planner.outside.assumed(outputs).most_bytes, dtype=torch.uint8, device=planner.device)
+        yield
+        del held
+
+    return peak_of_step(model, args, kwargs, planner.device, meanwhile, planner.outside)
+
+
+def _check_outside(loss: Any, retain_graph: bool, backend: str, parts: Any, in_backward: bool) -> None:
+    """Refuse options of what the loop does outside of the module that cannot be counted."""
+    if loss is not None and not callable(loss):
+        raise InvalidInput(
+            f"loss must be a function of the module's outputs, e.g. lambda out: F.cross_entropy(out, labels), not "
+            f"{loss!r:.60}"
+        )
+    if retain_graph and (backend != "eager" or parts is not None or in_backward):
+        raise InvalidInput(
+            "retain_graph=True needs backend='eager', and goes neither with parts= and shard= nor with "
+            "optimizer_in_backward=True; add the losses up and call backward() once"
+        )
 
 
 def _check_for_updates(
@@ -243,12 +281,12 @@ def _in_parts(
     shards = 0 if sharding is None else shards_bytes(list(model.parameters()), sharding.ranks)
     gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
     fixed_bytes = sum(resident.values()) + shards + planner.state_bytes() + gradients
-    plain = followed_step(model, args, kwargs, planner.device, sharding=sharding)
+    plain = followed_step(model, args, kwargs, planner.device, planner.outside, sharding=sharding)
     planner.plain = Peaks(fixed_bytes + plain.peak_bytes(planner.workspaces_of(plain.signatures)))
     planner.budget_bytes = parse_budget(budget, planner.plain)
     module = InParts(model, search, search.plan(model, args, kwargs, names, fixed_bytes), accumulate)
     if verify:
-        measured = fixed_bytes + peak_of_step(module, args, kwargs, planner.device)
+        measured = fixed_bytes + _measured(module, args, kwargs, planner)
         module.__dict__["measured_peak_bytes"] = measured
         if measured > planner.budget_bytes:
             raise InvalidInput(
@@ -276,7 +314,7 @@ def _verified(
                 break
             module = Rematerialized(module.model, planner, step_plan, module._backend, module._accumulates)
         with planner.in_backward.undone() if planner.in_backward else nullcontext():
-            measured = there_before(module.plan) + peak_of_step(module, args, kwargs, planner.device)
+            measured = there_before(module.plan) + _measured(module, args, kwargs, planner)
         module.__dict__["measured_peak_bytes"] = measured
         if measured <= promised:
             with planner.in_backward.collecting() if planner.in_backward else nullcontext():
@@ -352,13 +390,12 @@ def _plain_peak(
         compiled = planner.compiled(step)
         return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
     fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
-    outside = loss_bytes(step.training_graph)
     if has_recurrent_layer(model):
         if not may_run:
             return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
-        return Peaks(fixed_bytes + peak_of_step(model, args, kwargs, planner.device) + outside)
+        return Peaks(fixed_bytes + _measured(model, args, kwargs, planner))
     try:
-        plain = plain_step(model, args, kwargs, outside)
+        plain = plain_step(model, args, kwargs, planner.outside)
     except Exception as error:  # fake tensors do not support everything that compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")

@@ -20,6 +20,7 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import first_line
 from remat.graph import Graph
 from remat.search.repeats import find_repeats, with_blocks
+from remat.torch._loss import Needs, Outside
 from remat.torch._private import TorchDispatchMode, cut_to, storage_key
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.plain import FollowedStep, plain_step
@@ -206,12 +207,12 @@ def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], l
     """
     calls, end = _Calls(), [0]
 
-    def at_loss(_: list[Tensor]) -> int:
+    def at_loss(_: Sequence[Tensor], __: bool) -> Needs:
         end[0] = len(calls.found)
-        return 0
+        return Needs()
 
     try:
-        followed = plain_step(step, args, {}, at_loss, lambda _: calls.found.clear(), calls)
+        followed = plain_step(step, args, {}, Outside(taken=at_loss), lambda _: calls.found.clear(), calls)
     except Exception as error:  # fake tensors do not support everything that can be captured
         raise InvalidInput(f"it cannot be followed: {type(error).__name__}: {first_line(error)}") from error
     return (calls.found[: end[0]], calls.found[end[0] :]), followed

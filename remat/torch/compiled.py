@@ -124,9 +124,10 @@ class CompiledStep:
         places = training_graph.module.graph.find_nodes(op="placeholder")
         tangents = training_graph.tangents
         end = self.step.graph.operations[end_of(self.step.graph)]
+        held = sum(self.step.graph.values[v].bytes for v in end.outputs if self.step.graph.values[v].keep)
         step = follow(
             halves, [node for node in places if node not in tangents], tangents, training_graph.n_forward_outputs,
-            end.workspace_bytes, self.folder / "kernels",
+            end.workspace_bytes + held, held, self.folder / "kernels",
         )  # fmt: skip
         return Candidate(order, groups, step.peak_bytes(self._measured_workspaces(step.signatures)), step)
 

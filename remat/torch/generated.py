@@ -158,7 +158,7 @@ def _reinterpreted(x: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
 
 def follow(
     halves: Sequence[LoweredHalf], primals: Sequence[fx.Node], tangents: Sequence[fx.Node], n_outputs: int,
-    loss_bytes: int, folder: Path,
+    loss_bytes: int, held_bytes: int, folder: Path,
 ) -> GeneratedStep:  # fmt: skip
     """Follow a step of generated code.
 
@@ -166,6 +166,7 @@ def follow(
         primals, tangents: placeholders of the training graph.
         n_outputs: of the forward half, before the saved tensors.
         loss_bytes: that a loss outside of the module holds between both halves, beside gradients of outputs.
+        held_bytes: the part of these that it holds to the end of the step.
         folder: for files of the kernels.
     """
     calls, mode = list[KernelCall](), FakeTensorMode(allow_non_fake_inputs=True)
@@ -179,6 +180,7 @@ def follow(
         del made
         with follower.holding(loss_bytes):
             saved += [_bare(node) for node in tangents]
+        follower.hold(held_bytes)
         gradients = backward(saved)
     del outputs, gradients
     return GeneratedStep(tuple(follower.signatures), tuple(follower.held), tuple(calls))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.torch._loss import Meanwhile, backward_from, nothing
+from remat.torch._loss import NO_LOSS, Meanwhile, Outside, nothing
 from remat.torch._work import tensors_of
 from remat.torch.timing import peak_of
 
@@ -24,20 +24,22 @@ def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def peak_of_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, loss: Meanwhile = nothing
-) -> int:
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, loss: Meanwhile = nothing,
+    outside: Outside = NO_LOSS,
+) -> int:  # fmt: skip
     """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
 
     Args:
         loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
+        outside: the loss, if it is given, and how it is differentiated.
     """
 
     with undone(model, args, kwargs, device) as leaves:
         # The first step compiles and chooses kernels, which may take memory that later steps do not take.
-        _step(model, args, kwargs, loss)
+        _step(model, args, kwargs, loss, outside)
         for x in leaves:
             x.grad = None
-        return measured_peak(lambda: _step(model, args, kwargs, loss), device)
+        return measured_peak(lambda: _step(model, args, kwargs, loss, outside), device)
 
 
 def difference_of_steps(
@@ -74,10 +76,12 @@ def relative_difference(x: Tensor, y: Tensor) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def _step(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Meanwhile) -> list[Tensor]:
+def _step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Meanwhile, outside: Outside = NO_LOSS
+) -> list[Tensor]:
     """A forward and backward pass; returns the tensors among the outputs."""
     outputs = model(*args, **kwargs)  # held until the end, as by a loop
-    backward_from(outputs, loss)
+    outside.backward_from(outputs, loss)
     return tensors_of(outputs)
 
 

@@ -239,7 +239,14 @@ class _CompiledStep:
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
             outputs = capture.compiling(call, places_told(self.model), values)
-        _aot.leave_unread_gradients_out(outputs, *([in_backward.watch] if in_backward else []))
+        inputs = self.called.inputs
+
+        def watch(node: Any) -> None:
+            node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
+            if in_backward:
+                in_backward.watch(node)
+
+        _aot.leave_unread_gradients_out(outputs, watch)
         return outputs
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -354,7 +361,7 @@ def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     transformers' models install hooks then, for example, in a way that cannot be traced.
     """
     try:
-        plain_step(model, args, kwargs, 0)
+        plain_step(model, args, kwargs)
     except Exception:  # whatever stops it here: the compiler's refusal is what the user reads
         return False
     return True

@@ -12,22 +12,25 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Work
 from remat.torch._branches import is_readable
-from remat.torch._loss import backward_from
+from remat.torch._loss import NO_LOSS, Outside, differentiated
 from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     Place,
     TorchDispatchMode,
+    current_dispatch_mode,
     fakes_hidden,
+    is_fake,
     outside_modes,
     schema_of,
     storage_key,
@@ -35,12 +38,13 @@ from remat.torch._private import (
     tree_leaves,
     tree_map,
 )
-from remat.torch._work import call_signature, storage_bytes, tensors_of
+from remat.torch._work import call_signature, dense_bytes, storage_bytes, tensors_of
 from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
 from remat.torch.measure import undone
 
-LossBytes = int | Callable[[list[Tensor]], int]
+T = TypeVar("T")
+Readable = Sequence[tuple[Tensor, Tensor]]  # arguments on whose values a model may branch: without, with contents
 MOST_CONSTANT = 100_000  # elements of a tensor that is computed, or the largest readable argument's if it has more
 
 
@@ -81,7 +85,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 
 
 def plain_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside = NO_LOSS,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
     told: Collection[Place] = (),
 ) -> FollowedStep:  # fmt: skip
@@ -89,10 +93,32 @@ def plain_step(
 
     Args:
         begin: is told who follows, before the step begins; more than once if the step begins again.
-        loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
-            their gradients; or a function that gives them from the outputs.
+        outside: the loss.
         seen: a mode that sees the calls too.
         told: places at which the model hears that it is traced, as when it is captured; by default nowhere.
+    """
+    step, is_eager = _on_fakes(
+        model, args, kwargs, lambda a, k, readable: _step(model, a, k, outside, begin, seen, readable), told
+    )
+    return replace(step, is_eager=is_eager)
+
+
+def real_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside,
+    begin: Callable[[Follower], None], device: str,
+) -> FollowedStep:  # fmt: skip
+    """As `plain_step`, of a step that runs; for models that do otherwise, or nothing, on tensors without contents."""
+    with undone(model, args, kwargs, device):
+        return _step(model, args, kwargs, outside, begin)
+
+
+def _on_fakes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[Any, Any, Readable], T],
+    told: Collection[Place] = (),
+) -> tuple[T, bool]:  # fmt: skip
+    """What `run` makes of fake arguments, while parameters and buffers are fake too; it may begin again.
+
+    The second result tells whether the model took the way of eager mode, see `FollowedStep`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -103,43 +129,139 @@ def plain_step(
     both = zip(tree_leaves((fake_args, fake_kwargs)), tree_leaves((args, dict(kwargs))), strict=True)
     readable = [(fake, x) for fake, x in both if is_readable(x)]
 
-    def followed(*contexts: AbstractContextManager[Any]) -> FollowedStep:
+    def followed(*contexts: AbstractContextManager[Any]) -> T:
         with ExitStack() as stack:
             for context in (layouts_of_kernels(), *contexts, mode):
                 stack.enter_context(context)
-            return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen, readable)
+            return run(fake_args, fake_kwargs, readable)
 
     with replaced_tensors(model, bare):
         try:
-            return followed(fakes_hidden(), *([tracing_shown(told)] if told else []))
+            return followed(fakes_hidden(), *([tracing_shown(told)] if told else [])), True
         except (DataDependentOutputException, DynamicOutputShapeException):
             # Some models read values only where they are not traced.
-            return replace(followed(tracing_shown()), is_eager=False)
-
-
-def real_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
-    begin: Callable[[Follower], None], device: str,
-) -> FollowedStep:  # fmt: skip
-    """As `plain_step`, of a step that runs; for models that do otherwise, or nothing, on tensors without contents."""
-    with undone(model, args, kwargs, device):
-        return _step(model, args, kwargs, loss_bytes, begin)
+            return followed(tracing_shown()), False
 
 
 def _step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside,
     begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
-    readable: Sequence[tuple[Tensor, Tensor]] = (),
+    readable: Readable = (),
 ) -> FollowedStep:  # fmt: skip
     follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))], readable)
+    held = list[int]()  # by the loss, since the first backward pass began
     begin(follower)
 
-    def loss(found: list[Tensor]) -> AbstractContextManager[None]:
-        return follower.holding(loss_bytes if isinstance(loss_bytes, int) else loss_bytes(found))
+    @contextmanager
+    def loss(found: list[Tensor]) -> Iterator[None]:
+        needs = outside.assumed(found)
+        with follower.holding(needs.most_bytes - sum(held)):
+            yield
+        if not held:
+            held.append(needs.held_bytes)
+            follower.hold(needs.held_bytes)
 
     with follower, seen or nullcontext():
-        backward_from(model(*args, **kwargs), loss)
+        outside.backward_from(model(*args, **kwargs), loss)
     return FollowedStep(tuple(follower.signatures), tuple(follower.held))
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedLoss:
+    """A loss outside of a module, followed alone, from the module's outputs to the beginning of its backward pass.
+
+    Attributes:
+        step: what it makes, the gradients of outputs included; the outputs themselves do not count.
+        held_bytes: when the module's backward pass begins.
+        given_bytes: of the gradients of outputs that are there then.
+        copied_bytes: of those among them that the backward pass copies, because their layout is not the output's.
+        outputs_bytes: of gradients for all outputs that may have one.
+        read_bytes: of tensors from outside that it reads.
+    """
+
+    step: FollowedStep
+    held_bytes: int
+    given_bytes: int
+    copied_bytes: int
+    outputs_bytes: int
+    read_bytes: int
+
+
+def followed_loss(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside, device: str
+) -> FollowedLoss:
+    """Follow a given loss on the outputs that the model has without contents; on real ones if it reads values.
+
+    Raises:
+        InvalidInput: the loss cannot be computed, or is no scalar.
+    """
+
+    def run(args: Any, kwargs: Any, readable: Readable = ()) -> FollowedLoss:
+        return _loss_alone(model, args, kwargs, outside, readable)
+
+    try:
+        return _on_fakes(model, args, kwargs, run)[0]
+    except InvalidInput:
+        raise
+    except Exception:  # whatever stops it: on real tensors it shows whether the loss is at fault
+        pass
+    try:
+        with undone(model, args, kwargs, device):
+            return run(args, kwargs)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:160]
+        raise InvalidInput(
+            f"loss= fails on the module's outputs for the sample arguments ({type(error).__name__}: {text}): give a "
+            "function of these outputs, or leave it out"
+        ) from error
+
+
+def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, readable: Readable) -> FollowedLoss:
+    made = model(*args, **kwargs)
+    found = differentiated(made)
+    start = torch.zeros((), requires_grad=True)
+    begun = dict[str, Any]()
+    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs, made))], readable)
+
+    def begins(gradients: Sequence[Tensor | None]) -> None:
+        pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]
+        own = {storage_key(g): storage_bytes(g) for _, g in pairs if storage_key(g) in follower.alive}
+        copied = sum(dense_bytes(x) for x, g in pairs if g.stride() != x.stride() and storage_bytes(g) > 8)
+        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()), copied_bytes=copied)
+
+    outputs = iter(_Standing.apply(begins, start, *(x.detach() for x in found)) if found else ())  # pyright: ignore[reportArgumentType]
+    standing = {id(x): next(outputs) for x in found}
+    stands_for = tree_map(lambda x: standing.get(id(x), x), made)
+    del made
+    follower.read = {}
+    with follower:
+        loss = outside.loss(stands_for)
+        loss.backward(retain_graph=outside.retains)
+    if not begun:
+        raise InvalidInput("loss= does not depend on the module's outputs: give a function of these")
+    del loss
+    step = FollowedStep(tuple(follower.signatures), tuple(follower.held))
+    return FollowedLoss(
+        step, **begun, outputs_bytes=sum(dense_bytes(x) for x in found if x.numel() > 1),
+        read_bytes=sum(follower.read.values()),
+    )  # fmt: skip
+
+
+class _Standing(torch.autograd.Function):
+    """A module of which only the outputs are there; its backward pass does no more than begin."""
+
+    @staticmethod
+    def forward(ctx: Any, begins: Callable[..., None], _start: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.begins = begins
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.begins(gradients)
+        return None, None, *(None for _ in gradients)
 
 
 class Follower(TorchDispatchMode):
@@ -150,7 +272,7 @@ class Follower(TorchDispatchMode):
         readable: (tensor without contents, the same with them) of arguments on whose values the model may branch.
     """
 
-    def __init__(self, known: list[Tensor], readable: Sequence[tuple[Tensor, Tensor]] = ()):
+    def __init__(self, known: list[Tensor], readable: Readable = ()):
         super().__init__()
         self.known = {storage_key(t) for t in known}
         self.constants = WeakTensorKeyDictionary()  # without contents -> with contents
@@ -158,6 +280,7 @@ class Follower(TorchDispatchMode):
             self.constants[fake] = x
         self.most_constant = max([MOST_CONSTANT, *(x.numel() for _, x in readable)])
         self.alive: dict[int, int] = {}
+        self.read: dict[int, int] | None = None  # bytes of tensors from outside, by storage, once these are noted
         self.total_bytes = self.extra_bytes = 0
         self.sees = True
         self.signatures: list[str] = []
@@ -195,6 +318,8 @@ class Follower(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0] in self.constants:
             with outside_modes():
                 return self.constants[args[0]].item()  # the model branches on it
+        if self.read is not None:
+            self._note_outside(tensors_of((args, kwargs)), self.read)
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
         self._note_constant(func, args, kwargs, made)
@@ -202,6 +327,16 @@ class Follower(TorchDispatchMode):
         self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
+
+    def _note_outside(self, given: Iterable[Tensor], read: dict[int, int]) -> None:
+        """Note tensors that were there before; on tensors without contents, each has a counterpart."""
+        mode = current_dispatch_mode()
+        for x in given:
+            inside = mode.from_tensor(x) if isinstance(mode, FakeTensorMode) and not is_fake(x) else x
+            key = storage_key(inside)
+            if key not in self.known and key not in self.alive:
+                self.known.add(key)
+                read[key] = storage_bytes(x)
 
     def _note_constant(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Compute what depends on readable arguments at most, e.g. on `torch.arange` only, if it is small."""

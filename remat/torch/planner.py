@@ -34,19 +34,25 @@ from remat.simulator import simulate
 from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch import _aot, carried
+from remat.torch._explain_replay import replayed
 from remat.torch._in_backward import InBackward
-from remat.torch._private import tree_leaves
+from remat.torch._loss import ANY_LOSS, Needs, Outside
+from remat.torch._private import retains_graph, tree_leaves
 from remat.torch._random import random_state
 from remat.torch._updates import check_order, plan_in_order, postponed
-from remat.torch._work import CUDA_BLOCK_BYTES, tensors_of
+from remat.torch._work import CUDA_BLOCK_BYTES, dense_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
-from remat.torch.plain import calls_graph
-from remat.torch.step_graph import CapturedStep, end_of, is_random
+from remat.torch.plain import calls_graph, followed_loss
+from remat.torch.step_graph import CapturedStep, end_of, is_random, with_loss_outside
+from remat.units import format_size
 
 REPAIR_S = 0.5  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
+EARLIER_GRADIENTS = "gradients of earlier steps"
+MOST_AIMS = 6  # budgets within which a step whose graph is retained is planned
+READ_BY_LOSS = "what the loss reads"
 VERSION = torch.__version__.split("+")[0]
 COMPILED = 2  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
 
@@ -68,6 +74,9 @@ class Planner:
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
+        outside: the loss outside of the module.
+        loss_needs: of the loss on the sample arguments, if it is given.
+        has_warned: of a graph that is retained, although that is not counted.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
     """
@@ -90,6 +99,9 @@ class Planner:
     implementations: str = "default"
     in_backward: InBackward | None = None
     end_bytes: int | None = None
+    outside: Outside = ANY_LOSS
+    loss_needs: Needs | None = None
+    has_warned: bool = False
     find: Callable[[Graph, int, Sequence[Plan]], Solution] | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
     lowered: CompiledStep | None = None
@@ -105,7 +117,7 @@ class Planner:
             InvalidInput: no plan within the budget was found.
         """
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
+        fingerprint = fingerprint_of_step(step, inputs)
         with self.lock:
             if fingerprint.sha256 not in self.plans:
                 carries = in_loop and step.training_graph.lowering is None
@@ -133,13 +145,13 @@ class Planner:
             InvalidPlan: it was made for another step, or reads a parameter after its update.
         """
         graph, fixed = self.with_everything_resident(step)
-        fingerprint = fingerprint_of(graph.default(), "torch", VERSION, inputs)
+        fingerprint = fingerprint_of_step(step, inputs)
         if isinstance(path, StepPlan):
             plan = path.moved(graph, fingerprint, fixed)
         else:
             plan = StepPlan.load(path, graph, fingerprint, fixed)
         check_order(plan.order.tolist(), step)
-        plan = plan.promising(budget_bytes)
+        plan = self._told(_with_loss_of(graph, plan), step).promising(budget_bytes)
         if self.plain.plain_bytes is not None:
             plan = replace(plan, plain_peak_bytes=self.plain.plain_bytes)
         self.budget_bytes = plan.budget_bytes or plan.peak_bytes
@@ -150,11 +162,64 @@ class Planner:
         """The graph with all resident bytes in `fixed_bytes`, and these bytes by name."""
         fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
         fixed |= {START: _start_bytes(step.training_graph)}
-        operations = list(step.graph.operations)
+        graph = step.graph
         if self.end_bytes is not None:
-            end = end_of(step.graph)
+            operations, end = list(graph.operations), end_of(graph)
             operations[end] = replace(operations[end], workspace_bytes=self.end_bytes)
-        return replace(step.graph, operations=tuple(operations), fixed_bytes=sum(fixed.values())), fixed
+            graph = replace(graph, operations=tuple(operations))
+        else:
+            graph, needs = with_loss_outside(step, self.needs_of)
+            fixed |= {READ_BY_LOSS: needs.read_bytes} if needs.read_bytes else {}
+        return replace(graph, fixed_bytes=sum(fixed.values())), fixed
+
+    def needs_of(self, outputs: Sequence[Tensor]) -> Needs:
+        """What the loss needs on outputs of these sizes."""
+        if self.loss_needs is None:
+            return self.outside.assumed(outputs)
+        return self.loss_needs.of(sum(dense_bytes(x) for x in outputs if x.numel() > 1))
+
+    def _told(self, plan: StepPlan, step: CapturedStep) -> StepPlan:
+        """The plan with what is known of what the loop does outside of the module."""
+        loss = "" if self.end_bytes is not None else with_loss_outside(step, self.needs_of)[1].text
+        retained = self._peak(plan.graph, plan.plan, plan.fixed) if self.outside.retains else None
+        return replace(plan, loss=loss, retained_bytes=retained)
+
+    def _peak(self, graph: Graph, plan: Plan, fixed: Mapping[str, int]) -> int:
+        """The peak, with the graph retained if the loop retains it."""
+        if not self.outside.retains:
+            return simulate(graph, plan).peak_bytes
+        return retained_peak(graph, plan, bool(fixed.get(EARLIER_GRADIENTS)))
+
+    def warn_if_retained(self, inputs: str) -> None:
+        """Warn, once, before a backward pass that retains the graph exceeds the budget, if that is not counted."""
+        if self.outside.retains or self.has_warned or not retains_graph():
+            return
+        plans = [plan for plan in self.plans.values() if plan.fingerprint.inputs == inputs and not plan.generated]
+        most = max((retained_peak(p.graph, p.plan, bool(p.fixed.get(EARLIER_GRADIENTS))) for p in plans), default=0)
+        if plans and self.end_bytes is None and most <= self.budget_bytes:
+            return
+        self.has_warned = True
+        needs = f": the step needs up to {format_size(most)}, the budget is {format_size(self.budget_bytes)}"
+        remedy = "add the losses up and call backward() once"
+        if self.end_bytes is None and plans:
+            remedy = f"give rematerialize(..., retain_graph=True), or {remedy}"
+        warn(f"backward(retain_graph=True) keeps what the plan frees{needs if plans else ''}: {remedy}")
+
+    def follow_loss(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find what the given loss needs on the sample arguments, if one is given.
+
+        Raises:
+            InvalidInput: it cannot be computed.
+        """
+        if self.outside.given is None or self.loss_needs is not None:
+            return
+        found = followed_loss(model, args, kwargs, self.outside, self.device)
+        held = found.held_bytes - found.given_bytes + found.copied_bytes
+        step_bytes = found.step.peak_bytes(self.workspaces_of(found.step.signatures))
+        most = max(held, max(step_bytes, found.held_bytes + found.copied_bytes) - found.outputs_bytes)
+        read = f", and reads {format_size(found.read_bytes)}" if found.read_bytes else ""
+        text = f"given: needs {format_size(most)} beside the outputs and their gradients{read}"
+        self.loss_needs = Needs(most, held, found.read_bytes, found.outputs_bytes, text)
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""
@@ -167,7 +232,7 @@ class Planner:
     def carried(self, step: CapturedStep, inputs: str) -> StepPlan | None:
         """A plan that takes the order of a known step with the same calls; None if no such order fits."""
         graph, fixed = self.with_everything_resident(step)
-        return self._carried(graph, step, fixed, fingerprint_of(graph.default(), "torch", VERSION, inputs))
+        return self._carried(graph, step, fixed, fingerprint_of_step(step, inputs))
 
     def weigh_calls(self, signatures: Iterable[str], graph: Graph) -> dict[str, tuple[int, int]]:
         """[signature] (workspace in bytes, cost) of calls of steps that were followed.
@@ -207,18 +272,20 @@ class Planner:
         graph = _with_workspaces(graph, step, workspaces)
         is_sample = not (self.plans or in_loop)
         plan, strategy, costs, noise = _once(graph, self.budget_bytes), AS_IT_IS, "", None
-        fits = cheapest_fitting(graph, [plan], self.budget_bytes) is not None
+        fits = self._peak(graph, plan, fixed) <= self.budget_bytes
         if is_sample or not fits or graph.has_implementations:  # else there is no choice, and no need to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
                 (graph, noise), costs = self._with_costs(graph), self.cost
-            plan, strategy = self._cheapest(graph, step, in_loop)
+            retains = self.outside.retains
+            plan, strategy = (self._retained if retains else self._cheapest)(graph, step, in_loop, fixed)
         graph = _with_workspaces(graph, step, workspaces, plan)
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
         plain = self.plain.plain_bytes if is_sample else None
-        return StepPlan(
+        made = StepPlan(
             plan, graph, fingerprint, strategy, self.budget_bytes, plain, fixed, costs,
             implementations=self.implementations, noise=noise,
         )  # fmt: skip
+        return self._told(made, step)
 
     def _new_compiled(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint
@@ -233,7 +300,7 @@ class Planner:
         fitting = {budget: plan for budget, plan in known.items() if _held(plan) <= held}
         larger = [budget for budget in fitting if budget >= held]
         if larger:
-            return replace(fitting[min(larger)], budget_bytes=self.budget_bytes)
+            return self._told(replace(fitting[min(larger)], budget_bytes=self.budget_bytes), step)
         compiled, self.lowered = self.compiled(step), None
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
@@ -250,7 +317,7 @@ class Planner:
             self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
         )  # fmt: skip
         best = min([plan, *fitting.values()], key=lambda each: each.overhead)
-        best = replace(best, budget_bytes=self.budget_bytes)
+        best = self._told(replace(best, budget_bytes=self.budget_bytes), step)
         folder.mkdir(parents=True, exist_ok=True)
         best.save(folder / f"{held}.json")
         return best
@@ -292,10 +359,11 @@ class Planner:
         strategy, costs = (AS_IT_IS, "") if is_once else ("from another shape", known.costs)
         graph = _with_workspaces(graph, step, workspaces, plan)
         plan = Plan.from_order(graph, plan.order.tolist(), self.budget_bytes, plan.choices)
-        return StepPlan(
+        made = StepPlan(
             plan, graph, fingerprint, strategy, self.budget_bytes, None, fixed, costs,
             implementations=self.implementations,
         )  # fmt: skip
+        return None if self._peak(graph, plan, fixed) > self.budget_bytes else self._told(made, step)
 
     def _orders(self, graph: Graph, step: CapturedStep) -> list[Plan]:
         """Every operation once, and the orders of known steps with the same calls."""
@@ -340,7 +408,37 @@ class Planner:
             "rematerialize with the largest arguments that occur, or with a larger budget"
         )
 
-    def _cheapest(self, graph: Graph, step: CapturedStep, in_loop: bool) -> tuple[Plan, str]:
+    def _retained(
+        self, graph: Graph, step: CapturedStep, in_loop: bool, fixed: Mapping[str, int]
+    ) -> tuple[Plan, str]:  # fmt: skip
+        """As `_cheapest`, of plans that keep the budget with the graph retained: it is planned within less.
+
+        Raises:
+            InvalidInput: none was found.
+        """
+        within, above, least = 0, self.budget_bytes, 0
+        aim = above
+        for _ in range(MOST_AIMS):
+            planner = replace(self, budget_bytes=aim, time_limit_s=self.time_limit_s / MOST_AIMS)
+            try:
+                plan, strategy = planner._cheapest(graph, step, in_loop, fixed)
+            except InvalidInput:  # this aim is too small, which another may not be
+                within = aim
+            else:
+                peak = self._peak(graph, plan, fixed)
+                if peak <= self.budget_bytes:
+                    return plan, strategy
+                above, least = min(aim, simulate(graph, plan).peak_bytes), min(least or peak, peak)
+            aim = max((within + above) // 2, above + self.budget_bytes - least if least else 0)
+        known = f"; the smallest budget known to suffice is {format_size(least, up=True)}" if least else ""
+        raise InvalidInput(
+            f"no plan of '{self.name}' was found within {format_size(self.budget_bytes)} with retain_graph=True, which "
+            f"keeps what a plan frees{known}; add the losses up and call backward() once, or give a larger budget"
+        )
+
+    def _cheapest(
+        self, graph: Graph, step: CapturedStep, in_loop: bool, _fixed: Mapping[str, int]
+    ) -> tuple[Plan, str]:  # fmt: skip
         """(the cheapest known order that fits, while a loop waits, or else the solver's plan; the strategy's name)."""
         known = self._orders(graph, step)
         found = cheapest_fitting(graph, known, self.budget_bytes) if in_loop else None
@@ -356,6 +454,50 @@ class Planner:
             return solution.plan, solution.strategy
 
         return plan_in_order(graph, step.updates, self.budget_bytes, find) if step.updates else find(graph, known)
+
+
+def fingerprint_of_step(step: CapturedStep, inputs: str) -> Fingerprint:
+    """The fingerprint of a step; the loss outside of the module is no part of it."""
+    return fingerprint_of(step.graph.default(), "torch", VERSION, inputs)
+
+
+def _with_loss_of(graph: Graph, plan: StepPlan) -> StepPlan:
+    """A plan made with another loss outside of the module, with the loss of `graph`."""
+    operations, end = list(plan.graph.operations), end_of(graph)
+    operations[end] = graph.operations[end]
+    graph = replace(plan.graph, operations=tuple(operations), values=graph.values)
+    moved = Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, plan.plan.choices)
+    return replace(plan, plan=moved, graph=graph)
+
+
+def retained_peak(graph: Graph, plan: Plan, accumulates: bool) -> int:
+    """The peak of a step whose graph is retained for several backward passes.
+
+    What is saved for the backward pass then stays to its end, and the gradients of the pass before are held too.
+
+    Args:
+        accumulates: whether `fixed_bytes` counts gradients that are there before.
+    """
+    trace, end = simulate(graph, plan), end_of(graph)
+    at = trace.order.tolist().index(end)
+    made = [v for v, value in enumerate(graph.values) if value.keep and graph.producer[v] > end]
+    earlier = 0 if accumulates else sum(graph.values[v].bytes for v in made)
+    saved, extra, peak, n = None, 0, trace.peak_bytes, 0
+    held = set[int]()
+    for k, new, others in replayed(graph, plan):
+        if k >= 0:
+            if n == at + 1:
+                saved = held - set(graph.operations[end].outputs)
+            if saved is not None:
+                peak = max(peak, int(trace.running_bytes[n]) + extra + earlier)
+            held.update(new)
+            n += 1
+        else:
+            held.difference_update(others)
+            if saved is not None:
+                extra += sum(graph.values[v].bytes for v in saved.intersection(others))
+                saved.difference_update(others)
+    return max(peak, trace.final_bytes + extra + earlier)
 
 
 def _once(graph: Graph, budget_bytes: int) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import fx
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.torch import _private
+from remat.torch._loss import Needs
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
 from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
 from remat.torch.capture import TrainingGraph, with_inputs
@@ -219,7 +220,6 @@ class _Builder:
             returned = self.training_graph.outputs[n_mutations : self.training_graph.n_forward_outputs]
             read |= {v for node in returned if node is not None for v in self._roots(node)}
             read |= {*self.before_end, *([] if self.ordered is None else [self.ordered])}
-            scratch = max(scratch, self._start_bytes())
         first = len(self.values)
         for node in tangents:
             self.storage[node] = len(self.values)
@@ -229,18 +229,6 @@ class _Builder:
             Operation(name, kind, tuple(sorted(read)), outputs, 0, scratch, run_once=True, work=work)
         )
         self.calls.append(tuple(calls))
-
-    def _start_bytes(self) -> int:
-        """Bytes that the start of the backward pass needs beside the outputs and the gradients that backward takes.
-
-        A loss outside of the module holds `loss_bytes` while it makes a gradient for each output. For outputs that are
-        views of one storage the backward pass takes one gradient; autograd adds it up from those of the views.
-        """
-        several = _views_of_outputs(self.training_graph)
-        views = [sum(dense_bytes(node.meta["val"]) for node in nodes) for nodes in several.values()]
-        bases = [dense_bytes(base.meta["val"]) for base in several]
-        only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
-        return max(loss_bytes(self.training_graph) + sum(views) - only_bases, sum(views) + 2 * max(bases, default=0))
 
     def _add_call(self, node: fx.Node) -> None:
         first = len(self.values)
@@ -388,14 +376,33 @@ def _call_after(node: fx.Node, tag: str, target: Any, source: fx.Node, *args: An
     return made
 
 
-def loss_bytes(training_graph: TrainingGraph) -> int:
-    """Bytes that a loss outside of the module, taken to be cross-entropy, needs beside outputs and their gradients.
+def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], Needs]) -> tuple[Graph, Needs]:
+    """(the graph with what a loss outside of the module needs, these needs).
 
-    It saves one tensor of the size of the output (the logarithm of softmax) and makes one gradient on the way.
+    The end of the forward pass needs them as workspace, and makes a value of what the loss holds to the end of the
+    step. For outputs that are views of one storage the backward pass takes one gradient; autograd adds it up from those
+    of the views.
+
+    Args:
+        needs: of a loss of these outputs.
     """
-    returned = [tangent for tangent in training_graph.tangents if _is_returned(tangent)]
-    views = [view for several in _views_of_outputs(training_graph).values() for view in several]
-    return 2 * sum(dense_bytes(node.meta["val"]) for node in (*returned, *views) if node.meta["val"].numel() > 1)
+    graph, several = step.graph, _views_of_outputs(step.training_graph)
+    returned = [tangent for tangent in step.training_graph.tangents if _is_returned(tangent)]
+    views = [view for nodes in several.values() for view in nodes]
+    outside = needs([node.meta["val"] for node in (*returned, *views)])
+    of_views = sum(dense_bytes(node.meta["val"]) for node in views)
+    bases = [dense_bytes(base.meta["val"]) for base in several]
+    only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
+    end, operations = end_of(graph), list(graph.operations)
+    most = max(
+        operations[end].workspace_bytes, outside.most_bytes + of_views - only_bases,
+        outside.held_bytes + of_views + 2 * max(bases, default=0),
+    )  # fmt: skip
+    outputs, values = operations[end].outputs, graph.values
+    if outside.held_bytes:
+        outputs, values = (*outputs, len(values)), (*values, Value("loss", outside.held_bytes, keep=True))
+    operations[end] = replace(operations[end], workspace_bytes=max(0, most - outside.held_bytes), outputs=outputs)
+    return replace(graph, operations=tuple(operations), values=values), outside
 
 
 def _views_of_outputs(training_graph: TrainingGraph) -> dict[fx.Node, list[fx.Node]]:
