@@ -1,4 +1,7 @@
-"""Imports Keras at its first use, because that takes seconds with TensorFlow."""
+"""Imports Keras at its first use, because that takes seconds with TensorFlow; and the one private call into it.
+
+Checked with Keras 3.15.1: `keras.src.trainers.compile_utils.get_loss`, which makes the loss of `Model.compile`.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,11 @@ def import_keras() -> Any:
         return importlib.import_module("keras")
     except ImportError as error:
         raise MissingPackage(f"Keras models need TensorFlow ({error}): pip install 'remat[tensorflow]'") from error
+
+
+def compiled_loss(loss: Any, labels: Any, prediction: Any, weights: Any) -> Any:
+    """One output's loss as in a model that was compiled with `loss`: masked, weighted, reduced, in the float type."""
+    keras = import_keras()
+    from keras.src.trainers.compile_utils import get_loss
+
+    return keras.ops.cast(get_loss(loss, labels, prediction)(labels, prediction, weights), keras.config.floatx())
