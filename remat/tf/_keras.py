@@ -31,4 +31,5 @@ def compiled_loss(loss: Any, labels: Any, prediction: Any, weights: Any) -> Any:
     keras = import_keras()
     from keras.src.trainers.compile_utils import get_loss
 
-    return keras.ops.cast(get_loss(loss, labels, prediction)(labels, prediction, weights), keras.config.floatx())
+    compiled: Any = get_loss(loss, labels, prediction)
+    return keras.ops.cast(compiled(labels, prediction, weights), keras.config.floatx())
