@@ -14,7 +14,7 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
-from remat.tf.api import NO_JIT, Budget, SavedPlan, checked_options, variable_bytes
+from remat.tf.api import NO_JIT, Budget, SavedPlan, check_one_device, checked_options, variable_bytes
 from remat.tf.capture import CapturedStep, capture_step, trace
 
 
@@ -129,8 +129,7 @@ class _Trainer:
         model: Any = self.model
         if model.jit_compile is True:
             raise InvalidInput(f"{NO_JIT}: model.compile(..., jit_compile=False)")
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise InvalidInput("a plan is for one device; leave the distribution strategy out")
+        check_one_device(model)
         if model.run_eagerly:
             raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
         # `compile` removes the step, as it does Keras's own; freezing layers changes the trained variables

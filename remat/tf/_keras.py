@@ -9,7 +9,7 @@ import importlib
 import os
 from typing import Any
 
-from remat.errors import MissingPackage
+from remat.errors import InvalidInput, MissingPackage
 
 
 def import_keras() -> Any:
@@ -24,6 +24,13 @@ def import_keras() -> Any:
         return importlib.import_module("keras")
     except ImportError as error:
         raise MissingPackage(f"Keras models need TensorFlow ({error}): pip install 'remat[tensorflow]'") from error
+
+
+def check_backend() -> None:
+    """Refuse Keras on another framework than TensorFlow."""
+    backend = import_keras().backend.backend()
+    if backend != "tensorflow":
+        raise InvalidInput(f"Keras runs on '{backend}'; set KERAS_BACKEND=tensorflow")
 
 
 def compiled_loss(loss: Any, labels: Any, prediction: Any, weights: Any) -> Any:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.execution import StepPlan, check_options
+from remat.tf._keras import check_backend
 from remat.tf._objective import Objective
 from remat.tf._plan import Options, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
@@ -81,6 +82,7 @@ def rematerialize(
             raise InvalidInput(
                 "input_signature of a model must be (inputs, labels) or (inputs, labels, sample_weights)"
             )
+        check_one_device(model)
         objective = Objective(model, loss)
         _build(model, input_signature[0])
         return _planned(
@@ -128,6 +130,7 @@ def compile(
         InvalidInput: as `rematerialize`.
     """
     options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
+    check_one_device(model)
     objective = Objective(model, loss)
     optimizer = keras.optimizers.get(optimizer)
     _build(model, input_spec)
@@ -142,6 +145,12 @@ def compile(
     holders = {"parameters": model, "optimizer": optimizer}
     specs = (input_spec, label_spec) if weight_spec is None else (input_spec, label_spec, weight_spec)
     return _planned(train_iteration, specs, budget, options, plan, model.name, holders, objective)
+
+
+def check_one_device(model: Any) -> None:
+    """Refuse a model that was made in the scope of a strategy with several replicas, also when used outside of it."""
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise InvalidInput("a plan is for one device; leave the distribution strategy out")
 
 
 def _build(model: keras.Model, input_spec: Any) -> None:
@@ -162,7 +171,8 @@ def checked_options(
     budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, strategy: str, scope: str, cost: str,
     time_limit_s: float, seed: int, threads: int | None, verify: bool,
 ) -> Options:  # fmt: skip
-    """The options of a call; refuses XLA, visible GPUs, and a budget, plan or option that cannot be used."""
+    """The options of a call; refuses other backends, XLA, visible GPUs, and what cannot be used."""
+    check_backend()
     if jit_compile:
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):

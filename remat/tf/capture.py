@@ -13,10 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, warn
 from remat.graph import Graph
 from remat.tf._epilogue import Epilogue
 from remat.tf._nested import BRANCHES, LOOPS
+from remat.tf.adapter import jit_compiled_calls
 from remat.tf.operation_graph import StepReader, nested_functions_inlined
 
 _SOURCE = "TensorFlow training step as traced"
@@ -54,8 +55,12 @@ class CapturedStep:
 def trace(step: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ``ConcreteFunction`` of `step` with nested functions inlined; `specs` has one structure per argument."""
     function: Any = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
-    with nested_functions_inlined():
-        return function.get_concrete_function(*specs)
+    with nested_functions_inlined(), jit_compiled_calls() as jit_compiled:
+        traced = function.get_concrete_function(*specs)
+    if jit_compiled:
+        named = ", ".join(sorted(set(jit_compiled)))
+        warn(f"jit_compile=True of {named} is left out: a plan runs without XLA, which may change last bits")
+    return traced
 
 
 def capture_step(

@@ -34,7 +34,7 @@ from typing import Any
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.tf import _nodes as nodes
-from remat.tf._keras import import_keras
+from remat.tf._keras import check_backend
 from remat.tf._loops import Loop, read_loop
 from remat.tf._nested import BRANCHES, LOOPS, Branches, changes_state, read_branches, written
 
@@ -106,9 +106,7 @@ def trace_step(
 
 
 def _check(model: Any, batch_size: int, dtype: str | None) -> None:
-    backend = import_keras().backend.backend()
-    if backend != "tensorflow":
-        raise InvalidInput(f"Keras runs on '{backend}'; set KERAS_BACKEND=tensorflow")
+    check_backend()
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
     if dtype is not None and dtype not in _COMPUTE_POLICY:
