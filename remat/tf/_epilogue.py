@@ -54,7 +54,7 @@ class Epilogue:
         barrier: list[int] = []
         for k in range(self.n_planned, self.n):
             op, given, read = nodes[k], reader.handles(nodes[k]), reader.contents(nodes[k])
-            written = given if reader.is_write(op) else set()
+            written = reader.written(op)
             earlier = barrier + [write[h] for h in given | read if h in write]
             for handle in (given | read) - written:
                 reads.setdefault(handle, []).append(k)

@@ -14,7 +14,7 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
-from remat.tf.api import NO_JIT, Budget, SavedPlan, checked_options, variable_bytes
+from remat.tf.api import NO_JIT, Budget, SavedPlan, check_one_device, checked_options, variable_bytes
 from remat.tf.capture import CapturedStep, capture_step, trace
 
 
@@ -129,8 +129,7 @@ class _Trainer:
         model: Any = self.model
         if model.jit_compile is True:
             raise InvalidInput(f"{NO_JIT}: model.compile(..., jit_compile=False)")
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise InvalidInput("a plan is for one device; leave the distribution strategy out")
+        check_one_device(model)
         if model.run_eagerly:
             raise InvalidInput("run_eagerly=True runs no graph, so no plan; leave it out")
         # `compile` removes the step, as it does Keras's own; freezing layers changes the trained variables
@@ -191,12 +190,12 @@ class _Trainer:
         seen = _Seen()
         function = trace(train_step, specs)
         fixed = variable_bytes(function, {"parameters": model, "optimizer": model.optimizer})
-        if not seen.gradients:
+        if not seen.applied:
             raise InvalidInput(
                 "the model's train_step applies no gradients through model.optimizer, so there is nothing to plan: "
                 "use that one, or rematerialize a function that gives the loss and the gradients"
             )
-        loss = seen.gradients[0] if seen.loss is None else seen.loss
+        loss = seen.loss if seen.loss is not None else next(iter(seen.gradients), None)
         return capture_step(function, model.name, fixed, loss, seen.gradients)
 
     def _plan(self, captured: CapturedStep, data: Any, in_loop: bool) -> StepPlan:
@@ -235,24 +234,36 @@ class _Trainer:
 
 
 class _Seen:
-    loss: Any = None
-    gradients: tuple[Any, ...] = ()
+    """What `train_step` hands over while it is traced.
+
+    Attributes:
+        loss: of ``compute_loss``; if that is not called, the first gradient.
+        gradients: tensors that go to the optimizer, without those that a branch of `tf.cond` computes itself.
+        applied: whether anything goes to the optimizer, in a branch too.
+    """
+
+    def __init__(self) -> None:
+        self.loss: Any = None
+        self.gradients: tuple[Any, ...] = ()
+        self.applied = False
 
 
 @contextmanager
 def _watched(model: Any, seen: _Seen) -> Iterator[None]:
     """Note the loss, and the gradients that go to the optimizer, while ``train_step`` is traced."""
-    optimizer = model.optimizer
+    optimizer, graph = model.optimizer, tf.compat.v1.get_default_graph()
     compute_loss, apply = model.compute_loss, optimizer.apply
 
     def noting_loss(*args: Any, **kwargs: Any) -> Any:
-        seen.loss = compute_loss(*args, **kwargs)
-        return seen.loss
+        loss = compute_loss(*args, **kwargs)
+        if _is_in(graph, loss):
+            seen.loss = loss
+        return loss
 
     def noting_gradients(grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        flat = tf.nest.flatten(grads, expand_composites=True)
-        seen.gradients = (*seen.gradients, *(t for t in flat if t is not None))
+        seen.applied = True
+        seen.gradients += tuple(t for t in tf.nest.flatten(grads, expand_composites=True) if _is_in(graph, t))
         return apply(grads, trainable_variables)
 
     with (
@@ -260,6 +271,11 @@ def _watched(model: Any, seen: _Seen) -> Iterator[None]:
         _replaced(optimizer.__dict__, "apply", noting_gradients),
     ):
         yield
+
+
+def _is_in(graph: Any, tensor: Any) -> bool:
+    """Whether `tensor` is one of the graph's; variables, None and tensors of a branch's own graph are not."""
+    return tf.is_tensor(tensor) and not isinstance(tensor, tf.Variable) and getattr(tensor, "graph", None) is graph
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Imports Keras at its first use, because that takes seconds with TensorFlow."""
+"""Imports Keras at its first use, because that takes seconds with TensorFlow; and the one private call into it.
+
+Checked with Keras 3.15.1: `keras.src.trainers.compile_utils.get_loss`, which makes the loss of `Model.compile`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import importlib
 import os
 from typing import Any
 
-from remat.errors import MissingPackage
+from remat.errors import InvalidInput, MissingPackage
 
 
 def import_keras() -> Any:
@@ -21,3 +24,19 @@ def import_keras() -> Any:
         return importlib.import_module("keras")
     except ImportError as error:
         raise MissingPackage(f"Keras models need TensorFlow ({error}): pip install 'remat[tensorflow]'") from error
+
+
+def check_backend() -> None:
+    """Refuse Keras on another framework than TensorFlow."""
+    backend = import_keras().backend.backend()
+    if backend != "tensorflow":
+        raise InvalidInput(f"Keras runs on '{backend}'; set KERAS_BACKEND=tensorflow")
+
+
+def compiled_loss(loss: Any, labels: Any, prediction: Any, weights: Any) -> Any:
+    """One output's loss as in a model that was compiled with `loss`: masked, weighted, reduced, in the float type."""
+    keras = import_keras()
+    from keras.src.trainers.compile_utils import get_loss
+
+    compiled: Any = get_loss(loss, labels, prediction)
+    return keras.ops.cast(compiled(labels, prediction, weights), keras.config.floatx())

@@ -27,6 +27,8 @@ ALIASES = frozenset(
 )
 EMPTY_LISTS = frozenset({"EmptyTensorList", "TensorListReserve"})
 _OPAQUE = ("resource", "variant", "string")  # element types without a size
+# these call Python: they run in this process only
+PYTHON_CALLS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _SHAPE_KINDS = frozenset({"Shape", "ShapeN", "Size", "Rank", "VariableShape"})
 # these read the rows that they return, not the whole table
 _GATHERS = frozenset({"GatherV2", "Gather", "GatherNd", "ResourceGather", "ResourceGatherNd"})
@@ -36,12 +38,23 @@ _HARMLESS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "Res
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Static shape; raises `InvalidInput` if a dimension is unknown."""
-    if not tensor.shape.is_fully_defined():
+    if tensor.shape.is_fully_defined():
+        return tuple(tensor.shape)
+    for op in tensor.consumers():
+        if op.type == "EnsureShape" and op.outputs[0].shape.is_fully_defined():
+            return tuple(op.outputs[0].shape)
+    origin = tensor
+    while unknown := [t for t in origin.op.inputs if t.dtype.name not in _OPAQUE and t.shape.num_elements() is None]:
+        origin = unknown[0]
+    named = f"'{origin.name}' ({origin.op.type}) has no static shape ({origin.shape})"
+    if origin.op.type == "Placeholder":
+        raise InvalidInput(f"{named} once the batch size is fixed; give the network's inputs fixed sizes")
+    if origin.op.type in PYTHON_CALLS:
         raise InvalidInput(
-            f"'{tensor.name}' ({tensor.op.type}) has no static shape ({tensor.shape}) once the batch size is fixed; "
-            "give the network's inputs fixed sizes"
+            f"{named}: TensorFlow does not know what Python returns; give its shape with tf.ensure_shape, or compute "
+            "it before the step, e.g. in the dataset"
         )
-    return tuple(tensor.shape)
+    raise InvalidInput(f"{named}: its size depends on data; compute it before the step, e.g. in the dataset")
 
 
 def bytes_of(tensor: Any) -> int:
@@ -95,7 +108,7 @@ def operand(tensor: Any, constant: np.ndarray | None) -> dict[str, Any]:
 
 def signature(op: Any, attrs: dict[str, Any] | None, operands: Sequence[dict[str, Any]]) -> str:
     """Canonical JSON from which `run_signature` rebuilds the operation; '' if it cannot be rebuilt."""
-    if attrs is None or any(t.dtype.name in _OPAQUE for t in (*op.inputs, *op.outputs)):
+    if attrs is None or op.type in PYTHON_CALLS or any(t.dtype.name in _OPAQUE for t in (*op.inputs, *op.outputs)):
         return ""
     description = {
         "fw": "tensorflow", "op": op.type, "attrs": attrs, "inputs": list(operands), "outputs": len(op.outputs)

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from remat.errors import InvalidInput
+from remat.tf._keras import compiled_loss
 
 
 def differentiate(
@@ -32,32 +33,40 @@ def total_loss(model: Any, losses: Sequence[Any], labels: Sequence[Any], predict
 
 
 class Objective:
-    """Loss and gradients of a Keras model; `gradients` and `values` keep the tensors of the last trace."""
+    """Loss and gradients of a Keras model, the loss as `Model.compile` reads it: masks, weights, reductions.
+
+    `gradients` and `values` keep the tensors of the last trace.
+    """
 
     def __init__(self, model: keras.Model, loss: Any) -> None:
         self.model = model
-        if isinstance(loss, Mapping):
-            self.losses: Any = {name: _keras_loss(one) for name, one in loss.items()}
-        else:
-            self.losses = [_keras_loss(one) for one in (loss if isinstance(loss, (list, tuple)) else [loss])]
+        self.losses: Any = loss if isinstance(loss, (Mapping, list, tuple)) else [loss]
+        known = list(self.losses.values()) if isinstance(self.losses, Mapping) else self.losses
+        for one in known:
+            _check_loss(one)
+        if all(one is None for one in known):
+            raise InvalidInput("give loss=, e.g. loss='sparse_categorical_crossentropy'")
         self.gradients: list[Any] = []
         self.values: list[Any] = []
 
     def differentiate(
-        self, inputs: Any, labels: Any, scale: Callable[[Any], Any] = lambda x: x
+        self, inputs: Any, labels: Any, weights: Any = None, scale: Callable[[Any], Any] = lambda x: x
     ) -> tuple[Any, Any, list[Any]]:
         """(prediction, loss, gradients of the scaled loss with respect to the trainable variables)."""
-        prediction, value, gradients = differentiate(self.model, inputs, lambda p: self._loss(labels, p), scale)
+        prediction, value, gradients = differentiate(
+            self.model, inputs, lambda p: self._loss(labels, p, weights), scale
+        )
         self.gradients[:] = [t for t in tf.nest.flatten(gradients, expand_composites=True) if t is not None]
         self.values[:] = [value]
         return prediction, value, gradients
 
-    def step(self, inputs: Any, labels: Any) -> tuple[Any, list[Any]]:
-        """(loss, gradients)."""
-        _, value, gradients = self.differentiate(inputs, labels)
+    def step(self, inputs: Any, labels: Any, *weights: Any) -> tuple[Any, list[Any]]:
+        """(loss, gradients); `weights` are sample weights, if there are any."""
+        _, value, gradients = self.differentiate(inputs, labels, *weights)
         return value, gradients
 
-    def _loss(self, labels: Any, prediction: Any) -> Any:
+    def _loss(self, labels: Any, prediction: Any, weights: Any) -> Any:
+        """The sum that `Model.compute_loss` makes: of the outputs' losses, then of the model's own."""
         losses = self.losses
         if isinstance(prediction, Mapping) or isinstance(losses, Mapping):
             has_order = not isinstance(prediction, Mapping)
@@ -66,11 +75,19 @@ class Objective:
                 labels = _by_name(labels, names, "labels")
             if isinstance(losses, Mapping) or len(losses) > 1:
                 losses = _by_name(losses, names, "losses")
-        y, p = tf.nest.flatten(labels), tf.nest.flatten(prediction)
-        losses = losses * len(p) if len(losses) == 1 else losses
-        if not len(y) == len(p) == len(losses):
-            raise InvalidInput(f"{len(p)} outputs, {len(y)} labels and {len(losses)} losses: give one each")
-        return total_loss(self.model, losses, y, p)
+            if isinstance(weights, Mapping):
+                weights = _by_name(weights, names, "sample weights")
+        y, p, w = tf.nest.flatten(labels), tf.nest.flatten(prediction), tf.nest.flatten(weights)
+        losses = list(losses) * len(p) if len(losses) == 1 else losses
+        w = w * len(p) if len(w) == 1 else w
+        if not len(y) == len(p) == len(losses) == len(w):
+            raise InvalidInput(
+                f"{len(p)} outputs, {len(y)} labels, {len(losses)} losses and {len(w)} sample weights: give one each"
+            )
+        terms = [compiled_loss(f, *rest) for f, *rest in zip(losses, y, p, w, strict=True) if f is not None]
+        total = sum(terms[1:], terms[0])
+        own = [keras.ops.sum(term) for term in self.model.losses]
+        return keras.ops.sum([total, *own]) if own else total
 
     def _named(self, prediction: Any) -> tuple[list[str], list[Any]]:
         """(names of the outputs, the outputs), in the same order."""
@@ -82,14 +99,16 @@ class Objective:
         return list(names), outputs
 
 
-def _keras_loss(loss: Any) -> Any:
+def _check_loss(loss: Any) -> None:
+    """Refuse what `Model.compile` takes for no loss; None is for an output without one."""
+    if str(loss).lower() in ("crossentropy", "ce"):  # Keras chooses by the shapes of the labels
+        return
     try:
-        found = keras.losses.get(loss)
+        keras.losses.get(loss)
     except (ValueError, TypeError):
-        found = None
-    if found is None:
-        raise InvalidInput(f"loss {loss!r} is no Keras loss, the name of one, or a function of labels and prediction")
-    return found
+        raise InvalidInput(
+            f"loss {loss!r} is no Keras loss, the name of one, or a function of labels and prediction"
+        ) from None
 
 
 def _by_name(given: Any, names: Sequence[str], what: str) -> list[Any]:

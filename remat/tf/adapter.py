@@ -6,7 +6,7 @@ Checked with TensorFlow 2.21.0 and Keras 3.15.1:
 * `eager.context.context().function_call_options`: the grappler configuration of one function's calls, without a
   change to global options. TensorFlow reads it on the first call of a concrete function.
 * `Context.add_function_def`: registers the bodies of the loops of a graph from a file.
-* `Function._jit_compile`: to refuse a function that XLA compiles.
+* `Function._jit_compile`: to refuse a function that XLA compiles, and to name one that a step calls.
 """
 
 from __future__ import annotations
@@ -54,6 +54,25 @@ def executed_as_written(*, one_by_one: bool = False) -> Iterator[None]:
 def is_jit_compiled(function: Any) -> bool:
     """Whether a `tf.function` was made with ``jit_compile=True``."""
     return bool(getattr(function, "_jit_compile", False))
+
+
+@contextmanager
+def jit_compiled_calls() -> Iterator[list[str]]:
+    """Names of the `tf.function`s with ``jit_compile=True`` that are called in here."""
+    kind: Any = type(tf.function(lambda: None))
+    found: list[str] = []
+    call = kind.__call__
+
+    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_jit_compiled(function):
+            found.append(getattr(function.python_function, "__name__", "a function"))
+        return call(function, *args, **kwargs)
+
+    kind.__call__ = noting
+    try:
+        yield found
+    finally:
+        kind.__call__ = call
 
 
 def register_functions(graph_def: Any) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.execution import StepPlan, check_options
+from remat.tf._keras import check_backend
 from remat.tf._objective import Objective
 from remat.tf._plan import Options, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
@@ -47,15 +48,16 @@ def rematerialize(
     Args:
         model_or_step: a Keras model, or a function of tensors that returns the loss and the gradients (in any
             structure that starts with the loss). A `tf.function` is traced as it is.
-        input_signature: for a model ``(inputs, labels)``, for a function its arguments, as ``tf.TensorSpec`` (or
-            structures of them) of static shapes.
+        input_signature: for a model ``(inputs, labels)`` or ``(inputs, labels, sample_weights)``, for a function its
+            arguments, as ``tf.TensorSpec`` (or structures of them) of static shapes.
         budget: the most bytes held at once, in all: variables, gradients, the batch with its labels, activations,
             workspace of kernels, and the executor's own bookkeeping. Bytes, a size like ``'8GB'``, or a fraction in
             (0, 1] of the peak of the step's plain `tf.function`, which a fresh process measures. The budget does not
             cover earlier allocations (the optimizer's state, if there is one; datasets).
         loss: for a model: ``loss(labels, prediction)``, a Keras loss or its name; one for all outputs, a list in
-            their order or a dict by their names. The step differentiates the sum of their means and of the
-            regularization losses.
+            their order or a dict by their names. It is read as `Model.compile` reads it: Keras's mask and sample
+            weights count, labels and prediction come in Keras's float type. The step differentiates the sum of the
+            losses and of the regularization losses (with ``reduction=None`` the sum of all elements).
         strategy, time_limit_s, seed, threads: of the solver; see `remat.solve`. The time limit does not cover
             measuring kernels (once, then read from ``$REMAT_CACHE`` or ``~/.cache/remat``) and verifying.
         scope: ``free`` (the default: any order), ``fixed_order`` or ``staged``.
@@ -76,12 +78,13 @@ def rematerialize(
     options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
     if isinstance(model_or_step, keras.Model):
         model = model_or_step
-        if len(input_signature) != 2:
-            raise InvalidInput("input_signature of a model must be (inputs, labels)")
-        if loss is None:
-            raise InvalidInput("give loss=, e.g. loss='sparse_categorical_crossentropy'")
-        _build(model, input_signature[0])
+        if len(input_signature) not in (2, 3):
+            raise InvalidInput(
+                "input_signature of a model must be (inputs, labels) or (inputs, labels, sample_weights)"
+            )
+        check_one_device(model)
         objective = Objective(model, loss)
+        _build(model, input_signature[0])
         return _planned(
             objective.step, input_signature, budget, options, plan, model.name, {"parameters": model}, objective
         )
@@ -110,6 +113,7 @@ def compile(
     verify: bool = True,
     plan: SavedPlan | None = None,
     jit_compile: bool = False,
+    weight_spec: Any = None,
 ) -> PlannedStep:
     """One line from a model to its training iteration: ``train_iteration_fn(x, y) -> (prediction, loss)``.
 
@@ -119,25 +123,34 @@ def compile(
     Args:
         optimizer: a Keras optimizer or its name. This call builds it for the model's trainable variables.
         input_spec, label_spec: ``tf.TensorSpec`` (or structures of them) of static shapes.
-        budget, others: as for `rematerialize`.
+        weight_spec: of sample weights, which are then a third argument: ``train_iteration_fn(x, y, weights)``.
+        loss, budget, others: as for `rematerialize`.
 
     Raises:
         InvalidInput: as `rematerialize`.
     """
     options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
+    check_one_device(model)
+    objective = Objective(model, loss)
     optimizer = keras.optimizers.get(optimizer)
     _build(model, input_spec)
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    objective = Objective(model, loss)
 
-    def train_iteration(inputs: Any, labels: Any) -> tuple[Any, Any]:
-        prediction, value, gradients = objective.differentiate(inputs, labels, optimizer.scale_loss)
+    def train_iteration(inputs: Any, labels: Any, *weights: Any) -> tuple[Any, Any]:
+        prediction, value, gradients = objective.differentiate(inputs, labels, *weights, scale=optimizer.scale_loss)
         optimizer.apply(gradients, model.trainable_variables)
         return prediction, value
 
     holders = {"parameters": model, "optimizer": optimizer}
-    return _planned(train_iteration, (input_spec, label_spec), budget, options, plan, model.name, holders, objective)
+    specs = (input_spec, label_spec) if weight_spec is None else (input_spec, label_spec, weight_spec)
+    return _planned(train_iteration, specs, budget, options, plan, model.name, holders, objective)
+
+
+def check_one_device(model: Any) -> None:
+    """Refuse a model that was made in the scope of a strategy with several replicas, also when used outside of it."""
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise InvalidInput("a plan is for one device; leave the distribution strategy out")
 
 
 def _build(model: keras.Model, input_spec: Any) -> None:
@@ -158,7 +171,8 @@ def checked_options(
     budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, strategy: str, scope: str, cost: str,
     time_limit_s: float, seed: int, threads: int | None, verify: bool,
 ) -> Options:  # fmt: skip
-    """The options of a call; refuses XLA, visible GPUs, and a budget, plan or option that cannot be used."""
+    """The options of a call; refuses other backends, XLA, visible GPUs, and what cannot be used."""
+    check_backend()
     if jit_compile:
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):

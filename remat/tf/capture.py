@@ -13,13 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, warn
 from remat.graph import Graph
 from remat.tf._epilogue import Epilogue
+from remat.tf._nested import BRANCHES, LOOPS
+from remat.tf.adapter import jit_compiled_calls
 from remat.tf.operation_graph import StepReader, nested_functions_inlined
 
 _SOURCE = "TensorFlow training step as traced"
-_BRANCHES = ("If", "Case")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,12 @@ class CapturedStep:
 def trace(step: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """The ``ConcreteFunction`` of `step` with nested functions inlined; `specs` has one structure per argument."""
     function: Any = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
-    with nested_functions_inlined():
-        return function.get_concrete_function(*specs)
+    with nested_functions_inlined(), jit_compiled_calls() as jit_compiled:
+        traced = function.get_concrete_function(*specs)
+    if jit_compiled:
+        named = ", ".join(sorted(set(jit_compiled)))
+        warn(f"jit_compile=True of {named} is left out: a plan runs without XLA, which may change last bits")
+    return traced
 
 
 def capture_step(
@@ -91,7 +96,7 @@ def capture_step(
 
 def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterable[Any]) -> set[Any]:
     after_write = _after_writes(reader)
-    effects = [op for op in reader.order if reader.changes_state(op) and not reader.is_write(op)]
+    effects = [op for op in reader.order if reader.changes_state(op) and not reader.written(op)]
     needed = reader.with_ancestors(
         [t.op for t in targets if t.name not in reader.constants] + [op for op in effects if op not in after_write]
     )
@@ -116,12 +121,12 @@ def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterabl
 
 def _why_it_cannot_be_repeated(reader: StepReader, op: Any) -> str:
     named = f"'{op.name}' ({op.type})"
-    if reader.is_write(op) and (op.type in _BRANCHES or op.name in reader.loops):
+    if reader.written(op) and op.type in BRANCHES | LOOPS:
         return (
             f"{named}, which may change a variable in the forward pass and gives a result too, so it cannot be "
             "repeated; leave that layer out, or change the variable after the gradients"
         )
-    if reader.is_write(op):
+    if reader.written(op):
         return (
             f"{named}, which reads or changes a state that is no variable, so it cannot be repeated; compute it before "
             "the step, e.g. in the dataset"
@@ -137,12 +142,10 @@ def _after_writes(reader: StepReader) -> set[Any]:
     written: set[str] = set()
     after: set[Any] = set()
     for op in reader.order:
-        handles = {t.name for t in reader.inputs(op) if t.dtype.name == "resource"}
-        if reader.is_write(op):
-            written |= handles
+        changed = reader.written(op)
+        if changed or reader.handles(op) & written or any(t.op in after for t in reader.inputs(op)):
             after.add(op)
-        elif handles & written or any(t.op in after for t in reader.inputs(op)):
-            after.add(op)
+        written |= changed
     return after
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from remat.errors import InvalidInput
+from remat.tf._nested import BRANCHES, LOOPS
 from remat.tf.adapter import capture, executed_as_written
 from remat.tf.capture import CapturedStep
 from remat.tf.operation_graph import StepReader
-
-CONTROL_FLOW = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class EmittedStep:
         concrete = function.get_concrete_function()
         if not self.is_plan:
             return concrete
-        one_by_one = not any(node.op in CONTROL_FLOW for node in self.graph_def.node)
+        one_by_one = not any(node.op in BRANCHES | LOOPS for node in self.graph_def.node)
 
         def run(*values: Any) -> list[Any]:
             with executed_as_written(one_by_one=one_by_one):
@@ -129,10 +128,10 @@ class _Writer:
 
     def run(self, op: Any) -> None:
         """Append a computation that waits for the one before it."""
-        changed = self.reader.handles(op) if self.reader.is_write(op) else set()
+        changed = self.reader.written(op)
         if changed:
             self._hold_reads(changed)
-        elif any(self.written[h] != count for h, count in self.version.get(op.name, {}).items()):
+        if any(self.written[h] != count for h, count in self.version.get(op.name, {}).items()):
             raise InvalidInput(f"the plan runs '{op.name}' ({op.type}) after its variable has changed")
         name = self._append(op, [self.tensor(t) for t in op.inputs], after=self.previous)
         self.previous = name
@@ -208,13 +207,13 @@ class _Writer:
 
 
 def _versions(reader: StepReader) -> dict[str, dict[str, int]]:
-    """Name of each operation that is given variables and changes none -> {handle: number of writes before it}."""
+    """Name of each operation -> {handle that it is given and does not change: number of writes before it}."""
     written: Counter[str] = Counter()
     found = {}
     for op in reader.order:
-        handles = reader.handles(op)
-        if reader.is_write(op):
-            written.update(handles)
-        elif handles:
-            found[op.name] = {handle: written[handle] for handle in handles}
+        changed = reader.written(op)
+        unchanged = reader.handles(op) - changed
+        if unchanged:
+            found[op.name] = {handle: written[handle] for handle in unchanged}
+        written.update(changed)
     return found

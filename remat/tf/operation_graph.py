@@ -15,7 +15,8 @@ How the trace is read:
 * Operations that change state (variable assignment, stateful random numbers) run once.
   Keras 3's dropout draws from a seed that it reads first, so it can be repeated.
 * Nested functions are inlined. A loop (a recurrent layer) is one opaque operation with the FLOPs of
-  all its turns. The tensor lists that it fills are values of their full length.
+  all its turns. The tensor lists that it fills are values of their full length. Branches (`tf.cond`) are
+  one opaque operation with the memory of the largest branch.
 * Operations that neither the loss, nor a gradient, nor a state update needs are pruned.
 
 TensorFlow is imported on first use. Checked with TensorFlow 2.21.0 and Keras 3.15.1.
@@ -33,8 +34,9 @@ from typing import Any
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.tf import _nodes as nodes
-from remat.tf._keras import import_keras
-from remat.tf._loops import LOOPS, Loop, read_loop
+from remat.tf._keras import check_backend
+from remat.tf._loops import Loop, read_loop
+from remat.tf._nested import BRANCHES, LOOPS, Branches, changes_state, read_branches, written
 
 _LARGE_CONSTANT_BYTES = 1024
 _SOURCE = "TensorFlow training step: forward, loss and gradients, no optimizer"
@@ -104,9 +106,7 @@ def trace_step(
 
 
 def _check(model: Any, batch_size: int, dtype: str | None) -> None:
-    backend = import_keras().backend.backend()
-    if backend != "tensorflow":
-        raise InvalidInput(f"Keras runs on '{backend}'; set KERAS_BACKEND=tensorflow")
+    check_backend()
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {batch_size!r}")
     if dtype is not None and dtype not in _COMPUTE_POLICY:
@@ -194,7 +194,7 @@ class StepReader:
         order: live operations in the order of creation, the free ones included.
         constants: tensor name -> folded value.
         forwarded: name of the result of a ``ReadVariableOp`` after an assignment -> the assigned tensor.
-        loops: by name of the ``While``.
+        loops, branches: by name of the operation.
     """
 
     def __init__(self, function: Any, name: str, variable_bytes: int):
@@ -203,14 +203,19 @@ class StepReader:
         self.trace = function.graph
         self.constants = nodes.fold_all(self.trace.get_operations())
         self.loops: dict[str, Loop] = {}
+        self.branches: dict[str, Branches] = {}
         self.forwarded: dict[str, Any] = {}
-        writes = [op for op in self.trace.control_outputs if nodes.is_stateful(op)]
+        writes = [op for op in self.trace.control_outputs if changes_state(op)]
         live = self.with_ancestors([*(t.op for t in self.function.outputs), *writes])
         self.order = _producers_first([op for op in self.trace.get_operations() if op in live])
         for op in self.order:
             if op.type in LOOPS:
-                limit = self.constants.get(op.inputs[1].name)
-                self.loops[op.name] = read_loop(op, limit, lambda i, op=op: self._bytes(self.base(op.inputs[i])))
+                self.loops[op.name] = read_loop(
+                    op, lambda i, op=op: self._integer(op.inputs[i]),
+                    lambda i, op=op: self._bytes(self.base(op.inputs[i])),
+                )  # fmt: skip
+            elif op.type in BRANCHES:
+                self.branches[op.name] = read_branches(op)
         self.forwarded = self._forwarded()
 
     def read(self, order: Sequence[Any] | None = None, loss: Any = None, source: str = _SOURCE) -> TracedStep:
@@ -240,10 +245,10 @@ class StepReader:
     def _operation(self, op: Any, value_of: Mapping[str, int], is_backward: bool) -> Operation:
         bases = [base.name for t in op.inputs for base in self.storages(t)]
         read = {value_of[name] for name in bases if name in value_of}
-        loop = self.loops.get(op.name)
+        opaque = self.loops.get(op.name) or self.branches.get(op.name)
         return Operation(
             op.name, op.type, tuple(sorted(read)), tuple(value_of[t.name] for t in op.outputs),
-            is_backward=is_backward, workspace_bytes=loop.workspace_bytes if loop else 0,
+            is_backward=is_backward, workspace_bytes=opaque.workspace_bytes if opaque else 0,
             run_once=self.changes_state(op), work=self._work(op),
         )  # fmt: skip
 
@@ -261,13 +266,12 @@ class StepReader:
         assigned: dict[str, Any] = {}  # by handle; None after a change that is no plain assignment
         found = {}
         for op in self.order:
-            handles = [t.name for t in op.inputs if t.dtype.name == "resource"]
             if op.type == "AssignVariableOp":
-                assigned[handles[0]] = op.inputs[1]
-            elif op.type == "ReadVariableOp" and assigned.get(handles[0]) is not None:
-                found[op.outputs[0].name] = assigned[handles[0]]
-            elif self.changes_state(op):
-                assigned.update(dict.fromkeys(handles))
+                assigned[op.inputs[0].name] = op.inputs[1]
+            elif op.type == "ReadVariableOp" and assigned.get(op.inputs[0].name) is not None:
+                found[op.outputs[0].name] = assigned[op.inputs[0].name]
+            else:
+                assigned.update(dict.fromkeys(t.name for t in written(op)))
         return found
 
     def inputs(self, op: Any) -> Sequence[Any]:
@@ -283,12 +287,11 @@ class StepReader:
 
     def changes_state(self, op: Any) -> bool:
         """Whether running `op` twice differs from running it once."""
-        loop = self.loops.get(op.name)
-        return loop.changes_state if loop else nodes.is_stateful(op)
+        return changes_state(op)
 
-    def is_write(self, op: Any) -> bool:
-        """Whether `op` changes a variable (or may: a stateful branch that is given one)."""
-        return self.changes_state(op) and any(t.dtype.name == "resource" for t in op.inputs)
+    def written(self, op: Any) -> set[str]:
+        """Names of the handles of variables that `op` changes, or that one of its branches changes."""
+        return {self.base(t).name for t in written(op)}
 
     def handles(self, op: Any) -> set[str]:
         """Names of the handles of variables among the inputs of `op`."""
@@ -326,11 +329,20 @@ class StepReader:
     def _bytes(self, tensor: Any) -> int:
         """Storage of a tensor or a tensor list; 0 for handles of variables."""
         op = tensor.op
-        if op.name in self.loops:
-            return self.loops[op.name].output_bytes[tensor.value_index]
+        opaque = self.loops.get(op.name) or self.branches.get(op.name)
+        if opaque:
+            return opaque.output_bytes[tensor.value_index]
         if tensor.dtype.name != "variant" or op.type in nodes.EMPTY_LISTS:
             return nodes.bytes_of(tensor)
         return max((self._bytes(self.base(t)) for t in op.inputs), default=0)
+
+    def _integer(self, tensor: Any) -> int | None:
+        """A scalar that is known before the step; for a loop's counter its value after the last turn."""
+        base = self.base(tensor)
+        if base.op.name in self.loops:
+            return self.loops[base.op.name].counters[base.value_index]
+        constant = self.constants.get(base.name)
+        return int(constant) if constant is not None and constant.shape == () and constant.dtype.kind in "iu" else None
 
     def _placeholders(self) -> list[Any]:
         """The batch, and the outer tensors other than variables that the step reads; small ones are constants."""

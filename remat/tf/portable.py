@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput, RematError
 from remat.tf._heap import run_child, why_it_failed
-from remat.tf._nodes import variable_shape
+from remat.tf._nodes import PYTHON_CALLS, variable_shape
 from remat.tf.adapter import register_functions
 from remat.tf.emit import EmittedStep
 
@@ -107,6 +107,12 @@ def _record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def save_step(step: EmittedStep, folder: Path) -> None:
     """Write the graph and the tensors that it captures; the contents of variables are not written."""
+    calls = [node.name for node in step.graph_def.node if node.op in PYTHON_CALLS]
+    if calls:
+        raise InvalidInput(
+            f"the step calls Python ('{calls[0]}': py_function or numpy_function), so it cannot be measured in another "
+            "process: give the budget as a size, and verify=False"
+        )
     (folder / "graph.pb").write_bytes(step.graph_def.SerializeToString())
     captures = []
     for i, (name, tensor) in enumerate(step.captures):

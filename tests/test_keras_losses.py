@@ -1,0 +1,164 @@
+"""Losses of `rtf.compile` and `rtf.rematerialize` are those of `Model.compile`: masks, weights, reductions, outputs."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+from tf_helpers import QUICK, built, keras, layers, specs_of, state_of
+
+import remat.tf as rtf
+from remat.errors import InvalidInput
+
+pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
+
+FUNCTIONS = sorted(
+    n for n, v in vars(keras.losses).items() if inspect.isfunction(v) and "y_pred" in inspect.signature(v).parameters
+)
+CLASSES = sorted(n for n, v in vars(keras.losses).items() if inspect.isclass(v) and n != "Loss")
+PADDED = np.array([[3, 1, 4, 1, 0, 0], [5, 0, 0, 0, 0, 0], [2, 6, 5, 3, 5, 8]])
+RATE = 0.5
+
+
+def tagger(mask_zero=True, heads=("head",)):
+    """A class for each token; id 0 is padding, which a mask leaves out of the loss."""
+    inputs = keras.Input((6,), dtype="int32")
+    # Without gradients here, each head's weights show one loss.
+    x = layers.Embedding(9, 4, mask_zero=mask_zero, trainable=len(heads) == 1)(inputs)
+    outputs = [layers.Dense(9, activation="softmax", name=f"{name}_")(x) for name in heads]
+    return keras.Model(inputs, outputs if len(outputs) > 1 else outputs[0])
+
+
+def labels_for(name):
+    kind = name.lower().replace("_", "")
+    if kind.startswith(("sparse", "categoricalgeneralized", "ctc", "crossentropy")):
+        return (PADDED + 1) % 9
+    return np.eye(9, dtype="float32")[(PADDED + 1) % 9]
+
+
+def weights_after(step_of, factory, x, y, w=None):
+    """All weights after two steps of gradient descent with the step that `step_of` makes of the model."""
+    model = built(factory)
+    step = step_of(model)
+    for _ in range(2):
+        step(x, y) if w is None else step(x, y, w)
+    return state_of(model.variables)
+
+
+def kerass_own(loss):
+    """The step of ``model.fit``, run eagerly."""
+
+    def step_of(model):
+        model.compile(keras.optimizers.SGD(RATE), loss, run_eagerly=True)
+        return model.train_on_batch
+
+    return step_of
+
+
+def compiled(loss, x, y, w=None):
+    specs = specs_of((x, y))
+    weight_spec = None if w is None else specs_of(w)
+    return lambda model: rtf.compile(
+        model, loss, keras.optimizers.SGD(RATE), *specs, budget="1GB", weight_spec=weight_spec, **QUICK
+    )
+
+
+def rematerialized(loss, x, y, w=None):
+    """The gradients alone, applied by hand."""
+
+    def step_of(model):
+        step = rtf.rematerialize(model, specs_of((x, y) if w is None else (x, y, w)), "1GB", loss=loss, **QUICK)
+        optimizer = keras.optimizers.SGD(RATE)
+        return lambda *batch: optimizer.apply(step(*batch)[1], model.trainable_variables)
+
+    return step_of
+
+
+def assert_as_keras(factory, loss, x, y, w=None, ways=(compiled, rematerialized)):
+    """The weights have the bits of Keras's, and every trained one moves."""
+    wanted = weights_after(kerass_own(loss), factory, x, y, w)
+    model = built(factory)
+    names = [v.path for v in model.variables if v.trainable]
+    for name, start, after in zip(names, state_of(model.trainable_variables), wanted[-len(names) :], strict=True):
+        assert (start != after).any(), f"no loss changes {name}"
+    for way in ways:
+        found = weights_after(way(loss, x, y, w), factory, x, y, w)
+        unequal = [v.path for v, a, b in zip(model.variables, found, wanted, strict=True) if a.tobytes() != b.tobytes()]
+        assert not unequal, way.__name__
+
+
+@pytest.mark.parametrize("mask_zero", [True, False], ids=["masked", "unmasked"])
+def test_every_name_of_keras_is_what_it_is_in_compile(mask_zero):
+    """One output for each, as a name or an object."""
+    names = [n for n in (*FUNCTIONS, *CLASSES, "mse", "crossentropy") if n.lower() not in ("circle", "ctc")]
+    names.remove("categorical_generalized_cross_entropy")  # wants a third argument
+    losses = [keras.losses.CategoricalGeneralizedCrossEntropy() if "Generalized" in n else n for n in names]
+    assert len(losses) > 40
+    assert_as_keras(lambda: tagger(mask_zero, names), losses, PADDED, [labels_for(n) for n in names], ways=[compiled])
+
+
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy(), "ce"]
+)
+def test_the_mask_of_the_only_output_counts(loss):
+    y = labels_for("sparse")
+    assert_as_keras(tagger, loss, PADDED, y)
+    masked, unmasked = (weights_after(kerass_own(loss), lambda m=m: tagger(m), PADDED, y)[-1] for m in (True, False))
+    assert np.abs(masked - unmasked).max() > 1e-3
+
+
+def ranked():
+    """A mask for each sample, and an output of one vector for each sample."""
+
+    class Marked(layers.Layer):
+        def compute_mask(self, x, mask=None):
+            return keras.ops.any(x != 0, axis=-1)
+
+        def call(self, x):
+            return x
+
+    return keras.Sequential([keras.Input((6,)), Marked(), layers.Dense(5, kernel_regularizer="l2")])
+
+
+@pytest.mark.parametrize("loss", ["circle", "mae", lambda y, p: keras.ops.sum(keras.ops.square(y - p), axis=-1)])
+def test_masked_samples(loss):
+    x = np.random.default_rng(0).normal(size=(6, 6)).astype("float32") * [[1], [0], [1], [1], [0], [1]]
+    y = np.array([0, 1, 0, 1, 0, 0]) if loss == "circle" else np.ones((6, 5), "float32")
+    assert_as_keras(ranked, loss, x.astype("float32"), y)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight", None])
+def test_reductions_and_sample_weights(reduction):
+    """Weights of tokens and of samples, under a mask; a loss that is not reduced is differentiated as its sum."""
+    loss, y = keras.losses.SparseCategoricalCrossentropy(reduction=reduction), labels_for("sparse")
+    tokens = np.random.default_rng(1).uniform(0.1, 2.0, (3, 6)).astype("float32")
+    assert_as_keras(tagger, loss, PADDED, y, tokens)
+    samples = tokens[:, :1]
+    assert_as_keras(tagger, loss, PADDED, y, samples, ways=[compiled])
+
+
+def by_name():
+    x = inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True, embeddings_regularizer="l2")(x)
+    return keras.Model(inputs, {n: layers.Dense(9, activation="softmax", name=n)(x) for n in ("b", "a")})
+
+
+def test_outputs_by_name_with_weights_and_one_without_a_loss():
+    y = {"a": labels_for("sparse"), "b": labels_for("mse")}
+    w = {n: np.random.default_rng(i).uniform(size=(3, 6)).astype("float32") for i, n in enumerate("ab")}
+    assert_as_keras(by_name, {"a": "ce", "b": "mse"}, PADDED, y, w)
+    model = built(by_name)
+    step = compiled({"a": "ce", "b": None}, PADDED, y)(model)
+    kernel = model.get_layer("b").kernel.numpy()
+    step(PADDED, y)
+    assert (model.get_layer("b").kernel.numpy() == kernel).all()
+
+
+def test_losses_that_are_none_are_refused_before_anything_is_traced():
+    specs = specs_of((PADDED, labels_for("sparse")))
+    for loss, says in ((None, "give loss="), ([None], "give loss="), ("entropy of some kind", "is no Keras loss")):
+        with pytest.raises(InvalidInput, match=says):
+            rtf.compile(tagger(), loss, "sgd", *specs, budget="1GB")
+        with pytest.raises(InvalidInput, match=says):
+            rtf.rematerialize(tagger(), specs, "1GB", loss=loss)
