@@ -12,6 +12,7 @@ The interfaces, and where PyTorch keeps them:
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
 - registered implementations of operators, for a while: ``torch.library._scoped_library``
 - native recurrent layers: ``torch._VF``; their list of weights
+- the dispatch keys that a thread leaves out
 - the calls that policies of selective checkpointing are not asked about
 - optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
   whether a backward pass will reach a node of the autograd graph
@@ -256,6 +257,14 @@ def native_recurrent(kind: str) -> Callable[..., Any]:
 def composite_kernel(op: OpOverload, *args: Any) -> Any:
     """Call the kernel that composes `op` of other operators."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
+@contextmanager
+def views_need_gradients() -> Iterator[None]:
+    """Let a view of a tensor that needs a gradient need one too, as in eager mode; in a compiled step it does not."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(include, exclude.remove(torch._C.DispatchKey.ADInplaceOrView)):
+        yield
 
 
 @contextmanager
@@ -574,6 +583,11 @@ def compiler_stance() -> str:
 def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
     """The real tensors behind the placeholders of a graph that Dynamo hands to its backend."""
     return tuple(node.meta["grapharg"].example for node in graph.graph.find_nodes(op="placeholder"))
+
+
+def grad_mode_after(node: fx.Node, before: bool) -> bool:
+    """Whether gradients are on after a call of such a graph."""
+    return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else before
 
 
 def example_of(node: fx.Node) -> Any:

@@ -24,7 +24,7 @@ Layout = tuple[tuple[int, ...], torch.dtype]  # dimensions from the outermost in
 _NATIVE = {_private.native_recurrent(kind): kind for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 _OPTIONS = (
     "str kind, Tensor input, Tensor[] hx, Tensor[] weights, bool has_biases, int num_layers, float dropout, "
-    "bool train, bool bidirectional, bool batch_first, ScalarType? autocast, bool[] needs_grad"
+    "bool train, bool bidirectional, bool batch_first, bool grad_mode, ScalarType? autocast, bool[] needs_grad"
 )
 
 _library = torch.library.Library("remat", "DEF")
@@ -40,17 +40,18 @@ def replace_recurrent(graph: fx.GraphModule) -> None:
 
     On a CPU the native kernels go layer by layer, and so do the operations; cuDNN takes all layers at once.
     """
+    grad_mode = True  # where the model calls the layer: kernels depend on it
     for node in list(graph.graph.nodes):
+        grad_mode = _private.grad_mode_after(node, grad_mode)
         kind = _NATIVE.get(node.target) if node.op == "call_function" else None
         if kind is None or not isinstance(node.args[2], (list, tuple)):
             continue  # packed sequences have shapes that depend on data; Dynamo refuses them before
         data, hx, weights, *options = node.args
         hx = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        needs_grad = [_private.example_of(x).requires_grad for x in (data, *hx, *weights)]
+        call = _layer_by_layer if _private.example_of(node)[0].device.type == "cpu" else _one_call
         with graph.graph.inserting_before(node):
-            if _private.example_of(node)[0].device.type == "cpu":
-                made = _layer_by_layer(graph.graph, kind, data, hx, list(weights), options)
-            else:
-                made = _one_call(graph.graph, kind, data, hx, list(weights), options)
+            made = call(graph.graph, kind, data, hx, list(weights), options, grad_mode, needs_grad)
         node.replace_all_uses_with(made)
         graph.graph.erase_node(node)
     graph.recompile()
@@ -75,14 +76,13 @@ def gru_cell(
 
 
 def _one_call(
-    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any]
-) -> fx.Node:
+    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any],
+    grad_mode: bool, needs_grad: list[bool],
+) -> fx.Node:  # fmt: skip
     _has_biases, num_layers, dropout, train, _bidirectional, _batch_first = options
     random = bool(dropout and train and num_layers > 1)
     target = _recurrent_random if random else _recurrent
-    # Only the differentiation of the operation knows which inputs need a gradient; until then all are marked.
-    every = [True] * (1 + len(hx) + len(weights))
-    return graph.call_function(target, (kind, data, hx, weights, *options, every))
+    return graph.call_function(target, (kind, data, hx, weights, *options, grad_mode, needs_grad))
 
 
 def _recurrent(kind: str, *tensors_and_options: Any) -> Any:
@@ -115,18 +115,23 @@ def _as_cast(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *
 
 
 def _layer_by_layer(
-    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any]
-) -> fx.Node:
+    graph: fx.Graph, kind: str, data: fx.Node, hx: list[fx.Node], weights: list[fx.Node], options: Sequence[Any],
+    grad_mode: bool, needs_grad: list[bool],
+) -> fx.Node:  # fmt: skip
     """One operation for each layer, with dropout between them; a tuple of the native call's results."""
     has_biases, num_layers, dropout, train, bidirectional, batch_first = options
     call, n_directions, n_weights = graph.call_function, 1 + bidirectional, len(weights) // num_layers
     swaps = batch_first and _private.example_of(data).dim() == 3  # inside, steps come first, as in the native kernels
     current = call(torch.transpose, (data, 0, 1)) if swaps else data
     last: list[list[fx.Node]] = []
+    of_data, of_states, of_weights = needs_grad[:1], needs_grad[1 : 1 + len(hx)], needs_grad[1 + len(hx) :]
     for layer in range(num_layers):
         states = [call(torch.narrow, (h, 0, layer * n_directions, n_directions)) for h in hx]
-        own = weights[layer * n_weights : (layer + 1) * n_weights]
-        made = _one_call(graph, kind, current, states, own, (has_biases, 1, 0.0, train, bidirectional, False))
+        own = slice(layer * n_weights, (layer + 1) * n_weights)
+        needs = [*of_data, *of_states, *of_weights[own]]
+        once = (has_biases, 1, 0.0, train, bidirectional, False)
+        made = _one_call(graph, kind, current, states, weights[own], once, grad_mode, needs)
+        of_data = [grad_mode and any(needs)]
         current, *ends = (call(operator.getitem, (made, i)) for i in range(1 + len(hx)))
         last.append(ends)
         if dropout and train and layer + 1 < num_layers:
@@ -141,10 +146,11 @@ def _as_tuple(*items: Any) -> tuple[Any, ...]:
 
 
 def _run(kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]) -> Any:
-    *options, autocast = options
+    *options, grad_mode, autocast = options
     states = tuple(hx) if kind == "lstm" else hx[0]
     # Eager mode keeps casts of leaves only, which the input is not.
-    with torch.autocast(data.device.type, autocast, enabled=autocast is not None, cache_enabled=False):
+    cast = torch.autocast(data.device.type, autocast, enabled=autocast is not None, cache_enabled=False)
+    with cast, torch.set_grad_enabled(grad_mode):
         return _private.native_recurrent(kind)(data, states, list(weights), *options)
 
 
@@ -189,7 +195,7 @@ def _layouts(
             torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
             for shape, dtype in zip(shapes, dtypes[:-1], strict=True)
         )
-        given = (has_biases, num_layers, 0.0, train, bidirectional, batch_first, autocast)
+        given = (has_biases, num_layers, 0.0, train, bidirectional, batch_first, True, autocast)
         made = _run(kind, data, hx, weights, given)
         gradients = torch.autograd.grad(made, [data, *hx, *weights], [torch.ones_like(x) for x in made])
         return [(_permutation(x), x.dtype) for x in made], [(_permutation(x), x.dtype) for x in gradients]
@@ -202,7 +208,7 @@ def _layouts(
 def _layouts_of(
     kind: str, data: Tensor, hx: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any]
 ) -> tuple[list[Layout], list[Layout]]:
-    has_biases, num_layers, _dropout, train, bidirectional, batch_first, autocast = options
+    has_biases, num_layers, _dropout, train, bidirectional, batch_first, _grad_mode, autocast = options
     per_layer = len(weights) // (num_layers * (1 + bidirectional))
     return _layouts(
         kind, str(data.device), tuple(x.dtype for x in (data, *hx, weights[0])), data.dim() == 3, per_layer in (3, 5),
@@ -224,7 +230,8 @@ def _run_on_leaves(
 
 
 def _forward(kind: str, data: Tensor, hx: list[Tensor], weights: list[Tensor], *options: Any) -> list[Tensor]:
-    with torch.enable_grad():
+    # Eager mode multiplies all steps of an input at once if the weights' gradients are needed, else one by one.
+    with _private.views_need_gradients():
         _, made = _run_on_leaves(kind, data, hx, weights, options)
     layouts, _ = _layouts_of(kind, data, hx, weights, options[:-1])
     return [_as_declared(x, layout) for x, layout in zip(made, layouts, strict=True)]
@@ -240,7 +247,7 @@ def _backward(
     *options: Any,
 ) -> list[Tensor]:  # fmt: skip
     devices = [data.device] if data.is_cuda else []
-    with torch.enable_grad(), torch.random.fork_rng(devices, enabled=state is not None):
+    with torch.random.fork_rng(devices, enabled=state is not None):
         if state is not None:
             set_random_state(state, data.device)
         leaves, made = _run_on_leaves(kind, data, hx, weights, options)
