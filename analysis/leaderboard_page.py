@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Counted
 from analysis.results import Frame, as_objects, read_pieces, read_store_rows
 from analysis.scales import show_count, show_percent, show_seconds
 from remat.errors import InvalidInput
+from remat.files import read_table
 from remat.registry import get_strategy, strategies
 
 EMPTY = "holds no results yet: run something first, e.g. python run.py model=vgg19 budget=sweep"
@@ -77,8 +77,8 @@ def family_names(store: Path) -> list[str]:
     names: set[str] = set()
     for path in sorted((store / "families").glob("*.parquet")):
         try:
-            names |= set(pq.read_table(path, columns=["strategy"])["strategy"].to_pylist())
-        except (OSError, ValueError):
+            names |= set(read_table(path)["strategy"].to_pylist())
+        except (InvalidInput, KeyError):
             continue  # it would have added one name at most; the next run computes it again
     return sorted(names)
 

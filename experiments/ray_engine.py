@@ -33,8 +33,8 @@ class RayEngine:
 
     Args:
         jobs: solves at once; None for as many as the nodes have CPUs for.
-        address: ``host:port``, ``auto`` (a cluster must run), or None for RAY_ADDRESS, else the cluster of this
-            machine, else a new one for this run.
+        address: ``host:port``, ``auto`` (a cluster must run), ``local`` (a new one for this run), or None for
+            RAY_ADDRESS, else the cluster of this machine, else a new one. Other machines cannot reach a new one.
 
     Raises:
         MissingPackage: Ray is not installed.
@@ -91,13 +91,12 @@ class RayEngine:
 
     def __enter__(self) -> RayEngine:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start sends no usage statistics
+        named = self._address or os.environ.get("RAY_ADDRESS", "")
         try:
-            _knock(self._address or os.environ.get("RAY_ADDRESS", ""))
-            self._ray.init(
-                address=self._address, log_to_driver=False, logging_level="ERROR", include_dashboard=False,
-            )  # fmt: skip
+            _knock(named)
+            self._connect(named)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = self._address or os.environ.get("RAY_ADDRESS") or "a cluster on this machine"
+            where = named or "a cluster on this machine"
             raise RematError(f"engine=ray: cannot connect to {where}: {_summary(error)}") from None
         largest = max((node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         if self._jobs is None and largest < self._threads:  # with engine.jobs=N, larger nodes may still be added
@@ -118,6 +117,25 @@ class RayEngine:
             self._ray.cancel(task, force=True)
         self._ray.shutdown()
         self._ray._private.worker.print_to_stdstream = self._printing
+
+    def _connect(self, named: str) -> None:
+        """Connect to the cluster that is named or runs here; else start one that listens on this machine alone."""
+        how = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        if named != "local":
+            try:
+                self._ray.init(address=self._address or "auto", **how)
+                return
+            except ConnectionError:
+                if named:
+                    raise
+        # Ray's switch for systems whose firewalls ask: everything that it starts listens on 127.0.0.1. Without it Ray
+        # replaces a loopback address by the machine's, and listens on all interfaces. Checked with Ray 2.60.0.
+        constants = self._ray._private.ray_constants
+        before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+        try:
+            self._ray.init(address="local", **how)
+        finally:
+            constants.ENABLE_RAY_CLUSTER = before
 
     def _send(self) -> None:
         """Hand jobs to Ray in order, as many as it can run now.

@@ -76,6 +76,9 @@ class Store:
         if table is None:
             return None
         row = Row(**table.to_pylist()[0])
+        if row.key != key:
+            _warn_damaged(f"{self.folder / 'rows' / key}.parquet: holds the row {row.key}")
+            return None
         if row.plan_file is None:
             return row
         try:
@@ -156,18 +159,19 @@ class Store:
 
     def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of `compute` (JSON-ready), from the store if it was computed before; None is not stored."""
-        path = self._use(kind, f"{row_key(determines)}.json")
+        key = row_key(determines)
+        path = self._use(kind, f"{key}.json")
         if path.exists():
             try:
                 content = unsealed(read_json(path), path)
-                if "found" in content:
+                if "found" in content and content.get("key", key) == key:  # earlier versions wrote no key
                     return content["found"]
-                _warn_damaged(f"{path}: holds no result")
+                _warn_damaged(f"{path}: holds another result")
             except InvalidInput as error:
                 _warn_damaged(error)
         found = compute()
         if found is not None:
-            write_json(path, sealed({"found": found}))
+            write_json(path, sealed({"key": key, "found": found}))
         return found
 
     def write_family(self, key: str, family: Family, graph: Graph, accounting: str) -> None:
@@ -194,7 +198,7 @@ class Store:
         ]
         table = pa.Table.from_pylist(rows, schema=FAMILY_SCHEMA)
         metadata = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
-        table = table.replace_schema_metadata(metadata | {"wall_s": repr(family.wall_s)})
+        table = table.replace_schema_metadata(metadata | {"wall_s": repr(family.wall_s), "key": key})
         write_table(self._use("families", f"{key}.parquet"), table)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
@@ -203,17 +207,19 @@ class Store:
         table = _read_table(path, FAMILY_SCHEMA, empty=True)
         if table is None:
             return None
+        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         members = []
         try:
+            if metadata.get("key", key) != key:  # earlier versions wrote no key
+                raise InvalidInput(f"holds the family {metadata['key']}")
             for row in table.to_pylist():
                 steps = json.loads(row["plan"])
                 ways = steps.get("ways") or [""] * len(steps["ids"])
                 plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], ways, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
-        except (InvalidPlan, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             _warn_damaged(f"{path}: {error}")
             return None
-        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
         return Family(
             strategy, tuple(members), metadata.get("rejected", ""),
             Status(metadata["status"]) if metadata.get("status") else None, metadata.get("message", ""),

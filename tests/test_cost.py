@@ -411,10 +411,14 @@ DAMAGED = ("", "{", "[]", "5", '{"ns": "5", "best_ns": 4}', '{"ns": -5, "best_ns
 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_what_is_damaged_is_measured_again(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.json").write_text(text)
-    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) is None
+    path = tmp_path / "a.json"
+    if text.startswith('{"'):
+        write_record(path, json.loads(text))
+    else:
+        path.write_text(text)
+    assert read_fields(path, ("ns", "best_ns")) is None
     _profile_worker.main(worker_job(tmp_path, _Clock({"a": [7, 8, 9]}), monkeypatch, "a"))
-    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) == (8, 6)
+    assert read_fields(path, ("ns", "best_ns")) == (8, 6)
 
 
 def test_what_is_disturbed_is_measured_again_until_it_is_steady(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -165,6 +168,58 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     assert cut
     assert all(row.cost is not None for row in cut)
     wait_for(lambda: not processes_in(tmp_path))
+
+
+def listeners(process: int) -> list[tuple[str, int]]:
+    """(address, process) of every TCP port on which a process or one of its descendants listens."""
+    sockets: dict[str, str] = {}
+    for kind, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", kind).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A":
+                words = bytes.fromhex(local.partition(":")[0])  # of 4 bytes, each in the machine's order
+                packed = b"".join(
+                    words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4)
+                )
+                sockets[f"socket:[{inode}]"] = socket.inet_ntop(family, packed)
+    found = []
+    for each in descendants(process):
+        for entry in Path(f"/proc/{each}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                found += [(sockets[name], each)] if (name := os.readlink(entry)) in sockets else []
+    return found
+
+
+def descendants(process: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc of Linux")
+@pytest.mark.parametrize("address", [None, "local"])
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_cannot_be_reached_from_others(
+    address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCS, raylet and its agents, workers, driver: whoever reaches one of their ports can run code."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    with make_engine("ray", 1, 1, address) as engine:
+        engine.submit(Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0)))
+        (result,) = [found for found in engine.results() if found is not None]
+        assert result[1].status is None
+        found = listeners(os.getpid())
+    assert len({process for _, process in found}) >= 4
+    outside = [each for each in found if not ipaddress.ip_address(each[0].removeprefix("::ffff:")).is_loopback]
+    assert outside == []
 
 
 def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

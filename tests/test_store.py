@@ -54,7 +54,7 @@ def test_a_row_of_another_version_is_missing_with_a_warning(tmp_path: Path) -> N
     store = Store(tmp_path)
     store.write_row(make_row())
     path = tmp_path / "rows" / "k.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["peak_bytes"]), path)
+    files.write_table(path, pq.read_table(path).drop_columns(["peak_bytes"]))
     with pytest.warns(UserWarning, match="other columns"):
         assert store.read_row("k") is None
 
@@ -75,7 +75,7 @@ def test_a_row_of_an_older_version_loads_with_the_columns_of_this_one(tmp_path: 
         path = tmp_path / "rows" / f"{row.key}.parquet"
         table = pq.read_table(path).drop_columns([*MOVED, "stats"])
         place = table.schema.get_field_index("accounting") + 1
-        pq.write_table(table.add_column(place, "stats", [[json.dumps(stats)]]), path)
+        files.write_table(path, table.add_column(place, "stats", [[json.dumps(stats)]]))
         assert store.read_row(row.key) == row
     rows, left_out = read_store_rows(tmp_path)
     assert (len(rows), left_out) == (2, [])

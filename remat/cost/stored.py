@@ -14,7 +14,7 @@ from typing import Any
 
 from remat.cost.records import TIME_FIELDS, cache_key, read_fields, read_record
 from remat.errors import InvalidInput, MissingPackage
-from remat.files import replacing
+from remat.files import read_table, write_table
 
 RESULTS_FOLDER = Path(__file__).resolve().parents[2] / "results"
 FILE = "profile.parquet"
@@ -49,19 +49,18 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
     path = (folder or RESULTS_FOLDER) / gpu / FILE
     if not path.is_file():
         return None
+    again = "write it again with python -m experiments.device"
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise MissingPackage(f"reading {path} needs pyarrow: pip install 'remat[harness]'") from None
-    try:
-        table = pq.read_table(path, columns=["signature", "ns"])
+        table = read_table(path)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         ns = dict(zip(table["signature"].to_pylist(), table["ns"].to_pylist(), strict=True))
         return StoredProfile(path, metadata["device"], json.loads(metadata["versions"]), metadata["date"], ns)
-    except (pa.ArrowInvalid, KeyError, json.JSONDecodeError) as error:
-        raise InvalidInput(f"{path} is no table of measured costs: {error}; write it again with "
-                           "python -m experiments.device") from None  # fmt: skip
+    except ImportError:
+        raise MissingPackage(f"reading {path} needs pyarrow: pip install 'remat[harness]'") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; {again}") from None
+    except (KeyError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path} is no table of measured costs: {error}; {again}") from None
 
 
 def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | None = None) -> Path:
@@ -76,7 +75,6 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
         InvalidInput: no times are left.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     found = [(path, read_record(path)) for path in sorted(cache.glob("*.json"))]
     records = [
@@ -93,6 +91,5 @@ def store(cache: Path, gpu: str, provenance: Mapping[str, Any], folder: Path | N
     metadata = {"device": provenance["device"], "versions": json.dumps(dict(provenance["versions"])),
             "date": datetime.date.today().isoformat()}  # fmt: skip
     path = (folder or RESULTS_FOLDER) / gpu / FILE
-    with replacing(path) as scratch:
-        pq.write_table(table.replace_schema_metadata(metadata), scratch, compression="zstd")
+    write_table(path, table.replace_schema_metadata(metadata))
     return path
