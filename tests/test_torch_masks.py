@@ -100,7 +100,7 @@ def test_the_plain_peak_is_that_of_the_mask_at_hand() -> None:
     model, x = Attention(), torch.randn(BATCH, LENGTH, 32)
     peaks = {}
     for name, mask in masks().items():
-        followed = plain_step(model, (x, mask), {}, 0)
+        followed = plain_step(model, (x, mask), {})
         assert followed.is_eager
         peaks[name] = followed.peak_bytes({})
         assert peaks[name] == pytest.approx(peak_of_step(model, (x, mask), {}, "cpu"), rel=0.05)  # without workspaces
