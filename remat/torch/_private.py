@@ -14,7 +14,7 @@ The interfaces, and where PyTorch keeps them:
 - native recurrent layers: ``torch._VF``; their list of weights
 - the calls that policies of selective checkpointing are not asked about
 - optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
-  whether a backward pass will reach a node of the autograd graph
+  whether a backward pass will reach a node of the autograd graph, and its number
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 - the autograd engine's callback after a backward pass
 
@@ -236,6 +236,32 @@ def gets_gradient(leaf: Any) -> bool:
         return will_run(leaf)
     except RuntimeError:  # the answer for leaves in torch.autograd.grad, which adds to none
         return False
+
+
+def hooks_of(tensor: Tensor) -> Any:
+    """The hooks that see a tensor's gradient, by their numbers; None if there never was one."""
+    return tensor._backward_hooks
+
+
+def backward_pass() -> int:
+    """A number of the backward pass that runs now."""
+    return torch._C._current_graph_task_id()
+
+
+def goes_on(tensor: Tensor) -> bool:
+    """Whether the backward pass that runs now goes on from a tensor to what it was made of.
+
+    Else it only reaches the tensor because `torch.autograd.grad` asks for its gradient.
+    """
+
+    def is_reached(node: Any) -> bool:
+        try:
+            return will_run(node)
+        except RuntimeError:  # the answer for leaves of which `torch.autograd.grad` asks for the gradient
+            return True
+
+    assert tensor.grad_fn is not None
+    return any(is_reached(node) for node, _ in tensor.grad_fn.next_functions if node is not None)
 
 
 # Operators and kernels
