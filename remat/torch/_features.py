@@ -48,7 +48,7 @@ def _differentiable_users(node: fx.Node) -> set[fx.Node]:
 
 
 def _needs_gradient(node: fx.Node) -> bool:
-    tensors = tensors_of(node.meta.get("example_value"))
+    tensors = tensors_of(_private.example_of(node))
     return not tensors or any(x.requires_grad for x in tensors)
 
 

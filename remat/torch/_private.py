@@ -531,7 +531,7 @@ class Calculation:
 def _calculation_of(node: fx.Node) -> Calculation | None:
     """How a tensor with one element is calculated; None if it depends on more than constants and arguments whose values
     may be read, or on what changes in place."""
-    example = node.meta.get("example_value")
+    example = example_of(node)
     if not isinstance(example, Tensor) or example.numel() != 1:
         return None
     graph, made, arguments = fx.Graph(), dict[fx.Node, fx.Node](), dict[int, fx.Node]()
@@ -547,7 +547,7 @@ def _calculation_of(node: fx.Node) -> Calculation | None:
             return None
         needed.add(each)
         todo += [before for before in each.all_input_nodes if before not in needed]
-    storages = {storage_key(x) for each in needed for x in tree_leaves(each.meta.get("example_value")) if _is_held(x)}
+    storages = {storage_key(x) for each in needed for x in tree_leaves(example_of(each)) if _is_held(x)}
     for each in node.graph.nodes:
         if _writes(each) and any(_is_held(x) and storage_key(x) in storages for x in _examples_read_by(each)):
             return None
@@ -565,7 +565,7 @@ def _is_held(x: Any) -> bool:
 
 
 def _examples_read_by(node: fx.Node) -> list[Any]:
-    return [x for each in node.all_input_nodes for x in tree_leaves(each.meta.get("example_value"))]
+    return [x for each in node.all_input_nodes for x in tree_leaves(example_of(each))]
 
 
 def _outcome_of(node: fx.Node) -> bool | None:
@@ -603,8 +603,8 @@ def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
 
 
 def example_of(node: fx.Node) -> Any:
-    """The tensor of a node of such a graph, without contents."""
-    return node.meta["example_value"]
+    """What a node of such a graph makes, with tensors without contents; None if that is not noted."""
+    return node.meta.get("example_value")
 
 
 # What AOT autograd writes into the nodes of a training graph
