@@ -15,7 +15,7 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -27,6 +27,7 @@ from experiments.architectures import ARCHITECTURES, LENGTH, Architecture, Input
 from experiments.arguments import Parser, one_name, output_file, pattern, run, seconds
 from experiments.documents import ROOT
 from experiments.pieces import pieces_of
+from experiments.training_tables import under_masks
 from remat.cost import COST_MODELS
 from remat.errors import InvalidInput
 from remat.torch.measure import relative_difference
@@ -35,7 +36,7 @@ RESULTS = ROOT / "results" / "coverage.json"
 BUDGETS = (0.7, 0.8, 0.9, 1.0)  # shares of the plain step's peak; the first one with a plan counts
 NO_PLAN = "no plan of"  # begins the message of a budget that is too small
 STEPS, LEARNING_RATE = 2, 0.1
-NO_MASK, MASKS = "", ("ones", "left", "right")
+NO_MASK, MASKS = "", ("all ones", "padding on the left", "padding on the right")
 PADDING = 5  # positions of every second sequence
 
 
@@ -63,8 +64,8 @@ def covered(
         row.pop("message", None)
         n, again = len(planned.plan.graph), len(planned.plan.recomputed)
         differences = {mask: _difference(plain[mask], ours[mask]) for mask in steps}
-        row |= {"trains": True, "operations": n, "recomputed": again}
-        return row | {_name(mask): difference for mask, difference in differences.items()}
+        row |= {"trains": True, "operations": n, "recomputed": again, "difference": differences.pop(NO_MASK)}
+        return row | {"masks": differences}
     return row
 
 
@@ -126,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     if not (named := [name for name in ARCHITECTURES if re.search(chosen.only, name)]):
         raise InvalidInput("no architecture; see --only")
-    settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost, "masks": list(MASKS)}
+    settings = {"time_limit_s": chosen.time_limit, "cost": chosen.cost}
     pieces = pieces_of(chosen.out, "name", settings | {"transformers": version("transformers")})
     for name in (name for name in named if chosen.again or not pieces.has(name)):
         with warnings.catch_warnings():
@@ -137,20 +138,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(row), flush=True)
     rows = pieces.rows()
     trained = [row for row in rows if row["trains"]]
-    print(f"{len(trained)} of {len(rows)} architectures train, {same(trained)[0]} of them with the plain model's bits")
-    for mask in MASKS:
-        bits, tried = same(trained, mask)
-        print(f"with a mask of {'ones' if mask == 'ones' else f'padding on the {mask}'}: {bits} of {tried}")
-
-
-def same(rows: Iterable[Mapping[str, Any]], mask: str = NO_MASK) -> tuple[int, int]:
-    """(how many architectures have the plain model's bits with this mask, how many were tried)."""
-    found = [row[_name(mask)] for row in rows if _name(mask) in row]
-    return found.count(0), len(found)
-
-
-def _name(mask: str) -> str:
-    return f"difference, {mask}" if mask else "difference"
+    same = sum(row["difference"] == 0 for row in trained)
+    print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")
+    print(f"with a mask: {under_masks(rows)}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from experiments.pieces import read_pieces
 from remat.units import format_size
 
 COVERAGE, LENGTHS = ROOT / "results" / "coverage.json", ROOT / "results" / "lengths.json"
-COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomputed", "difference", "message")
+COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomputed", "difference", "masks", "message")
 
 
 def draw(arguments: Sequence[str]) -> Drawing:
@@ -23,7 +23,8 @@ def draw(arguments: Sequence[str]) -> Drawing:
     text = "\n\n".join([
         f"{coverage['date']}, PyTorch {coverage['torch']}, transformers {coverage['transformers']}, {coverage['cpu']}: "
         f"**{len(rows) - len(refused)} of {len(rows)} architectures train**, {_same(rows)} of them with the plain "
-        f"model's bits ({coverage['cost']} costs, {coverage['time_limit_s']:g} s of search).",
+        f"model's bits ({coverage['cost']} costs, {coverage['time_limit_s']:g} s of search). "
+        f"With a mask: {under_masks(rows)}.",
         markdown_table(["group", "architectures", "train", "the plain model's bits", "seconds to plan, median"],
                        [_group(rows, name) for name in dict.fromkeys(row["group"] for row in rows)]),
         "\n".join(f"- **{row['name']}** is refused: {row['message']}" for row in refused) or "None is refused.",
@@ -33,6 +34,15 @@ def draw(arguments: Sequence[str]) -> Drawing:
                         "the plain model's bits"], map(_length, lengths["rows"])),
     ])  # fmt: skip
     return Drawing(text, [every], columns=sorted(COLUMNS))
+
+
+def under_masks(rows: Sequence[dict[str, Any]]) -> str:
+    """How many architectures have the plain model's bits with each kind of mask."""
+    masks = [row["masks"] for row in rows if row.get("masks")]
+    return ", ".join(
+        f"{sum(mask[kind] == 0 for mask in masks)} of {len(masks)} with the plain model's bits ({kind})"
+        for kind in (masks[0] if masks else ())
+    )
 
 
 def _same(rows: Sequence[dict[str, Any]]) -> int:
@@ -55,6 +65,8 @@ def _length(row: dict[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(each)}" for name, each in value.items())
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -15,7 +15,7 @@ The interfaces, and where PyTorch keeps them:
 - the dispatch keys that a thread leaves out
 - the calls that policies of selective checkpointing are not asked about
 - optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
-  whether a backward pass will reach a node of the autograd graph
+  whether a backward pass will reach a node of the autograd graph, and its number
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 - the autograd engine's callback after a backward pass
 
@@ -237,6 +237,32 @@ def gets_gradient(leaf: Any) -> bool:
         return will_run(leaf)
     except RuntimeError:  # the answer for leaves in torch.autograd.grad, which adds to none
         return False
+
+
+def hooks_of(tensor: Tensor) -> Any:
+    """The hooks that see a tensor's gradient, by their numbers; None if there never was one."""
+    return tensor._backward_hooks
+
+
+def backward_pass() -> int:
+    """A number of the backward pass that runs now."""
+    return torch._C._current_graph_task_id()
+
+
+def goes_on(tensor: Tensor) -> bool:
+    """Whether the backward pass that runs now goes on from a tensor to what it was made of.
+
+    Else it only reaches the tensor because `torch.autograd.grad` asks for its gradient.
+    """
+
+    def is_reached(node: Any) -> bool:
+        try:
+            return will_run(node)
+        except RuntimeError:  # the answer for leaves of which `torch.autograd.grad` asks for the gradient
+            return True
+
+    assert tensor.grad_fn is not None
+    return any(is_reached(node) for node, _ in tensor.grad_fn.next_functions if node is not None)
 
 
 # Operators and kernels
@@ -514,7 +540,7 @@ class Calculation:
 def _calculation_of(node: fx.Node) -> Calculation | None:
     """How a tensor with one element is calculated; None if it depends on more than constants and arguments whose values
     may be read, or on what changes in place."""
-    example = node.meta.get("example_value")
+    example = example_of(node)
     if not isinstance(example, Tensor) or example.numel() != 1:
         return None
     graph, made, arguments = fx.Graph(), dict[fx.Node, fx.Node](), dict[int, fx.Node]()
@@ -530,7 +556,7 @@ def _calculation_of(node: fx.Node) -> Calculation | None:
             return None
         needed.add(each)
         todo += [before for before in each.all_input_nodes if before not in needed]
-    storages = {storage_key(x) for each in needed for x in tree_leaves(each.meta.get("example_value")) if _is_held(x)}
+    storages = {storage_key(x) for each in needed for x in tree_leaves(example_of(each)) if _is_held(x)}
     for each in node.graph.nodes:
         if _writes(each) and any(_is_held(x) and storage_key(x) in storages for x in _examples_read_by(each)):
             return None
@@ -548,7 +574,7 @@ def _is_held(x: Any) -> bool:
 
 
 def _examples_read_by(node: fx.Node) -> list[Any]:
-    return [x for each in node.all_input_nodes for x in tree_leaves(each.meta.get("example_value"))]
+    return [x for each in node.all_input_nodes for x in tree_leaves(example_of(each))]
 
 
 def _outcome_of(node: fx.Node) -> bool | None:
@@ -591,8 +617,8 @@ def grad_mode_after(node: fx.Node, before: bool) -> bool:
 
 
 def example_of(node: fx.Node) -> Any:
-    """The tensor of a node of such a graph, without contents."""
-    return node.meta["example_value"]
+    """What a node of such a graph makes, with tensors without contents; None if that is not noted."""
+    return node.meta.get("example_value")
 
 
 # What AOT autograd writes into the nodes of a training graph

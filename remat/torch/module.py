@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
-from remat.torch import _aot, _optimizer, _private, _random, capture, step_graph
+from remat.torch import _aot, _features, _optimizer, _private, _random, capture, step_graph
 from remat.torch._branches import NewBranches, Values
 from remat.torch._emit import emit
 from remat.torch._in_backward import Given, InBackward
@@ -252,7 +252,7 @@ class _CompiledStep:
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.called.values.learn():
             raise NewBranches
-        primals, planner = primals_of(graph), self.planner
+        primals, planner, used = primals_of(graph), self.planner, _features.used_features(graph)
         replace_recurrent(graph)
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
 
@@ -265,7 +265,8 @@ class _CompiledStep:
             update_of = planner.in_backward.update_of if planner.in_backward else None
             return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
-        return _aot.backend_of(self.backend)(graph, example_inputs, partition)
+        step = _aot.backend_of(self.backend)(graph, example_inputs, partition)
+        return _features.watched(step, used) if used else step
 
 
 _places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,154 @@
+"""Returned tensors that the module also uses: their gradients are the plain step's, or refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+import remat.torch as rt  # noqa: E402
+from remat.errors import InvalidInput  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+
+
+class Features(nn.Module):
+    """(what is made of a feature, the feature in some form)"""
+
+    def __init__(self, form: Callable[[Tensor], Tensor] = lambda h: h):
+        super().__init__()
+        self.a, self.b, self.form = nn.Linear(16, 16), nn.Linear(16, 4), form
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.form(torch.tanh(self.a(x)))
+        return self.b(torch.sigmoid(h)).sum(), h
+
+
+class Beside(Features):
+    """The feature that is returned is not the one that is used."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, h = super().forward(x)
+        return y, h * 2
+
+
+class Detached(Features):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.a(x))
+        return self.b(x).sum() + h.detach().sum(), h
+
+
+def both(plain: nn.Module) -> tuple[nn.Module, rt.Rematerialized]:
+    model, x = copy.deepcopy(plain), torch.randn(8, 16)
+    return plain, rt.rematerialize(model, (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search")
+
+
+def retained(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    h.retain_grad()
+    (y + h.square().sum()).backward()
+    return h.grad
+
+
+def hooked(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    seen: list[Tensor] = []
+    h.register_hook(seen.append)
+    (y + h.square().sum()).backward()
+    return seen[0]
+
+
+def hooked_and_dropped(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    seen: list[Tensor] = []
+    h.register_hook(seen.append)
+    del h
+    y.backward()
+    return seen[0]
+
+
+def asked_for(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    return torch.autograd.grad(y, h)[0]
+
+
+def asked_for_also(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    return torch.autograd.grad(y + h.square().sum(), h)[0]
+
+
+def input_of_backward(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+    y.backward(inputs=[h])
+    return h.grad
+
+
+READERS = (retained, hooked, hooked_and_dropped, asked_for, asked_for_also, input_of_backward)
+
+
+@pytest.mark.parametrize("form", [lambda h: h, lambda h: h.view(4, 32)[:, :16]], ids=["itself", "a view"])
+def test_whoever_reads_the_gradient_of_a_used_feature_is_refused(form: Callable[[Tensor], Tensor]) -> None:
+    plain, ours = both(Features(form))
+    x = torch.randn(8, 16)
+    for read in READERS:
+        assert read(plain, *plain(x)) is not None
+        with pytest.raises(InvalidInput, match=r"returned tensor that the module also uses .* use \.model"):
+            read(ours, *ours(x))
+
+
+@pytest.mark.parametrize("kind", [Beside, Detached])
+def test_gradients_of_other_features_are_those_of_the_plain_step(kind: type[Features]) -> None:
+    plain, ours = both(kind())
+    x = torch.randn(8, 16)
+    for read in (retained, hooked, asked_for_also):
+        assert torch.equal(read(plain, *plain(x)), read(ours, *ours(x)))
+
+
+def test_gradients_that_come_from_outside_alone_are_those_of_the_plain_step() -> None:
+    def only_feature(_model: nn.Module, _y: Tensor, h: Tensor) -> Any:
+        h.retain_grad()
+        h.square().sum().backward()
+        return h.grad
+
+    def of_a_view(_model: nn.Module, y: Tensor, h: Tensor) -> Any:
+        part = h[:2]
+        part.retain_grad()
+        (y + part.square().sum()).backward()
+        return part.grad
+
+    def of_weights(model: nn.Module, y: Tensor, h: Tensor) -> Any:
+        return torch.autograd.grad(y + h.square().sum(), model.a.weight)[0]
+
+    def twice(model: nn.Module, y: Tensor, h: Tensor) -> Any:
+        model.zero_grad()
+        y.backward(retain_graph=True)
+        h.retain_grad()
+        h.square().sum().backward()
+        return torch.cat([h.grad.flatten(), model.a.weight.grad.flatten()])
+
+    plain, ours = both(Features())
+    x = torch.randn(8, 16)
+    for read in (only_feature, of_a_view, of_weights, twice):
+        assert torch.equal(read(plain, *plain(x)), read(ours, *ours(x)))
+
+
+def test_an_argument_that_comes_back_keeps_its_whole_gradient() -> None:
+    """A conversion that changes nothing returns its argument."""
+
+    class Returns(Features):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = x.float()
+            return self.b(torch.tanh(self.a(h))).sum(), h
+
+    plain, ours = both(Returns())
+    for x in (torch.randn(8, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True) * 2):
+        for _ in range(2):
+            assert torch.equal(asked_for_also(plain, *plain(x)), asked_for_also(ours, *ours(x)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_features_can_be_pickled() -> None:
+    _, ours = both(Features())
+    _, h = ours(torch.randn(8, 16))
+    assert torch.equal(pickle.loads(pickle.dumps(h)), h)
