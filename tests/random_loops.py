@@ -63,8 +63,9 @@ class Loop:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the promise is for this loop; a second call before the backward pass comes on top."""
-        return self.calls == 1
+        """Whether the promise is for this loop: a second call before the backward pass, and gradients of outputs that
+        are kept, come on top."""
+        return self.calls == 1 and not self.keeps_gradients
 
     @property
     def is_exact(self) -> bool:

@@ -122,7 +122,8 @@ def _peak(
     if needs > budget_bytes + ROUNDING_BYTES:
         return f"over budget: by {needs / budget_bytes - 1:.2%}{when}, {needs - budget_bytes} bytes"
     most_off = MOST_OFF * predicted
-    if needs - predicted > most_off or (case.loop.is_exact and predicted - needs > most_off):
+    is_exact = case.loop.is_exact and "views" not in case.parts  # whose gradients are added up in several ways
+    if needs - predicted > most_off or (is_exact and predicted - needs > most_off):
         return f"wrong prediction: {needs / predicted:.3f} of {predicted} bytes{when}"
     return "ok"
 
