@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from remat.errors import RematError
+from remat.files import show_any_text
 
 
 def command(
@@ -17,6 +18,7 @@ def command(
     Args:
         draw: takes the folder; with `several`, one or more folders.
     """
+    show_any_text()
     if not given or (len(given) > 1 and not several) or any(text.startswith("-") for text in given):
         print(f"usage: python -m {module} {argument}", file=sys.stderr)
         return 2

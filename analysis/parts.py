@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from analysis import html_page
 from analysis.results import read_json
 from analysis.saving import save, style_context
+from analysis.table import cell
 from remat.files import replacing, write_text
 
 LEADS = ("**Published.** ", "**Ours.** ", "**Why they differ.** ")
@@ -125,7 +126,7 @@ def draw_parts(reports: Reports, folder: Path, head: Mapping[str, Any], first: F
 
 def _write_csv(table: Table, path: Path) -> Path:
     with replacing(path) as scratch, scratch.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([table.heads, *table.rows])
+        csv.writer(file).writerows(map(cell, row) for row in (table.heads, *table.rows))
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CSV_COLUMNS = (
     "message",
 )  # fmt: skip
 MOST_BUDGETS = 4  # columns, so that the table fits a terminal of 80 characters
+_FORMULA = re.compile(r"\s*([=@＝＠]|[+\-＋－](?!$|[\d.,]+\s?%?$))")
 SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 
 
@@ -32,10 +34,18 @@ def write_csv(run: Run, path: Path) -> Path:
 
 
 def write_frame(frame: Frame, path: Path) -> Path:
-    """Write a table as CSV, atomically."""
+    """Write a table as CSV, atomically; no cell of text begins as a formula."""
     with replacing(path) as scratch:
-        frame.to_csv(scratch, index=False)
+        frame.map(cell).to_csv(scratch, index=False)
     return path
+
+
+def cell(content: Any) -> Any:
+    """The content of a cell; a text that a spreadsheet would run gets an apostrophe, which shows it as text.
+
+    Names come from files that anyone may have written. A number with a sign, as text, stays.
+    """
+    return f"'{content}" if isinstance(content, str) and _FORMULA.match(content) else content
 
 
 def terminal_table(run_folder: Path) -> Table:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from remat.errors import InvalidInput, RematError, unknown_name
+from remat.files import show_any_text
 
 T = TypeVar("T")
 EXIT_INTERRUPTED = 130
@@ -30,6 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run a command and exit with its code, or with a line about the error or about Ctrl-C."""
+    show_any_text()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:

@@ -26,6 +26,7 @@ from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from remat.files import show_any_text
 
 _KEYS = tuple(Config.__dataclass_fields__)
 EXIT_ERROR = 1
@@ -34,6 +35,7 @@ SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes t
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line `argv` (without the program's name); returns the exit code."""
+    show_any_text()
     try:
         return _main(list(argv))
     except RematError as error:

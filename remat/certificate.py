@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from remat.errors import InvalidInput
 from remat.files import UnknownKeys, read_json, write_text
-from remat.graph import holds_control_character
+from remat.graph import text_problem
 from remat.plan import Scope, parse_scope
 
 FORMAT, WINDOW_FORMAT = "remat-bound/1", "remat-bound/2"  # rows of the staged LP; of the window relaxation
@@ -116,8 +116,8 @@ class BoundCertificate:
             raise InvalidInput(f"{where}: {error}") from None
         if not isinstance(content.get("graph"), str) or not isinstance(content.get("graph_sha256"), str):
             raise InvalidInput(f"{where}: graph and graph_sha256 must be texts")
-        if holds_control_character(content["graph"]):
-            raise InvalidInput(f"{where}: graph holds a control character: {content['graph']!r:.60}")
+        if problem := text_problem(content["graph"]):
+            raise InvalidInput(f"{where}: graph {problem}")
         if not isinstance(content.get("multipliers"), dict):
             raise InvalidInput(f"{where}: multipliers are missing")
         boundaries = _checked_boundaries(content, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from remat.bounds.certificate import verify_bound
@@ -14,7 +14,7 @@ from remat.certificate import BoundCertificate
 from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, warn
 from remat.files import read_json
 from remat.frontends.dtr_log import is_dtr_log
-from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, load_graph
+from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, graph_of_file, load_graph
 from remat.graph import Graph
 from remat.plan import PLAN_FORMAT, WITHOUT_HASH, plan_problems
 from remat.simulator import load_and_simulate, plain_peak
@@ -41,9 +41,9 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 
 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
+    graph = None if graph_path is None else _whole(lambda: load_graph(graph_path), "--graph ")
     if kind in (*GRAPH_FORMATS, LOG):
-        return _graph_line(where, str(kind), _whole(where))
-    graph = None if graph_path is None else _whole(graph_path, "--graph ")
+        return _graph_line(where, str(kind), _whole(lambda: _own_graph(where, document)))
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind in BOUND_FORMATS:
@@ -52,10 +52,14 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
-def _whole(path: str | os.PathLike[str], who: str = "") -> Graph:
-    """The graph in a file; the error for a bad graph lists all its problems, each after `who`."""
+def _own_graph(where: str, document: Any) -> Graph:
+    return load_graph(where) if document is None else graph_of_file(document, where)  # None: of a log
+
+
+def _whole(load: Callable[[], Graph], who: str = "") -> Graph:
+    """The graph; the error for a bad one lists all its problems, each after `who`."""
     try:
-        return load_graph(path)
+        return load()
     except InvalidGraph as error:
         raise InvalidInput("\n".join(f"{who}{problem}" for problem in error.problems)) from None
 
@@ -67,7 +71,7 @@ def _graph_line(where: str, kind: str, graph: Graph) -> str:
     least, _ = graph.largest_working_set()
     others = sum(len(op.implementations) for op in graph.operations)
     return (
-        f"{where}: {kind}, graph '{graph.name}': {len(graph)} operations"
+        f"{where}: {kind}, graph '{graph.name:.80}': {len(graph)} operations"
         f"{f' with {others} other implementations' if others else ''}, {len(graph.values)} values of "
         f"{format_size(sum(graph.value_bytes.tolist()))}, {graph.n_edges} edges, fixed "
         f"{format_size(graph.fixed_bytes)}, one pass {format_cost(graph.total_cost, graph.cost_unit)}, plain peak "
@@ -80,7 +84,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     if problems:
         raise InvalidInput("\n".join(str(problem.of_file(where)) for problem in problems))
     computed = [step for step in document["steps"] if step[0] == "compute"]
-    head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']}': {len(computed)} computations"
+    head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']:.80}': {len(computed)} computations"
     budget = document.get("budget_bytes")
     made_for = "" if budget is None else f", made for {format_size(budget)}"
     if graph is None:
@@ -92,7 +96,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
         warn(f"{where}: names implementations, but the graph has none: each operation runs as it is")
     if document["graph"] != graph.name:
-        warn(f"{where}: names graph {document['graph']!r:.60}, though it was made for '{graph.name}'")
+        warn(f"{where}: names graph {document['graph']!r:.60}, though it was made for '{graph.name:.80}'")
     if document.get("scope") not in (None, str(plan.scope)):
         raise InvalidPlan(f"{where}: says scope {document['scope']}, but its steps are {plan.scope}")
     if budget is not None and trace.peak_bytes > budget:
@@ -108,7 +112,7 @@ def _bound_line(where: str, document: Mapping[str, Any], graph: Graph | None) ->
     certificate = BoundCertificate.from_dict(document, where)
     bound = certificate.bound if graph is None else format_cost(certificate.bound, graph.cost_unit)
     line = (
-        f"{where}: {document['format']}, bound for graph '{certificate.graph_name}': no {certificate.scope} plan "
+        f"{where}: {document['format']}, bound for graph '{certificate.graph_name:.80}': no {certificate.scope} plan "
         f"within {format_size(certificate.budget_bytes)} costs less than {bound}"
     )
     if graph is None:

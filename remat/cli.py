@@ -14,12 +14,14 @@ from remat import zoo
 from remat.check import check_file
 from remat.cost import gpu_names
 from remat.errors import InvalidInput, RematError
+from remat.files import show_any_text
 from remat.frontends.json import save_graph
 from remat.frontends.monet_schedules import import_clone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code."""
+    show_any_text()
     parser = _Parser(prog="remat", description="tools beside the library; experiments: python run.py")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     check = commands.add_parser("check", help="describe graph, plan and bound files, or say what is wrong with them")

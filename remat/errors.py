@@ -86,12 +86,17 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     known = sorted(known)
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    return UnknownName(f"unknown {what} '{' '.join(str(name).split())}'; {hint}")
+    return UnknownName(f"unknown {what} '{plain(name)}'; {hint}")
+
+
+def plain(text: object, most: int = 60) -> str:
+    """At most `most` characters of a text that anyone may have written, for a line: control characters as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[:most])
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
     """Up to `most` known names that `name` may be a misspelling of; `alike`: least similarity, from 0 to 1."""
-    name, known = str(name).lower(), list(known)
+    name, known = str(name)[:200].lower(), list(known)
     longer = [each for each in known if len(name) > 1 and each.startswith(name)]
     return [*dict.fromkeys([*longer, *difflib.get_close_matches(name, known, n=most, cutoff=alike)])][:most]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import secrets
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from remat.errors import DiskFull, InvalidInput, nearest, warn
+from remat.errors import DiskFull, InvalidInput, nearest, plain, warn
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_FILE_BYTES = 512 * 1024**2
+MAX_JSON_VALUES = 30_000_000  # about 2 GB of Python objects; a file of the size above may hold ten times as many
+MAX_JSON_LINES = 10_000_000
+MOST_PROBLEMS = 1000  # of a file that are listed
+NO_MORE = f"has more than {MOST_PROBLEMS} problems; the others are not listed"
 SEAL = "content_sha256"
 _GZIP = b"\x1f\x8b"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: above the limit of the user or the file system
@@ -46,6 +52,8 @@ def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = Invali
         return _parsed(_read_bytes(Path(path)))
     except _Unreadable as error:
         raise refused(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise refused(f"{os.fspath(path)}: cannot be read: it needs more memory than there is") from None
 
 
 class _Unreadable(Exception):
@@ -68,6 +76,8 @@ def read_json_lines(path: str | os.PathLike[str], refused: type[InvalidInput]) -
                 n, left = n + 1, left - len(line)
                 if left < 0:
                     raise _Unreadable(f"is larger than {MAX_FILE_BYTES} bytes")
+                if n > MAX_JSON_LINES:
+                    raise _Unreadable(f"comes after {MAX_JSON_LINES:,} lines, the most that are read")
                 if line.strip():
                     yield n, _parsed(line, is_line=True)
     except _Unreadable as error:
@@ -107,9 +117,11 @@ def _parsed(content: bytes, *, is_line: bool = False) -> Any:
     """The JSON value; `is_line` is for the words of an error."""
     if not content.strip():
         raise _Unreadable("cannot be read as JSON: it is empty")
+    if len(content) > MAX_JSON_VALUES and sum(map(content.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise _Unreadable(f"cannot be read as JSON: it holds more than {MAX_JSON_VALUES:,} values")
     try:
         text = content.decode("utf-8-sig")
-        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise _Unreadable(f"cannot be read as JSON: it is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -136,11 +148,14 @@ def _refuse_constant(name: str) -> Any:
     raise _Unreadable(f"cannot be read as JSON: it holds {name}, which is no number there")
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+
+
 class UnknownKeys:
     """Keys of a document that remat does not read: one warning for a file, however many there are."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str, str], list[str]] = {}  # [what, key, hint]
+        self._found: dict[tuple[str, str], tuple[int, str, tuple[str, ...]]] = {}  # [what, key] (number, first, known)
 
     def look(self, record: Mapping[str, Any], known: tuple[str, ...], what: str, where: str) -> None:
         """Note the keys of `record` that are not in `known`.
@@ -150,17 +165,17 @@ class UnknownKeys:
             where: its place, e.g. ``node 3``.
         """
         for key in record.keys() - set(known):
-            near = nearest(key, known, 1, alike=0.6)
-            hint = f", did you mean '{near[0]}'?" if near else ""
-            self._places.setdefault((what, key, hint), []).append(where)
+            n, first, _ = self._found.get((what, key), (0, where, known))
+            self._found[what, key] = (n + 1, first, known)
 
     def tell(self, where: str | os.PathLike[str]) -> None:
         """Warn of the noted keys, if there are any; `where` names the file."""
         parts = []
-        for (what, key, hint), places in sorted(self._places.items())[:5]:
-            place = places[0] if len(places) == 1 else f"{len(places)} {what}s"
-            parts.append(f"'{key:.60}' in {place}{hint}")
-        more = f"; and {len(self._places) - 5} others" if len(self._places) > 5 else ""
+        for (what, key), (n, first, known) in sorted(self._found.items())[:5]:
+            near = nearest(key, known, 1, alike=0.6)
+            hint = f", did you mean '{near[0]}'?" if near else ""
+            parts.append(f"'{plain(key)}' in {first if n == 1 else f'{n} {what}s'}{hint}")
+        more = f"; and {len(self._found) - 5} others" if len(self._found) > 5 else ""
         if parts:
             warn(f"{os.fspath(where)}: unknown keys are not read: {'; '.join(parts)}{more}")
 
@@ -198,6 +213,13 @@ def _no_room(path: Path, error: OSError) -> str:
     if Path(tempfile.gettempdir()) in path.parents:
         return f"{what}: make room, or let TMPDIR name a folder that has some"
     return f"{what}; what was finished before is kept: make room and give the same command again"
+
+
+def show_any_text() -> None:
+    """Let a terminal without a character show its escape; otherwise a name that it cannot show raises an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

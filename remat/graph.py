@@ -387,19 +387,25 @@ def _make_plain(owner: object, *names: str) -> None:
 
 # Characters that end lines, move the cursor, or reverse the direction of text: no name needs them.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069]")
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
-def holds_control_character(text: str) -> bool:
-    """Whether `text` cannot safely be shown in a line."""
-    return not text.isprintable() and _CONTROL.search(text) is not None
+def text_problem(text: str) -> str:
+    """Why `text` cannot safely be shown in a line, or written as UTF-8; '' if it can."""
+    if text.isprintable():
+        return ""
+    if _CONTROL.search(text):
+        return f"holds a control character: {text!r:.80}"
+    return f"holds half a character (a lone surrogate): {text!r:.80}" if _SURROGATE.search(text) else ""
 
 
 def _wrong_texts(graph: Graph) -> Iterator[str]:
-    """A line for each text that holds a control character."""
+    """A line for each text that is none, or that cannot be shown in a line."""
 
-    def wrong(text: str, what: str) -> Iterator[str]:
-        if holds_control_character(text):
-            yield f"{what} holds a control character: {text!r:.80}"
+    def wrong(text: object, what: str) -> Iterator[str]:
+        problem = text_problem(text) if isinstance(text, str) else f"must be text, not {text!r:.60}"
+        if problem:
+            yield f"{what} {problem}"
 
     for what in ("name", "cost_unit", "source"):
         yield from wrong(getattr(graph, what), f"the graph's {what}")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidPlan, unknown_name, warn
-from remat.files import UnknownKeys, read_json, write_text
-from remat.graph import Graph, Operation, holds_control_character
+from remat.errors import InvalidPlan, plain, unknown_name, warn
+from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
+from remat.graph import Graph, Operation, text_problem
 from remat.implementation import DEFAULT, Implementation
 from remat.units import format_size
 
@@ -279,8 +279,8 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
     found = []
     if not isinstance(document.get("graph"), str):
         found.append(InvalidPlan("'graph' must be a graph's name"))
-    elif holds_control_character(document["graph"]):
-        found.append(InvalidPlan(f"'graph' holds a control character: {document['graph']!r:.60}"))
+    elif problem := text_problem(document["graph"]):
+        found.append(InvalidPlan(f"'graph' {problem}"))
     sha = document.get("graph_sha256")
     if sha is not None and not isinstance(sha, str):
         found.append(InvalidPlan(f"'graph_sha256' must be text or left out, not {sha!r:.60}"))
@@ -298,6 +298,8 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
             _check_step(step, i, graph)
         except InvalidPlan as error:
             found.append(error)
+        if len(found) >= MOST_PROBLEMS:
+            return [*found, InvalidPlan(NO_MORE)]
     return found
 
 
@@ -331,7 +333,7 @@ def implementation_of(graph: Graph, k: int, name: str, step: int) -> Implementat
     except KeyError:
         known = ", ".join(implementation.name for implementation in graph.operations[k].all_implementations)
         raise InvalidPlan(
-            f"operation {k} ({graph.operations[k].name}) has no implementation '{name}' (it has {known})", step
+            f"operation {k} ({graph.operations[k].name}) has no implementation '{plain(name)}' (it has {known})", step
         ) from None
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from remat import Graph, Plan, simulate
+from remat.files import write_table
 from remat.frontends.json import save_graph
 from remat.search.greedy import greedy_eviction
 
@@ -86,7 +88,7 @@ def write_run(
         table = pd.DataFrame([one])
         for column in ("cost", "bound", "peak_bytes", "plan_from", "budget_bytes"):
             table[column] = table[column].astype("Int64")
-        table.to_parquet(store / "rows" / f"{one['key']}.parquet")
+        write_table(store / "rows" / f"{one['key']}.parquet", pa.Table.from_pandas(table))
         if plan is not None:
             plan.save(store / one["plan_file"])
         keys.append(one["key"])
@@ -95,7 +97,7 @@ def write_run(
         mine = [
             m | {"graph_sha256": graph.sha256(), "accounting": "exact"} for m in members if m["strategy"] == strategy
         ]
-        pd.DataFrame(mine).to_parquet(store / "families" / f"family-{strategy}.parquet")
+        write_table(store / "families" / f"family-{strategy}.parquet", pa.Table.from_pandas(pd.DataFrame(mine)))
         families.append(f"family-{strategy}")
     info = {
         "title": f"{graph.name}: overhead against budget", "experiment": "budget_sweep", "model": "chain",

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from remat.errors import InvalidGraph, nearest
-from remat.files import UnknownKeys, read_json, write_text
+from remat.errors import InvalidGraph, nearest, plain
+from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
 from remat.frontends.dtr_log import is_dtr_log, load_dtr_log
-from remat.graph import Graph, Operation, Value, Work, holds_control_character
+from remat.graph import Graph, Operation, Value, Work, text_problem
 from remat.implementation import Implementation
 from remat.units import MAX_BYTES
 
@@ -33,7 +33,11 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     """
     if is_dtr_log(path):
         return load_dtr_log(path).graph
-    document = read_json(path, InvalidGraph)
+    return graph_of_file(read_json(path, InvalidGraph), path)
+
+
+def graph_of_file(document: Any, path: str | os.PathLike[str]) -> Graph:
+    """The graph in the document of a file; warns and raises as `load_graph`."""
     unknown = UnknownKeys()
     try:
         graph = graph_from_dict(document, unknown)
@@ -60,7 +64,10 @@ def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
     if kind not in (GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES):
         raise InvalidGraph(f"'format' must be '{GRAPH_FORMAT_NODES}' or '{GRAPH_FORMAT_VALUES}', not {kind!r:.60}")
     reader = _Reader(UnknownKeys() if unknown is None else unknown)
-    parts = reader.nodes(document) if kind == GRAPH_FORMAT_NODES else reader.operations_and_values(document)
+    try:
+        parts = reader.nodes(document) if kind == GRAPH_FORMAT_NODES else reader.operations_and_values(document)
+    except _TooManyProblems:
+        parts = {}
     if reader.problems:
         raise InvalidGraph(reader.problems[0], reader.problems)
     return Graph.from_nodes(**parts) if kind == GRAPH_FORMAT_NODES else Graph(**parts)
@@ -141,12 +148,22 @@ _NAMES: dict[type, str] = {
 }  # fmt: skip
 
 
+class _TooManyProblems(Exception):
+    """The rest of a file is not read."""
+
+
 class _Reader:
     """Reads documents and notes every problem with its place; a wrong field is read as zero or empty."""
 
     def __init__(self, unknown: UnknownKeys):
         self.problems: list[str] = []
         self.unknown = unknown
+
+    def note(self, problem: str) -> None:
+        self.problems.append(problem)
+        if len(self.problems) >= MOST_PROBLEMS:
+            self.problems.append(f"the graph {NO_MORE}")
+            raise _TooManyProblems
 
     def nodes(self, document: dict[str, Any]) -> dict[str, Any]:
         """Arguments of `Graph.from_nodes` for a remat-graph/1 document."""
@@ -177,16 +194,16 @@ class _Reader:
         """(record, place) of every record of a list."""
         rows = self._field(document, key, list, "the graph")
         if not rows and not may_be_empty and isinstance(document.get(key), list):
-            self.problems.append(f"the graph has no {key}")
+            self.note(f"the graph has no {key}")
         if len(rows) > MAX_OPERATIONS:
-            self.problems.append(f"the graph has more than {MAX_OPERATIONS} {key}")
+            self.note(f"the graph has more than {MAX_OPERATIONS} {key}")
             return []
         return [(self._record(row, f"{what} {i}", what, known), f"{what} {i}") for i, row in enumerate(rows)]
 
     def _record(self, record: Any, where: str, what: str, known: _Fields) -> dict[str, Any] | None:
         """Note the record's unknown keys and return it; note a problem and return None if it is no object."""
         if not isinstance(record, dict):
-            self.problems.append(f"{where} must be an object, not {record!r:.60}")
+            self.note(f"{where} must be an object, not {record!r:.60}")
             return None
         self.unknown.look(record, tuple(known), what, where)
         return record
@@ -197,7 +214,7 @@ class _Reader:
         for e, edge in enumerate(edges):
             problem = _edge_problem(edge, deps)
             if problem:
-                self.problems.append(f"edge {e} {problem}")
+                self.note(f"edge {e} {problem}")
             else:
                 deps[edge[1]].add(edge[0])
         return deps
@@ -234,24 +251,20 @@ class _Reader:
             problem = _type_problem(value, wanted) or _range_problem(value, kind)
             if not problem:
                 return tuple(value) if kind == _IDS else value
-            self.problems.append(f"{at}: '{key}' {problem}")
+            self.note(f"{at}: '{key}' {problem}")
         elif default is not ...:
             return default
         else:
             slip = nearest(key, record.keys() - _KNOWN, 1, alike=0.7)
-            hint = f"; did you mean '{key}' by '{slip[0]:.60}'?" if slip else ""
-            self.problems.append(f"{at} lacks '{key}'{hint}")
+            hint = f"; did you mean '{key}' by '{plain(slip[0])}'?" if slip else ""
+            self.note(f"{at} lacks '{key}'{hint}")
         return _EMPTY[wanted[0]]
 
 
 def _type_problem(value: Any, wanted: tuple[type, ...]) -> str:
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         return f"must be {' or '.join(_NAMES[kind] for kind in wanted)}, not {value!r:.60}"
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        return f"holds half a character (a lone surrogate): {value!r:.60}"
-    if isinstance(value, str) and holds_control_character(value):
-        return f"holds a control character: {value!r:.60}"
-    return ""
+    return text_problem(value) if isinstance(value, str) else ""
 
 
 def _range_problem(value: Any, kind: Any) -> str:

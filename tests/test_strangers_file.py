@@ -1,0 +1,218 @@
+"""Files that anyone may have written: they neither fill the memory nor reach the terminal or a spreadsheet as code."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pandas as pd
+import pytest
+
+import remat
+from analysis import draw_run
+from analysis.table import write_frame
+from experiments import cli as run_py
+from remat import files
+from remat.cli import main
+from remat.frontends.json import graph_to_dict
+from remat.implementation import Implementation
+
+NASTY = "\x1b[2J\nfile.json: all is well\r\u202eok\u2028\ud800é"
+TINY = remat.Graph.from_nodes("tiny", [[], [0], [1], [0, 2]], [2, 2, 3, 2], [1, 5, 1, 1], cost_unit="unit")
+
+
+def rich_graph() -> dict[str, Any]:
+    """A document with every kind of record."""
+    way = Implementation("fast", (), (0,), 1, 2, is_lossy=True, work=remat.Work(1, 2, signature="{}"))
+    operation = remat.Operation("a", "x", (), (0,), 5, 1, True, True, remat.Work(3, 4), (way,))
+    return json.loads(json.dumps(graph_to_dict(remat.Graph("g", (operation,), (remat.Value("v", 2, True),)))))
+
+
+def bound(**changes: Any) -> dict[str, Any]:
+    solution = remat.solve(TINY, 7, "checkmate_milp", time_limit_s=20)
+    found = {} if solution.certificate is None else solution.certificate.to_dict()
+    base = {
+        "format": "remat-bound/1", "graph": "tiny", "graph_sha256": TINY.sha256(), "budget_bytes": 7, "scope": "staged",
+        "bound": 0, "denominator": 1, "multipliers": {"edge": [[0, 0, 1, 1]]},
+    }  # fmt: skip
+    return json.loads(json.dumps(base | found | changes))
+
+
+LOG: list[Any] = [
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+    {"INSTRUCTION": "CONSTANT", "NAME": "w"},
+    {"INSTRUCTION": "MEMORY", "NAME": "w", "MEMORY": "4"},
+    {"INSTRUCTION": "CALL", "NAME": "f", "TIME": "3", "ARGS": ["w"], "RESULT": ["x"]},
+    {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "8"},
+    {"INSTRUCTION": "ALIAS", "NAME": "x", "ALIAS": "-1"},
+    {"INSTRUCTION": "RELEASE", "NAME": "x"},
+]
+DOCUMENTS: dict[str, Callable[[], Any]] = {
+    "nodes.json": lambda: graph_to_dict(TINY) | {"more": {"a": 1}},
+    "values.json": rich_graph,
+    "plan.json": lambda: json.loads(
+        json.dumps(remat.Plan.from_order(TINY, range(4), 9).document() | {"more": [[]], "execution": {"a": "b"}})
+    ),
+    "named.json": lambda: remat.Plan.from_order(TINY, range(4)).document() | {"steps": [["compute", 0, "fast"]]},
+    "bound.json": bound,
+    "windows.json": lambda: bound(
+        format="remat-bound/2", boundaries=[1], multipliers={},
+        tree=[{"denominator": 1, "multipliers": {}, "column": ["S", 0, 0, 0], "zero": 1, "one": 1},
+              {"denominator": 1, "multipliers": {"need": [[0, 0, 0, 1]]}}],
+    ),
+    "step.log": lambda: LOG,
+}  # fmt: skip
+
+
+def variants(document: Any) -> Iterator[Any]:
+    """The document with one text or key of it replaced by `NASTY`, or a key of that name added."""
+    if isinstance(document, str):
+        yield NASTY
+        yield document + NASTY
+    elif isinstance(document, list):
+        for i, item in enumerate(document):
+            yield from ([*document[:i], other, *document[i + 1 :]] for other in variants(item))
+    elif isinstance(document, dict):
+        yield document | {NASTY: NASTY}
+        for key, value in document.items():
+            others = {name: item for name, item in document.items() if name != key}
+            yield others | {NASTY: value}
+            yield others | {key + NASTY: value}
+            yield document | {key: NASTY}
+            yield from (document | {key: other} for other in variants(value))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_text_of_a_file_reaches_the_terminal_as_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remat.save_graph(TINY, "tiny.json")
+    document = DOCUMENTS[name]()
+    n_shown = 0
+    for changed in variants(document):
+        lines = [json.dumps(line) for line in changed] if name.endswith(".log") else [json.dumps(changed)]
+        Path(name).write_text("\n".join(lines))
+        for arguments in ([], ["--graph", "tiny.json"], ["--graph", name]):
+            main(["check", name, *arguments])
+            said = capsys.readouterr()
+            for line in (said.out + said.err).splitlines():  # splits at every character that ends a line
+                assert line.startswith((f"{name}: ", f"note: {name}: ", f"--graph {name}: ")), changed
+                assert line.isprintable(), changed
+            n_shown += "all is well" in said.out + said.err
+    assert n_shown > 0  # as text
+
+
+def test_half_a_character_is_refused_by_plans_bounds_and_graphs() -> None:
+    plan = remat.Plan.from_order(TINY, range(4)).document()
+    with pytest.raises(remat.InvalidPlan, match=r"'graph' holds half a character .*: '\\ud800'"):
+        remat.Plan.from_document(plan | {"graph": "\ud800"}, TINY, "it")
+    with pytest.raises(remat.InvalidInput, match="graph holds half a character"):
+        remat.BoundCertificate.from_dict(bound(graph="\ud800"), "it")
+    with pytest.raises(remat.InvalidGraph, match="holds half a character"):
+        remat.Graph.from_nodes("\ud800", [[]], [1], [1])
+    with pytest.raises(remat.InvalidGraph, match="name of operation 0 must be text, not 7"):
+        remat.Graph.from_nodes("g", [[]], [1], [1], names=[7])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    remat.save_graph(remat.Graph.from_nodes("naïve 図", [[], [0]], [1, 1], [1, 1]), "g.json")
+    code = "import sys; from remat.cli import main; sys.exit(main(['check', 'g.json']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(remat.__file__).parents[1])},
+    )  # fmt: skip
+    assert r"graph 'na\xefve \u56f3': 2 operations" in done.stdout
+    written = io.BytesIO()
+    monkeypatch.setattr(
+        sys, "stderr", io.TextIOWrapper(written, encoding="ascii", errors="strict", line_buffering=True)
+    )
+    assert run_py.main(["graph=naïve.json"]) == 1
+    assert written.getvalue().startswith(b"error: cannot read 'graph=na\\xefve.json' (")
+
+
+def test_a_file_of_too_many_values_is_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_JSON_VALUES", 5000)
+    path = tmp_path / "g.json"
+    text = b"[" + b"{}," * 4000 + b"{}]"
+    for content in (text, gzip.compress(text)):
+        path.write_bytes(content)
+        with pytest.raises(remat.InvalidGraph, match=r"g\.json: .* more than 5,000 values$"):
+            remat.load_graph(path)
+    path.write_bytes(b"[" + b"{}," * 1000 + b"{}]" + b" " * 5000)
+    with pytest.raises(remat.InvalidGraph, match="must be a JSON object"):
+        remat.load_graph(path)
+    monkeypatch.setattr(files, "MAX_JSON_LINES", 50)
+    log = tmp_path / "step.log"
+    log.write_text("{}\n" * 60)
+    with pytest.raises(remat.InvalidGraph, match=r"step\.log: line 51: comes after 50 lines"):
+        remat.load_graph(log)
+
+
+def test_a_file_that_needs_more_memory_than_there_is_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(files, "_DECODER", type("Full", (), {"decode": staticmethod(full)}))
+    (tmp_path / "g.json").write_text("[]")
+    with pytest.raises(remat.InvalidGraph, match=r"g\.json: cannot be read: it needs more memory than there is$"):
+        remat.load_graph(tmp_path / "g.json")
+
+
+def test_no_more_than_a_thousand_problems_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = {
+        "edges": graph_to_dict(TINY) | {"edges": [{}] * 3000},
+        "nodes": graph_to_dict(TINY) | {"nodes": [{"nam": 1}] * 3000},
+        "plan": remat.Plan.from_order(TINY, range(4)).document() | {"steps": [{}] * 3000},
+    }
+    for name, document in documents.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(document))
+        assert main(["check", str(path)]) == 1
+        *_, last = lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == files.MOST_PROBLEMS + 1
+        assert last.endswith("has more than 1000 problems; the others are not listed")
+
+
+def test_the_graph_that_is_named_is_read_also_beside_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remat.save_graph(TINY, "tiny.json")
+    assert main(["check", "tiny.json", "--graph", "nofile"]) == 1
+    assert capsys.readouterr().err == "--graph nofile: no such file\n"
+    assert main(["check", "tiny.json", "--graph", "tiny.json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+FORMULAS = ('=HYPERLINK("http://x")', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", " =1", "\t=1", "＝1")
+TEXTS = ("a=b", "-", "+3.2 %", "-0.5", "–", "checkpoint_all", "")
+
+
+def test_no_cell_of_a_table_begins_as_a_formula(tmp_path: Path) -> None:
+    path = write_frame(pd.DataFrame({"name": [*FORMULAS, *TEXTS], "cost": -1.5}), tmp_path / "table.csv")
+    back = pd.read_csv(path, keep_default_na=False)
+    assert back["name"].tolist() == [*(f"'{text}" for text in FORMULAS), *TEXTS]
+    assert set(back["cost"]) == {-1.5}
+
+
+def test_a_graph_named_as_a_formula_is_text_in_the_table_of_its_run(tmp_path: Path) -> None:
+    graph = remat.Graph.from_nodes(FORMULAS[0], [[], [0]], [1, 1], [1, 1])
+    plan = remat.Plan.from_order(graph, range(2))
+    solved = [(fake_run.row(graph, "checkpoint_all", 4, "OPTIMAL", plan), plan)]
+    folder = fake_run.write_run(tmp_path, graph, solved)
+    draw_run(folder)
+    assert pd.read_csv(folder / "table.csv")["graph_name"].tolist() == [f"'{FORMULAS[0]}"]
