@@ -341,7 +341,7 @@ def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     transformers' models install hooks then, for example, in a way that cannot be traced.
     """
     try:
-        plain_step(model, args, kwargs, 0)
+        plain_step(model, args, kwargs, 0, sets_up=True)
     except Exception:  # whatever stops it here: the compiler's refusal is what the user reads
         return False
     return True

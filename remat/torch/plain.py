@@ -32,8 +32,8 @@ from remat.torch._private import (
     tracing_shown,
     tree_map,
 )
+from remat.torch._state import State, replaced_tensors
 from remat.torch._work import call_signature, storage_bytes, tensors_of
-from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
 from remat.torch.measure import undone
 
@@ -78,6 +78,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
+    sets_up: bool = False,
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
@@ -86,6 +87,7 @@ def plain_step(
         loss_bytes: bytes that a loss outside of the module holds between forward and backward, beside the outputs and
             their gradients; or a function that gives them from the outputs.
         seen: a mode that sees the calls too.
+        sets_up: keep what the model sets up in its first call, see `attributes_kept`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -95,15 +97,15 @@ def plain_step(
     fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
 
     def followed(tells_truth: bool) -> FollowedStep:
-        with layouts_of_kernels(), (tracing_shown if tells_truth else fakes_hidden)(), mode:
+        shown = tracing_shown if tells_truth else fakes_hidden
+        with replaced_tensors(model, bare, sets_up=sets_up), layouts_of_kernels(), shown(), mode:
             return _step(model, fake_args, fake_kwargs, loss_bytes, begin, seen)
 
-    with replaced_tensors(model, bare):
-        try:
-            return followed(tells_truth=False)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            # Some models read values only where they are not traced.
-            return followed(tells_truth=True)
+    try:
+        return followed(tells_truth=False)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        # Some models read values only where they are not traced.
+        return followed(tells_truth=True)
 
 
 def real_step(
@@ -119,7 +121,8 @@ def _step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_bytes: LossBytes,
     begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
 ) -> FollowedStep:  # fmt: skip
-    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))])
+    known = [*State(model).tensors, *tensors_of((args, kwargs))]  # held, so that no new storage takes the place of one
+    follower = Follower(known)
     begin(follower)
 
     def loss(found: list[Tensor]) -> AbstractContextManager[None]:
