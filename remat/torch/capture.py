@@ -21,6 +21,7 @@ from torch import fx, nn
 from remat.errors import InvalidInput, RematError
 from remat.torch import _private
 from remat.torch._autocast import cast_once
+from remat.torch._numbers import NumbersChange, numbers_apart
 from remat.torch._private import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -106,7 +107,7 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
 def capture_module(
     module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
-    told: set[_private.Place] | None = None,
+    told: _private.Told | None = None,
 ) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
@@ -123,10 +124,11 @@ def capture_module(
         raise _Captured
 
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
         found["lowering"] = _private.lowering(graph, example_inputs) if backend is _private.inductor else None
-        return (backend or eager_backend)(graph, example_inputs, partition)
+        return with_numbers((backend or eager_backend)(graph, example_inputs, partition))
 
     def call() -> None:
         try:
@@ -138,7 +140,7 @@ def capture_module(
             pass
 
     with refusals("the training step cannot be captured"):
-        compiling(call, set() if told is None else told)
+        compiling(call, told or _private.Told())
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
@@ -221,7 +223,7 @@ def settings() -> Iterator[None]:
         yield
 
 
-def compiling(call: Callable[[], T], told: set[_private.Place]) -> T:
+def compiling(call: Callable[[], T], told: _private.Told) -> T:
     """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
 
     Some models do otherwise while they are traced, e.g. repeat the heads of attention instead of letting the kernel
@@ -229,17 +231,21 @@ def compiling(call: Callable[[], T], told: set[_private.Place]) -> T:
     because it reads values next, it hears the truth.
 
     Args:
-        told: places in the model's code where it hears the truth; grows.
+        told: where the model hears the truth, and its numbers that change; grows.
     """
     for _ in range(MOST_TOLD):
-        with settings(), _private.as_in_eager_mode(told):
+        with settings(), _private.as_in_eager_mode(told.places), _private.numbers_open(told.numbers):
             try:
                 return call()
             except TorchDynamoException as error:
-                if _private.tracing.asked is None or isinstance(getattr(error, "inner_exception", None), RematError):
+                cause = getattr(error, "inner_exception", None)
+                if isinstance(cause, NumbersChange):
+                    told.numbers |= cause.names
+                elif _private.tracing.asked is None or isinstance(cause, RematError):
                     raise
-                told.add(_private.tracing.asked)
-    with settings(), _private.as_in_eager_mode(_private.EVERYWHERE):
+                else:
+                    told.places.add(_private.tracing.asked)
+    with settings(), _private.as_in_eager_mode(_private.EVERYWHERE), _private.numbers_open(told.numbers):
         return call()
 
 

@@ -21,7 +21,8 @@ from remat.execution import Planned, StepPlan
 from remat.torch import _aot, _optimizer, _private, _random, capture, step_graph
 from remat.torch._emit import emit
 from remat.torch._in_backward import Given, InBackward
-from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
+from remat.torch._numbers import check_containers, numbers_apart
+from remat.torch._private import BatchNorm, Told, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
@@ -218,6 +219,7 @@ class _CompiledStep:
         self.called = threading.local()  # its `inputs` name a plan that is made during the call
         # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
         self.compiled: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self.states: dict[tuple[str, str], set[Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
@@ -235,6 +237,8 @@ class _CompiledStep:
         return outputs
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
+        check_containers(self.states, self.called.inputs)
         primals, planner = primals_of(graph), self.planner
         replace_recurrent(graph)
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
@@ -248,15 +252,15 @@ class _CompiledStep:
             update_of = planner.in_backward.update_of if planner.in_backward else None
             return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
-        return _aot.backend_of(self.backend)(graph, example_inputs, partition)
+        return with_numbers(_aot.backend_of(self.backend)(graph, example_inputs, partition))
 
 
-_places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()
+_told_of: weakref.WeakKeyDictionary[nn.Module, Told] = weakref.WeakKeyDictionary()
 
 
-def _told(model: nn.Module) -> set[Place]:
-    """The places in a model's code where it hears that it is traced, see `capture.compiling`."""
-    return _places_told.setdefault(model, set())
+def _told(model: nn.Module) -> Told:
+    """How a model has to be traced, see `capture.compiling`."""
+    return _told_of.setdefault(model, Told())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,10 +48,12 @@ class FollowedStep:
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
+        left_bytes: of the tensors that the step leaves in the model's attributes.
     """
 
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
+    left_bytes: int = field(default=0, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -130,7 +132,10 @@ def _step(
 
     with follower, seen or nullcontext():
         backward_from(model(*args, **kwargs), loss)
-    return FollowedStep(tuple(follower.signatures), tuple(follower.held))
+    left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
+    return FollowedStep(
+        tuple(follower.signatures), tuple(follower.held), left_bytes=sum(follower.alive[key] for key in left)
+    )
 
 
 class Follower(TorchDispatchMode):

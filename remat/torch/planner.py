@@ -67,6 +67,7 @@ class Planner:
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
+        left_bytes: of the tensors that a step leaves in the model's attributes, until the next step has replaced them.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         plans: by the sha256 of the step's fingerprint.
         lowered: the step that was captured last, if Inductor compiles it and it has no plan yet.
@@ -89,6 +90,7 @@ class Planner:
     sample: str = ""
     implementations: str = "default"
     in_backward: InBackward | None = None
+    left_bytes: int = 0
     end_bytes: int | None = None
     find: Callable[[Graph, int, Sequence[Plan]], Solution] | None = None
     plans: dict[str, StepPlan] = field(default_factory=dict)
