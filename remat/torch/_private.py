@@ -6,7 +6,7 @@ The interfaces, and where PyTorch keeps them:
 - trees of tensors: ``torch.utils._pytree``
 - tensors without contents: ``torch._subclasses.fake_tensor``, with the one function that dispatches their operators
 - dispatch modes: ``torch.utils._python_dispatch``
-- Dynamo: its settings, its stance, its exceptions, its notes in a graph's nodes
+- Dynamo: its settings, its stance, its exceptions, its notes in a graph's nodes, its notes of what a step changes
 - AOT autograd: its entry, its settings, its descriptions of inputs and outputs, its guess of a gradient's layout
 - the min-cut partitioner and its settings; Inductor's entry, and its setting for another partitioner
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
@@ -37,8 +37,9 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -392,6 +393,19 @@ def _calls_without_result(_n_methods: int) -> set[Callable[..., Any]]:
 Place = tuple[tuple[str, int], ...]  # (file, line) of a call and of its callers, the innermost first
 
 
+@dataclass(slots=True)
+class Told:
+    """How a model has to be traced.
+
+    Attributes:
+        places: in its code where it hears that it is traced.
+        numbers: in attributes, as Dynamo has them, which are no constants.
+    """
+
+    places: set[Place] = field(default_factory=set)
+    numbers: set[str] = field(default_factory=set)
+
+
 class _Everywhere:
     def __contains__(self, place: object) -> bool:
         return True
@@ -466,6 +480,66 @@ def _answer_questions() -> None:
         if (function := getattr(place, "is_current_stream_capturing", None)) is not None:
             torch._dynamo.allow_in_graph(function)  # so that Dynamo looks for a handler; it skips some functions
             handlers[function] = no
+
+
+@contextmanager
+def numbers_open(names: Collection[str]) -> Iterator[None]:
+    """Let numbers of these names be arguments of the graph that Dynamo captures."""
+    with torch.compiler.config.patch(dynamic_sources=",".join(sorted(names))) if names else nullcontext():
+        yield
+
+
+def changed_numbers() -> dict[str, tuple[Any, Any]]:
+    """[name of an attribute] (number now, number after), if the step that Dynamo compiles now reads and changes it.
+
+    Call in a backend.
+    """
+    output, found = _output_of_dynamo(), dict[str, tuple[Any, Any]]()
+    read = {_name_of(guard.originating_source) for guard in output.guards}
+    for owner, stored in output.side_effects.store_attr_mutations.items():
+        for attribute, made in stored.items() if owner.source is not None else ():
+            name = f"{_name_of(owner.source)}.{attribute}"
+            if name not in read or not made.is_python_constant() or not hasattr(owner, "value"):
+                continue
+            before, after = vars(owner.value).get(attribute), made.as_python_constant()
+            if {type(before), type(after)} <= {int, float} and before != after:
+                found[name] = before, after
+    return found
+
+
+def changed_containers() -> dict[str, Any]:
+    """[name] list, dict, set or deque that the step that Dynamo compiles now changes. Call in a backend."""
+    side_effects = _output_of_dynamo().side_effects
+    objects = {id(x): x for x in side_effects.keepalive}
+    return {
+        _name_of(variable.source): objects.get(key)
+        for key, variable in side_effects.id_to_variable.items()
+        if variable.source is not None
+        and isinstance(objects.get(key), (list, dict, set, deque))
+        and side_effects.is_modified(variable)
+    }
+
+
+def _output_of_dynamo() -> Any:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().output
+
+
+def _name_of(source: Any) -> str:
+    """Dynamo's name of where it found something; a method in PyTorch 2.11."""
+    return source.name() if callable(source.name) else source.name
+
+
+def shown_name(name: str) -> str:
+    """Dynamo's name of an attribute as the user knows it: ``L['model']._modules['norm'].n`` is ``norm.n``."""
+    name = re.sub(r"(\.__dict__)?(\['_modules'\]|\._modules)\['?([^'\]]+)'?\]", r".\3", name)
+    return re.sub(r"^[LG]\['[^']*'\]\.?", "", name)
+
+
+def attribute_name(place: fx.Node) -> str:
+    """The name of the attribute that a placeholder of Dynamo's graph holds."""
+    return shown_name(_name_of(place.meta["grapharg"].source))
 
 
 def _place_of(tx: Any) -> Place:

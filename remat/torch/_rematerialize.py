@@ -27,11 +27,12 @@ from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._self_check import check_untested_version
 from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
+from remat.torch._state import State
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.module import Rematerialized, captured_step, keywords, places_told, with_storages
+from remat.torch.module import Rematerialized, captured_step, keywords, told_of, with_storages
 from remat.torch.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
 from remat.torch.planner import EARLIER_GRADIENTS, Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep
@@ -153,7 +154,9 @@ def rematerialize(
 
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
         gradients = _gradient_bytes(training_graph) if accumulate else 0
-        return {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
+        fixed = {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
+        left = planner.left_bytes and max(0, planner.left_bytes - _read_in_attributes(model, training_graph))
+        return fixed | ({"tensors in attributes": left} if left else {})
 
     planner = Planner(
         name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
@@ -202,7 +205,7 @@ def _warn_of_truth(
     Args:
         plain: its step where it hears of no tracing.
     """
-    if not (told := places_told(model)):
+    if not (told := told_of(model).places):
         return
     traced = plain_step(model, args, kwargs, told=told)
     if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
@@ -377,6 +380,14 @@ def _gradient_bytes(training_graph: TrainingGraph) -> int:
     return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
 
 
+def _read_in_attributes(model: nn.Module, training_graph: TrainingGraph) -> int:
+    """Bytes of the tensors in attributes that a step reads; its graph counts them."""
+    own = {storage_key(x) for x in (*model.parameters(), *model.buffers())}
+    held = {storage_key(x): storage_bytes(x) for x in State(model).tensors}
+    read = {storage_key(x) for x in training_graph.primals} & held.keys()
+    return sum(held[key] for key in read - own)
+
+
 def _plain_peak(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep,
     *, may_run: bool,
@@ -399,6 +410,7 @@ def _plain_peak(
     except Exception as error:  # fake tensors do not support everything that compiles
         text = (str(error).strip().splitlines() or [""])[0][:160]
         return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
+    planner.left_bytes = plain.left_bytes
     _warn_of_truth(model, args, kwargs, plain)
     calls = calls_graph(planner.name, plain.signatures)
     # Measure also the operations of the plan: the process that measures takes seconds to start.

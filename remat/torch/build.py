@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from remat.torch._private import (
     module_tensors,
     tree_map,
 )
+from remat.torch._state import replaced_tensors
 
 LOSSES = ("mean", "cross_entropy", "bce")
 
@@ -131,27 +132,6 @@ def output_of(
         raise InvalidInput(
             f"the model does not accept its sample input of shape {shapes}: {type(error).__name__}: {text}"
         ) from error
-
-
-@contextmanager
-def replaced_tensors(model: nn.Module, replacement: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let every parameter and buffer be its replacement for a while; tied ones stay tied.
-
-    (`torch.func.functional_call` does not put back the buffers of a module that occurs twice.)
-    """
-    replaced: dict[int, Tensor] = {}
-    before = [(tensors, dict(tensors)) for m in model.modules() for tensors in module_tensors(m)]
-    try:
-        for tensors, old in before:
-            for key, x in old.items():
-                if x is not None:
-                    replaced.setdefault(id(x), replacement(x))
-                    tensors[key] = replaced[id(x)]  # pyright: ignore[reportArgumentType]
-        yield
-    finally:
-        for tensors, old in before:
-            tensors.clear()
-            tensors.update(old)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _unpack(made: Any, spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], Loss | str | None]:

@@ -22,6 +22,7 @@ from remat.errors import InvalidInput, RematError
 from remat.torch import _private
 from remat.torch._autocast import cast_once
 from remat.torch._branches import NewBranches, Values
+from remat.torch._numbers import NumbersChange, numbers_apart
 from remat.torch._private import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -107,7 +108,7 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
 def capture_module(
     module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
-    told: set[_private.Place] | None = None, values: Values | None = None,
+    told: _private.Told | None = None, values: Values | None = None,
 ) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
@@ -126,10 +127,11 @@ def capture_module(
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if values is not None:
             values.learn()
+        graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
         found["lowering"] = _private.lowering(graph, example_inputs) if backend is _private.inductor else None
-        return (backend or eager_backend)(graph, example_inputs, partition)
+        return with_numbers((backend or eager_backend)(graph, example_inputs, partition))
 
     def call() -> None:
         try:
@@ -141,7 +143,7 @@ def capture_module(
             pass
 
     with refusals("the training step cannot be captured"):
-        compiling(call, set() if told is None else told, values)
+        compiling(call, told or _private.Told(), values)
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     return found["joint"]
@@ -224,7 +226,7 @@ def settings() -> Iterator[None]:
         yield
 
 
-def compiling(call: Callable[[], T], told: set[_private.Place], values: Values | None = None) -> T:
+def compiling(call: Callable[[], T], told: _private.Told, values: Values | None = None) -> T:
     """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
 
     Some models do otherwise while they are traced, e.g. repeat the heads of attention instead of letting the kernel
@@ -232,26 +234,28 @@ def compiling(call: Callable[[], T], told: set[_private.Place], values: Values |
     because it reads values next, it hears the truth. Branches on integer arguments are followed.
 
     Args:
-        told: places in the model's code where it hears the truth; grows.
+        told: where the model hears the truth, and its numbers that change; grows.
         values: of the arguments, if they are known.
     """
     heard = 0
     while True:
-        with settings(), _private.as_in_eager_mode(told if heard < MOST_TOLD else _private.EVERYWHERE, values):
+        places = told.places if heard < MOST_TOLD else _private.EVERYWHERE
+        with settings(), _private.as_in_eager_mode(places, values), _private.numbers_open(told.numbers):
             try:
-                made = call()
+                return call()
             except TorchDynamoException as error:
-                inner = getattr(error, "inner_exception", None)
-                if isinstance(inner, NewBranches):  # which the next call knows
+                cause = getattr(error, "inner_exception", None)
+                if isinstance(cause, NewBranches):  # which the next call knows
                     continue
-                if _private.tracing.asked is None or isinstance(inner, RematError):
+                if isinstance(cause, NumbersChange) and not cause.names <= told.numbers:
+                    told.numbers |= cause.names
+                elif _private.tracing.asked is None or isinstance(cause, RematError):
                     raise
-                told.add(_private.tracing.asked)
-                heard += 1
+                else:
+                    told.places.add(_private.tracing.asked)
+                    heard += 1
                 if values is not None:
                     values.found.clear()
-            else:
-                return made
 
 
 @contextmanager

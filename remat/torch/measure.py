@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remat.torch._loss import NO_LOSS, Meanwhile, Outside, nothing
+from remat.torch._state import contents_kept
 from remat.torch._work import tensors_of
 from remat.torch.timing import peak_of
 
@@ -27,19 +28,23 @@ def peak_of_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, loss: Meanwhile = nothing,
     outside: Outside = NO_LOSS,
 ) -> int:  # fmt: skip
-    """Peak of a forward and backward pass; gradients, buffers and random numbers stay as they are.
+    """Peak of a forward and backward pass; gradients, buffers, attributes and random numbers stay as they are.
 
     Args:
         loss: the memory of a loss outside of the module, see `backward_from`; by default it holds nothing.
         outside: the loss, if it is given, and how it is differentiated.
     """
 
-    with undone(model, args, kwargs, device) as leaves:
-        # The first step compiles and chooses kernels, which may take memory that later steps do not take.
+    def step() -> None:
         _step(model, args, kwargs, loss, outside)
+
+    # The first step compiles and chooses kernels, which may take memory that later steps do not take.
+    with undone(model, args, kwargs, device):
+        step()
+    with undone(model, args, kwargs, device) as leaves:
         for x in leaves:
             x.grad = None
-        return measured_peak(lambda: _step(model, args, kwargs, loss, outside), device)
+        return measured_peak(step, device)
 
 
 def difference_of_steps(
@@ -89,17 +94,13 @@ def _step(
 def undone(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
 ) -> Iterator[list[Tensor]]:  # fmt: skip
-    """Undo afterwards what steps change: gradients, buffers and random numbers. Gives the tensors with gradients."""
+    """Undo afterwards what steps change: gradients, buffers, attributes, random numbers. Gives what gets gradients."""
     leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]
-    buffers = [b.detach().clone() for b in model.buffers()]
     devices = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with torch.random.fork_rng(devices), torch.enable_grad(), contents_kept(model):
         try:
             yield leaves
         finally:
-            with torch.no_grad():
-                for buffer, old in zip(model.buffers(), buffers, strict=True):
-                    buffer.copy_(old)
             for x, gradient in zip(leaves, before, strict=True):
                 x.grad = gradient

@@ -22,7 +22,8 @@ from remat.torch import _aot, _features, _optimizer, _private, _random, capture,
 from remat.torch._branches import NewBranches, Values
 from remat.torch._emit import emit
 from remat.torch._in_backward import Given, InBackward
-from remat.torch._private import BatchNorm, Place, is_fake, primals_of, share_tables, storage_key, tree_map
+from remat.torch._numbers import check_containers, numbers_apart
+from remat.torch._private import BatchNorm, Told, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
@@ -220,6 +221,7 @@ class _CompiledStep:
         # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
         # They also say which way the model's branches on values go, of which the compiler does not know.
         self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self.states: dict[tuple[str, str], set[Any]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
@@ -238,7 +240,7 @@ class _CompiledStep:
 
         refusals = capture.refusals("this step cannot be executed under a plan")
         with _refusals(self.model, args, kwargs), refusals:
-            outputs = capture.compiling(call, places_told(self.model), values)
+            outputs = capture.compiling(call, told_of(self.model), values)
         inputs = self.called.inputs
 
         def watch(node: Any) -> None:
@@ -252,6 +254,8 @@ class _CompiledStep:
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.called.values.learn():
             raise NewBranches
+        graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
+        check_containers(self.states, self.called.inputs)
         primals, planner, used = primals_of(graph), self.planner, _features.used_features(graph)
         replace_recurrent(graph)
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
@@ -266,15 +270,15 @@ class _CompiledStep:
             return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
         step = _aot.backend_of(self.backend)(graph, example_inputs, partition)
-        return _features.watched(step, used) if used else step
+        return with_numbers(_features.watched(step, used) if used else step)
 
 
-_places_told: weakref.WeakKeyDictionary[nn.Module, set[Place]] = weakref.WeakKeyDictionary()
+_told_of: weakref.WeakKeyDictionary[nn.Module, Told] = weakref.WeakKeyDictionary()
 
 
-def places_told(model: nn.Module) -> set[Place]:
-    """The places in a model's code where it hears that it is traced, see `capture.compiling`."""
-    return _places_told.setdefault(model, set())
+def told_of(model: nn.Module) -> Told:
+    """How a model has to be traced, see `capture.compiling`."""
+    return _told_of.setdefault(model, Told())
 
 
 @contextmanager
@@ -342,9 +346,7 @@ def captured_step(
 
     def captured() -> capture.TrainingGraph:
         values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
-        return capture.capture_module(
-            call_of(model), args, kwargs, _aot.backend_of(backend), places_told(model), values
-        )
+        return capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend), told_of(model), values)
 
     with _refusals(model, args, kwargs), torch.enable_grad():
         try:
@@ -362,7 +364,7 @@ def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     transformers' models install hooks then, for example, in a way that cannot be traced.
     """
     try:
-        plain_step(model, args, kwargs)
+        plain_step(model, args, kwargs, sets_up=True)
     except Exception:  # whatever stops it here: the compiler's refusal is what the user reads
         return False
     return True

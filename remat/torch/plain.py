@@ -38,8 +38,8 @@ from remat.torch._private import (
     tree_leaves,
     tree_map,
 )
+from remat.torch._state import State, replaced_tensors
 from remat.torch._work import call_signature, dense_bytes, storage_bytes, tensors_of
-from remat.torch.build import replaced_tensors
 from remat.torch.layouts import layouts_of_kernels
 from remat.torch.measure import undone
 
@@ -56,11 +56,13 @@ class FollowedStep:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
         is_eager: the model took the way of eager mode, because it reads no values that are not known.
+        left_bytes: of the tensors that the step leaves in the model's attributes.
     """
 
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
     is_eager: bool = field(default=True, kw_only=True)
+    left_bytes: int = field(default=0, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -87,7 +89,7 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside = NO_LOSS,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
-    told: Collection[Place] = (),
+    told: Collection[Place] = (), sets_up: bool = False,
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
@@ -96,10 +98,13 @@ def plain_step(
         outside: the loss.
         seen: a mode that sees the calls too.
         told: places at which the model hears that it is traced, as when it is captured; by default nowhere.
+        sets_up: keep what the model sets up in its first call, see `attributes_kept`.
     """
-    step, is_eager = _on_fakes(
-        model, args, kwargs, lambda a, k, readable: _step(model, a, k, outside, begin, seen, readable), told
-    )
+
+    def run(args: Any, kwargs: Any, readable: Readable) -> FollowedStep:
+        return _step(model, args, kwargs, outside, begin, seen, readable)
+
+    step, is_eager = _on_fakes(model, args, kwargs, run, told, sets_up)
     return replace(step, is_eager=is_eager)
 
 
@@ -114,7 +119,7 @@ def real_step(
 
 def _on_fakes(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[Any, Any, Readable], T],
-    told: Collection[Place] = (),
+    told: Collection[Place] = (), sets_up: bool = False,
 ) -> tuple[T, bool]:  # fmt: skip
     """What `run` makes of fake arguments, while parameters and buffers are fake too; it may begin again.
 
@@ -130,17 +135,16 @@ def _on_fakes(
     readable = [(fake, x) for fake, x in both if is_readable(x)]
 
     def followed(*contexts: AbstractContextManager[Any]) -> T:
-        with ExitStack() as stack:
+        with replaced_tensors(model, bare, sets_up=sets_up), ExitStack() as stack:
             for context in (layouts_of_kernels(), *contexts, mode):
                 stack.enter_context(context)
             return run(fake_args, fake_kwargs, readable)
 
-    with replaced_tensors(model, bare):
-        try:
-            return followed(fakes_hidden(), *([tracing_shown(told)] if told else [])), True
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            # Some models read values only where they are not traced.
-            return followed(tracing_shown()), False
+    try:
+        return followed(fakes_hidden(), *([tracing_shown(told)] if told else [])), True
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        # Some models read values only where they are not traced.
+        return followed(tracing_shown()), False
 
 
 def _step(
@@ -148,7 +152,8 @@ def _step(
     begin: Callable[[Follower], None], seen: AbstractContextManager[Any] | None = None,
     readable: Readable = (),
 ) -> FollowedStep:  # fmt: skip
-    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))], readable)
+    known = [*State(model).tensors, *tensors_of((args, kwargs))]  # held, so that no new storage takes the place of one
+    follower = Follower(known, readable)
     held = list[int]()  # by the loss, since the first backward pass began
     begin(follower)
 
@@ -163,7 +168,10 @@ def _step(
 
     with follower, seen or nullcontext():
         outside.backward_from(model(*args, **kwargs), loss)
-    return FollowedStep(tuple(follower.signatures), tuple(follower.held))
+    left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
+    return FollowedStep(
+        tuple(follower.signatures), tuple(follower.held), left_bytes=sum(follower.alive[key] for key in left)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +231,8 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
     found = differentiated(made)
     start = torch.zeros((), requires_grad=True)
     begun = dict[str, Any]()
-    follower = Follower([*model.parameters(), *model.buffers(), *tensors_of((args, kwargs, made))], readable)
+    known = [*State(model).tensors, *tensors_of((args, kwargs, made))]
+    follower = Follower(known, readable)
 
     def begins(gradients: Sequence[Tensor | None]) -> None:
         pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]

@@ -73,6 +73,7 @@ class Planner:
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
+        left_bytes: of the tensors that a step leaves in the model's attributes, until the next step has replaced them.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         outside: the loss outside of the module.
         loss_needs: of the loss on the sample arguments, if it is given.
@@ -98,6 +99,7 @@ class Planner:
     sample: str = ""
     implementations: str = "default"
     in_backward: InBackward | None = None
+    left_bytes: int = 0
     end_bytes: int | None = None
     outside: Outside = ANY_LOSS
     loss_needs: Needs | None = None

@@ -1,0 +1,181 @@
+"""What a model keeps in Python attributes: put back after every run of its code that is not a step of the user's."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat.execution import Planned
+
+DEEPEST = 2  # objects within objects, e.g. a cache and its layers; what is further away is not the model's
+_CONTAINERS = (dict, list, deque, set)
+_WITHOUT_STATE = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property,
+    str, bytes, int, float, complex, type(None), range, slice,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """A container and what was in it.
+
+    Attributes:
+        held: [items], of a dict with their keys.
+        is_of_module: it has a module's attributes.
+    """
+
+    container: Any
+    held: list[Any]
+    is_of_module: bool
+
+    def put_back(self, keeps_flags: bool) -> None:
+        now, held = _held(self.container), self.held
+        if keeps_flags and self.is_of_module:
+            flags = {name: x for name, x in now if isinstance(x, bool)}
+            held = list((dict(held) | flags).items())
+        if len(now) != len(held) or any(not _is_same(x, y) for x, y in zip(now, held, strict=True)):
+            _fill(self.container, held)
+
+
+class State:
+    """What the attributes of a model's modules hold, its tables of parameters and of buffers included.
+
+    Attributes:
+        tensors: in attributes, and in containers and objects there.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._seen = dict[int, Any]()  # keeps objects alive, so that no other takes an identity
+        self._containers = list[_Container]()
+        todo = deque[tuple[Any, int]]((module, 0) for module in model.modules())
+        while todo:
+            x, depth = todo.popleft()
+            if id(x) not in self._seen and not isinstance(x, _WITHOUT_STATE):
+                self._seen[id(x)] = x
+                todo.extend(self._inside(x, depth))
+        self.tensors = [x for x in self._seen.values() if isinstance(x, Tensor)]
+        self._own = {id(x) for x in (*model.parameters(), *model.buffers())}
+
+    def _inside(self, x: Any, depth: int) -> Iterator[tuple[Any, int]]:
+        """What `x` holds, each with the number of objects around it."""
+        if isinstance(x, Planned):  # its own attributes are not the model's
+            yield vars(x)["model"], depth
+        elif isinstance(x, nn.Module):
+            self._containers.append(_Container(vars(x), _held(vars(x)), True))
+            yield from ((y, depth) for y in vars(x).values())
+        elif isinstance(x, (*_CONTAINERS, tuple, frozenset)):
+            held = _held(x)
+            if isinstance(x, _CONTAINERS):
+                self._containers.append(_Container(x, held, False))
+            yield from ((z, depth) for y in held for z in (y if isinstance(x, dict) else (y,)))
+        elif depth < DEEPEST and not isinstance(x, Tensor) and isinstance(getattr(x, "__dict__", None), dict):
+            yield vars(x), depth + 1
+
+    def put_back(self, but_set_up: bool = False) -> None:
+        """Let containers hold what they held; they stay the same objects.
+
+        Args:
+            but_set_up: keep hooks, and flags of modules, as they are now.
+        """
+        hooks = {id(x) for each in self._containers if each.is_of_module for name, x in each.held if "_hooks" in name}
+        for each in self._containers:
+            if not but_set_up or id(each.container) not in hooks:
+                each.put_back(but_set_up)
+
+    def replace(self, replacement: Callable[[Tensor], Tensor]) -> None:
+        """Let tensors be their replacements until they are put back; tied ones stay tied."""
+        made = dict[int, Tensor]()
+
+        def replaced(x: Any) -> Any:
+            if type(x) is tuple:
+                return tuple(map(replaced, x))
+            if not isinstance(x, Tensor) or (id(x) not in self._own and not _is_ordinary(x)):
+                return x
+            if id(x) not in made:
+                made[id(x)] = replacement(x)
+            return made[id(x)]
+
+        for each in self._containers:
+            if any(isinstance(x, (Tensor, tuple)) for x in each.held):
+                _fill(each.container, list(map(replaced, each.held)))
+
+
+@contextmanager
+def attributes_kept(model: nn.Module, *, sets_up: bool = False) -> Iterator[State]:
+    """Let the attributes of all submodules be afterwards what they were: containers, and plain objects in them, too.
+
+    Args:
+        sets_up: keep hooks and flags that the model sets in its first call, unless that fails.
+    """
+    state, succeeds = State(model), False
+    try:
+        yield state
+        succeeds = sets_up
+    finally:
+        state.put_back(but_set_up=succeeds)
+
+
+@contextmanager
+def replaced_tensors(
+    model: nn.Module, replacement: Callable[[Tensor], Tensor], *, sets_up: bool = False
+) -> Iterator[None]:
+    """As `attributes_kept`, with a replacement for each parameter, buffer and tensor in an attribute meanwhile.
+
+    (`torch.func.functional_call` does not put back the buffers of a module that occurs twice.)
+    """
+    with attributes_kept(model, sets_up=sets_up) as state:
+        state.replace(replacement)
+        yield
+
+
+@contextmanager
+def contents_kept(model: nn.Module) -> Iterator[None]:
+    """As `attributes_kept`, for runs on real tensors: also the contents of all tensors but parameters."""
+    with attributes_kept(model) as state:
+        tensors = [x for x in state.tensors if not isinstance(x, nn.Parameter)]
+        before = [(x, x._version, x.detach().clone()) for x in tensors]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for x, version, old in before:
+                    if x._version != version:
+                        x.copy_(old)
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided
+
+
+def _held(container: Any) -> list[Any]:
+    """The items of a container, as the base class gives them; of a dict with their keys."""
+    if isinstance(container, dict):
+        return list((OrderedDict if isinstance(container, OrderedDict) else dict).items(container))
+    return list(container)
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    is_pair = type(x) is tuple and type(y) is tuple and len(x) == len(y) == 2
+    return x is y or (is_pair and x[0] is y[0] and x[1] is y[1])
+
+
+def _fill(container: Any, held: list[Any]) -> None:
+    """Let a container hold these items only; a class's own methods may do more, so that the base class does it."""
+    if isinstance(container, dict):
+        base = OrderedDict if isinstance(container, OrderedDict) else dict
+        base.clear(container)
+        for key, x in held:
+            base.__setitem__(container, key, x)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), held)
+    else:
+        base = deque if isinstance(container, deque) else set
+        base.clear(container)
+        (deque.extend if isinstance(container, deque) else set.update)(container, held)
