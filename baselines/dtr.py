@@ -7,7 +7,7 @@ from typing import Any
 
 from remat import Candidate, Plan, Problem, strategy
 from remat.errors import unknown_name
-from remat.search.online import NAMES, run_online
+from remat.search.online import NAMES, evict_online, run_online
 
 MOST = 20  # computations for each operation: the run thrashes
 
@@ -18,7 +18,7 @@ def check_heuristic(options: Mapping[str, Any]) -> None:
         raise unknown_name("heuristic", str(options["heuristic"]), NAMES)
 
 
-@strategy("dtr", baseline=True, check=check_heuristic, version=1)
+@strategy("dtr", baseline=True, check=check_heuristic, version=1, compiles=evict_online)
 def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Candidate]:
     """The run of an online method that sees one operation at a time (Kirisame et al., ICLR 2021).
 

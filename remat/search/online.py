@@ -80,7 +80,7 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         zeros(v, np.bool_), zeros(v, np.bool_), zeros(v, np.bool_), zeros(v), zeros(v, np.float64), zeros(v),
         np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
     )  # fmt: skip
-    return OnlineRun(*_run(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
+    return OnlineRun(*evict_online(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
 
 
 def online_plan(graph: Graph, budget_bytes: int) -> Plan | None:
@@ -105,11 +105,11 @@ def in_stages(order: Sequence[int]) -> list[int]:
 
 def is_ready() -> bool:
     """Whether nothing has to be compiled first."""
-    return is_compiled(_run)
+    return is_compiled(evict_online)
 
 
 @numba.njit(cache=True)
-def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) -> tuple[np.ndarray, int]:
+def evict_online(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) -> tuple[np.ndarray, int]:
     np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
     n_operations, n_values = len(net.cost), len(net.size_bytes)
     order, stack = np.empty(most, dtype=np.int64), np.empty(n_operations + 1, dtype=np.int64)

@@ -37,15 +37,16 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     problem = Problem(graph, **job["problem"] | {"scope": parse_scope(job["problem"]["scope"])})
     warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
-    prepare, left_s = get_strategy(job["strategy"]).prepare, job["ends_at"] - time.time()
+    prepare = get_strategy(job["strategy"]).prepare  # imports the strategies, as part of the start of the process
     _kept = prepare(ModelSpec.from_json(job["spec"]), graph) if prepare is not None and job["spec"] else None
+    began = time.time()
+    events.append({"began": began})
+    left_s = job["limit_s"] if job["family"] else job["ends_at"] - began
     context = new_context(problem, options).until(time.monotonic() + max(0.01, left_s))
     if job["family"]:
         row = family_to_row(run_family(context, job["strategy"], job["options"]))
     else:
         incumbent = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
-        get_strategy(job["strategy"])  # imports the strategies, so that this time counts as the start of the process
-        began = time.time()
         solution = solve_here(context.about(problem, incumbent), job["strategy"], job["options"])
         solution = replace(solution, solver_memory_bytes=peak_memory_bytes() + solution.solver_memory_bytes)
         row = {"solution": solution_to_row(solution), "began": began}
