@@ -177,7 +177,7 @@ class _Run:
         return result.is_decided
 
     def search(self, context: Context, threads: int) -> None:
-        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`; not if it is not ready."""
+        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`, if it is ready."""
         if not is_ready():
             time.sleep(IDLE_S)  # a proof that asks for a search has little else to do
             return
