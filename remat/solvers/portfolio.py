@@ -142,7 +142,7 @@ class _Run:
     def _online_eviction(self) -> bool:
         """Offer the plan of an online run; whether it is the best so far."""
         problem = self.context.problem
-        plan = online_plan(problem.graph, problem.budget_bytes) if is_ready() else None
+        plan = online_plan(problem.graph, problem.budget_bytes, self.context.is_over) if is_ready() else None
         return plan is not None and self.context.offer(plan, "online eviction")
 
     def outcome(self) -> Outcome:

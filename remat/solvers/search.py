@@ -88,6 +88,8 @@ def search_staged(
     `on_round` gets the best plan of each round, see `minimise_cost`.
     """
     graph = context.problem.graph
+    if context.is_over():
+        return Best()
 
     def offer(order: np.ndarray, _cost: int) -> None:
         context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), "search")
@@ -143,7 +145,7 @@ class _Cycles:
         now = time.monotonic()
         is_small = len(self.graph) < SMALL
         shares = SMALL_SHARES if is_small else CYCLE_SHARES
-        n = 1 if is_small else max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
+        n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, deadline - now) / FIRST_CYCLE_S)))
         if start is not None:
             self._take(start)
         index = 0
@@ -230,7 +232,10 @@ def first_order(context: Context) -> np.ndarray | None:
         return warm.order
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     most_s = SHORT_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
-    starts = [*greedy_plans(graph, budget_bytes, most_s=most_s), online_plan(graph, budget_bytes)]
+    starts = [
+        *greedy_plans(graph, budget_bytes, deadline=context.deadline, most_s=most_s),
+        online_plan(graph, budget_bytes, context.is_over),
+    ]
     costs = [
         (trace.cost, i) for i, plan in enumerate(starts) if plan is not None and plan.scope is Scope.STAGED
         and (trace := simulate(graph, plan)).peak_bytes <= budget_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,8 @@ def solve_sweep(
     plan of the smaller ones, and `remat.solving.budgets.share` makes the results monotone. The results of a
     baseline are never shared.
     """
-    chosen = get_strategy(strategy)
+    began = time.monotonic()
+    chosen = get_strategy(strategy)  # a process's first call imports all strategies, which counts as time of the solve
     how, own = SolveOptions.split(options)
     chosen.check_options(own)
     question = Problem(_checked(graph, how.warm_start), 0, parse_scope(scope), check_accounting(accounting))
@@ -73,10 +75,10 @@ def solve_sweep(
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
     if not graph.has_implementations or chosen.implementations != "default":
-        return _solve_all(chosen, problems, how, own, isolate)
+        return _solve_all(chosen, problems, how, own, isolate, began)
     default = graph.default()
     plain = replace(how, warm_start=_without_choices(how.warm_start, default))
-    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate)
+    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
     found = [restated(graph, solution) for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
@@ -99,8 +101,11 @@ def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
 
 
 def _solve_all(
-    chosen: Strategy, problems: Sequence[Problem], how: SolveOptions, own: Mapping[str, Any], isolate: bool | None
-) -> list[Solution]:
+    chosen: Strategy, problems: Sequence[Problem], how: SolveOptions, own: Mapping[str, Any], isolate: bool | None,
+    began: float,
+) -> list[Solution]:  # fmt: skip
+    """The solutions of `problems`; the clock of the first one runs since `began` (`time.monotonic`)."""
+    late_s = time.monotonic() - began
     if chosen.ignores_budget:
         if not problems:
             return []
@@ -109,7 +114,9 @@ def _solve_all(
         return solve_family(run_family(context, chosen.name, own), problems)
 
     def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
+        nonlocal late_s
         context = new_context(problem, replace(how, warm_start=warm_start))
+        context, late_s = context.until(context.deadline - late_s), 0.0
         refusal = refuse_if_impossible(problem, chosen.name)
         if refusal is not None:
             return refusal

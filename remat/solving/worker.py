@@ -324,7 +324,9 @@ def _exchange(
         events.path = events_file
         begins_greedily = get_strategy(strategy).begins_greedily and not context.repeats
         meanwhile = events.offer_greedy if begins_greedily else lambda: None
+        asked_at = time.monotonic()
         code, complaint = _run(command, limit_s, context.options.threads, events, meanwhile, is_here=spec is not None)
+        ran_s = time.monotonic() - asked_at
         events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
@@ -332,20 +334,21 @@ def _exchange(
         return None, Status.TIMEOUT, "interrupted"
     if code is None:
         events.ended = Ending.KILLED
-        return None, Status.TIMEOUT, _why_killed(strategy, events, limit_s)
+        if events.began is None:
+            return None, Status.TIMEOUT, f"its process was still starting after {ran_s:.1f} s, and was ended"
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s{_compiling(strategy)}"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
         how += ", as the system does when memory runs out"
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 
-def _why_killed(strategy: str, events: _Events, limit_s: float) -> str:
-    if events.began is None:
-        return f"its process was still starting; killed after {events.start_s or limit_s:.1f} s"
-    function, compiling = get_strategy(strategy).compiles, ""
-    if function is not None and not is_compiled(function):
-        compiling = "; it was being compiled, which takes up to a minute: give it more time once"
-    return f"did not stop by itself; killed after {limit_s:.1f} s{compiling}"
+def _compiling(strategy: str) -> str:
+    """Words for a worker that was killed while Numba compiled the strategy; '' if it is compiled."""
+    function = get_strategy(strategy).compiles
+    if function is None or is_compiled(function):
+        return ""
+    return "; it was being compiled, which takes up to a minute: give it more time once"
 
 
 def _run(
