@@ -22,6 +22,7 @@ from remat.errors import InvalidInput, UnknownName, unknown_name, warn
 from remat.graph import Graph
 
 GROUP = "remat.strategies"
+LARGEST_WITHOUT_CLOCK = 2000  # operations: a baseline takes about half a second for one plan
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 
@@ -84,13 +85,24 @@ class Strategy:
             return self.run(context.problem, context, **options)
         return self.run(context.problem, **options)
 
-    def in_own_process(self, asked: bool | None) -> bool:
-        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares)."""
+    def in_own_process(self, asked: bool | None, n_operations: int) -> bool:
+        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares).
+
+        What nothing could interrupt at the time limit always does: a strategy without the clock on a large graph, and
+        one that has to be compiled.
+        """
         if self.must_isolate is not None and self.must_isolate():
             return True
-        if self.compiles is not None and not is_compiled(self.compiles):  # nothing could interrupt that
+        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context and self._is_plugin():
+            return True
+        if self.compiles is not None and not is_compiled(self.compiles):
             return True
         return self.isolated if asked is None else asked
+
+    def _is_plugin(self) -> bool:
+        """Whether another process finds it; it does not if a script of the user's has registered it."""
+        package = self.run.__module__.partition(".")[0]
+        return any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP))
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""

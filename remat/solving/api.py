@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remat.errors import InvalidInput
@@ -17,6 +18,7 @@ from remat.solving.budgets import share, solve_ascending
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
 from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible, restated
+from remat.solving.worker import run_family_isolated
 from remat.units import MAX_BYTES, parse_size
 
 
@@ -111,7 +113,9 @@ def _solve_all(
             return []
         widest = max(problems, key=lambda problem: problem.budget_bytes)
         context = new_context(widest, replace(how, progress=None))
-        return solve_family(run_family(context, chosen.name, own), problems)
+        is_aside = chosen.in_own_process(False, len(widest.graph))  # a family has no wish of the caller
+        family_of = partial(run_family_isolated, start_counts=True) if is_aside else run_family
+        return solve_family(family_of(context, chosen.name, own), problems)
 
     def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
         nonlocal late_s

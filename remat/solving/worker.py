@@ -37,7 +37,7 @@ from remat.registry import get_strategy
 from remat.search.greedy import SHORT_S, greedy_plans
 from remat.simulator import simulate
 from remat.solution import Ending, Family, Member, Solution, Status
-from remat.solving.judgement import conclude_early
+from remat.solving.judgement import conclude_early, cut_after
 
 _running: set[subprocess.Popen[bytes]] = set()
 _interrupted: set[subprocess.Popen[bytes]] = set()  # running workers that were asked to end
@@ -162,6 +162,7 @@ class _Events:
         should_stop: called several times a second: whether to end the worker.
         known: called as often: the best proof of other strategies.
         peak_memory_bytes: largest resident set that the worker reported.
+        members: of a family, in a JSON-ready form.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class _Events:
         self.began: float | None = None
         self.ended, self.raised, self.peak_memory_bytes = Ending.RETURNED, False, 0
         self.decided: Known | None = None
+        self.members: list[dict[str, Any]] = []
         self.path: Path | None = None
         self._at = 0
 
@@ -216,6 +218,8 @@ class _Events:
         self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
         if "began" in event:
             self.began = time.monotonic()
+        if "member" in event:
+            self.members.append(event["member"])
         if "bound" in event:
             best.offer_bound(event["bound"], event["who"], event["by"], at=event["at"])
             outer.offer_bound(event["bound"], event["who"], event["by"])
@@ -234,21 +238,25 @@ class _Events:
 
 
 def run_family_isolated(
-    context: Context, strategy: str, options: Mapping[str, Any], spec: ModelSpec | None = None
-) -> Family:
+    context: Context, strategy: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *,
+    start_counts: bool = False,
+) -> Family:  # fmt: skip
     """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again.
 
     Args:
         spec: the PyTorch network behind the graph, for a strategy with `prepare`.
+        start_counts: the start of the process counts as time of the family.
     """
     started = time.monotonic()
-    events = _Events(context, context, start_s=START_S + (PREPARE_S if spec else 0))
+    events = _Events(context, context, start_s=0.0 if start_counts else START_S + (PREPARE_S if spec else 0))
     row, status, message = _ask(context, strategy, options, events, family=True, spec=spec)
     if events.raised:
         raise KeyboardInterrupt
+    if row is None and events.members and status is Status.TIMEOUT:
+        row = {"members": events.members, "status": None, "message": "", "wall_s": time.monotonic() - started}
     if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
-    graph, members = context.problem.graph, []
+    graph, members = context.problem.graph, list[Member]()
     try:
         for member in row["members"]:
             plan = Plan.from_document(member["plan"], graph, "a plan")
@@ -258,7 +266,8 @@ def run_family_isolated(
         message = f"the worker's plan is invalid: {error}"
         return Family(strategy, status=Status.FAILED, message=message, wall_s=time.monotonic() - started)
     status = Status(row["status"]) if row["status"] else None
-    return Family(strategy, tuple(members), row["rejected"], status, row["message"], row["wall_s"])
+    rejected = row.get("rejected", cut_after(members))
+    return Family(strategy, tuple(members), rejected, status, row["message"], row["wall_s"])
 
 
 def stop_workers() -> None:
@@ -313,7 +322,7 @@ def _exchange(
             },
             "warm_start": None if warm_start is None else warm_start.document(),
             "limit_s": limit_s,
-            "ends_at": time.time() + limit_s,
+            "ends_at": None if events.start_s else time.time() + limit_s,
             "strategy": strategy,
             "options": dict(options),
             "family": family,
@@ -433,8 +442,13 @@ def family_to_row(family: Family) -> dict[str, Any]:
         "message": family.message,
         "rejected": family.rejected,
         "wall_s": family.wall_s,
-        "members": [{"plan": m.plan.document(), "parameters": dict(m.parameters)} for m in family.members],
+        "members": [member_to_row(member) for member in family.members],
     }
+
+
+def member_to_row(member: Member) -> dict[str, Any]:
+    """A JSON-ready form of a plan of a family."""
+    return {"plan": member.plan.document(), "parameters": dict(member.parameters)}
 
 
 def _from_row(graph: Graph, row: dict[str, Any]) -> Solution:
