@@ -35,7 +35,7 @@ from remat.registry import Strategy
 from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices
 from remat.search.exhaustive_choices import exhaustive_choices
-from remat.search.greedy import greedy_eviction
+from remat.search.greedy import SHORT_S, greedy_eviction
 from remat.search.ordering.relabel import plan_in_original, reordered
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
@@ -445,7 +445,7 @@ class _ChoiceSearch:
             annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=self.context.repeats)
             reached = found.order if found.order is not None else start
         else:
-            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.context.remaining_s())
+            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + SHORT_S)
             reached = start if plan is None else plan.order
         return self.offer(choice, reached)
 

@@ -20,7 +20,7 @@ from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.exhaustive import exhaustive
 from remat.search.free import free_plan
-from remat.search.greedy import SHORT_S, greedy_eviction, greedy_plans
+from remat.search.greedy import SHORT_S, greedy_plans
 from remat.search.online import online_plan
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome
@@ -131,13 +131,17 @@ class _Run:
         Greedy eviction takes milliseconds on most graphs, and loading the compiled online one takes half a second in a
         new process. On a large graph it is the other way round.
         """
-        graph, budget_bytes = self.context.problem.graph, self.context.problem.budget_bytes
-        is_large = len(graph) >= ONLINE_FIRST
+        is_large = len(self.context.problem.graph) >= ONLINE_FIRST
         if not (is_large and self._online_eviction()):
-            for plan in greedy_plans(graph, budget_bytes, deadline=time.monotonic() + SHORT_S):
-                self.context.offer(plan, "greedy eviction")
+            self._greedy_eviction()
             if not is_large and not self.context.is_solved():
                 self._online_eviction()
+
+    def _greedy_eviction(self) -> None:
+        """Offer its plans, even if no time is left."""
+        problem = self.context.problem
+        for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
+            self.context.offer(plan, "greedy eviction")
 
     def _online_eviction(self) -> bool:
         """Offer the plan of an online run; whether it is the best so far."""
@@ -484,9 +488,7 @@ class _Run:
         self.is_compiled = begin_compiling(context.remaining_s())
         if context.repeats:
             self.cut = True  # a run with the search finds other plans
-        plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, deadline=context.deadline)
-        if plan is not None:
-            context.offer(plan, "greedy eviction")
+            self._greedy_eviction()
         until = time.monotonic() + FAMILY_SHARE * context.remaining_s()
         for name, plan in family_plans(context, until):
             context.offer(plan, name)

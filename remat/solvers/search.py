@@ -26,7 +26,6 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans
 
-COLD_SHARE = 0.2  # of the time, for greedy eviction where the search is not compiled
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
@@ -58,8 +57,7 @@ def search(problem: Problem, context: Context) -> Outcome:
     """
     graph = context.problem.graph
     if not is_ready():  # offer a plan before a minute of compiling
-        plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.share_ends(COLD_SHARE))
-        if plan is not None:
+        for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
             context.offer(plan, "search")
         if not ready_by(context.deadline):
             cut = True if context.repeats else None

@@ -155,6 +155,7 @@ class _Events:
 
     Attributes:
         start_s: most time for the start of a family's process; 0 for a solve, whose clock runs from the beginning.
+        asked_at: time (monotonic) at which the worker was asked for.
         began: time (monotonic) at which the worker was seen to begin, after its start; None before.
         ended: how the worker ended, if not by itself.
         decided: the proof of another strategy that ended the worker, if one did.
@@ -170,6 +171,7 @@ class _Events:
         known: Callable[[], Known | None] = lambda: None, start_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.own, self.outer, self.should_stop, self.known, self.start_s = own, outer, should_stop, known, start_s
+        self.asked_at = time.monotonic()
         self.began: float | None = None
         self.ended, self.raised, self.peak_memory_bytes = Ending.RETURNED, False, 0
         self.decided: Known | None = None
@@ -186,11 +188,11 @@ class _Events:
             for context in (self.own, self.outer):
                 context.offer(again, "greedy eviction")
 
-    def ends_at(self, started: float, limit_s: float) -> float:
-        """The time (monotonic) at which a worker that started at `started` is killed."""
-        if self.start_s and self.began is None:
-            return started + self.start_s
-        return (self.began if self.start_s and self.began else started) + hard_limit_s(limit_s)
+    def ends_at(self, limit_s: float) -> float:
+        """The time (monotonic) at which the worker is killed."""
+        if not self.start_s:
+            return self.asked_at + hard_limit_s(limit_s)
+        return self.asked_at + self.start_s if self.began is None else self.began + hard_limit_s(limit_s)
 
     def is_over(self) -> bool:
         """Whether the worker should end now: it was asked to, or another strategy decided its problem."""
@@ -333,9 +335,7 @@ def _exchange(
         events.path = events_file
         begins_greedily = get_strategy(strategy).begins_greedily and not context.repeats
         meanwhile = events.offer_greedy if begins_greedily else lambda: None
-        asked_at = time.monotonic()
         code, complaint = _run(command, limit_s, context.options.threads, events, meanwhile, is_here=spec is not None)
-        ran_s = time.monotonic() - asked_at
         events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
@@ -344,7 +344,8 @@ def _exchange(
     if code is None:
         events.ended = Ending.KILLED
         if events.began is None:
-            return None, Status.TIMEOUT, f"its process was still starting after {ran_s:.1f} s, and was ended"
+            waited_s = time.monotonic() - events.asked_at
+            return None, Status.TIMEOUT, f"its process was still starting after {waited_s:.1f} s, and was ended"
         return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s{_compiling(strategy)}"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
@@ -361,8 +362,8 @@ def _compiling(strategy: str) -> str:
 
 
 def _run(
-    command: Sequence[str], limit_s: float, threads: int, events: _Events, meanwhile: Callable[[], None], *,
-    is_here: bool,
+    command: Sequence[str], limit_s: float, threads: int, events: _Events,
+    meanwhile: Callable[[], None] = lambda: None, *, is_here: bool = False,
 ) -> tuple[int | None, str]:  # fmt: skip
     """(exit code or None if killed at the limit, last line of standard error).
 
@@ -370,7 +371,6 @@ def _run(
         meanwhile: called while the process starts.
         is_here: as in `child.environment`.
     """
-    started = time.monotonic()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -383,7 +383,7 @@ def _run(
         _running.add(process)
         try:
             meanwhile()
-            code = _wait(process, started, limit_s, events)
+            code = _wait(process, limit_s, events)
         except KeyboardInterrupt:
             events.ended, events.raised = Ending.INTERRUPTED, True
             code = _end_gently(process)
@@ -395,9 +395,9 @@ def _run(
         return code, child.last_line(errors)
 
 
-def _wait(process: subprocess.Popen[bytes], started: float, limit_s: float, events: _Events) -> int | None:
+def _wait(process: subprocess.Popen[bytes], limit_s: float, events: _Events) -> int | None:
     """The exit code, None at the limit; meanwhile the worker's events are read."""
-    while (left := events.ends_at(started, limit_s) - time.monotonic()) > 0:
+    while (left := events.ends_at(limit_s) - time.monotonic()) > 0:
         try:
             return process.wait(timeout=min(POLL_S, left))
         except subprocess.TimeoutExpired:
