@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat import Candidate, Plan, Problem, strategy
+from remat.context import Context
 from remat.errors import unknown_name
-from remat.search.online import NAMES, run_online
+from remat.search.online import NAMES, evict_online, run_online
+from remat.solution import Outcome
 
 MOST = 20  # computations for each operation: the run thrashes
 
@@ -18,8 +20,8 @@ def check_heuristic(options: Mapping[str, Any]) -> None:
         raise unknown_name("heuristic", str(options["heuristic"]), NAMES)
 
 
-@strategy("dtr", baseline=True, check=check_heuristic, version=1)
-def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Candidate]:
+@strategy("dtr", baseline=True, check=check_heuristic, version=1, compiles=evict_online)
+def dtr(problem: Problem, context: Context, *, heuristic: str = "exact", seed: int = 0) -> Outcome:
     """The run of an online method that sees one operation at a time (Kirisame et al., ICLR 2021).
 
     When memory is short it evicts the resident value with the least h = c / (bytes x staleness). c is the cost of the
@@ -39,7 +41,10 @@ def dtr(problem: Problem, *, heuristic: str = "exact", seed: int = 0) -> list[Ca
     Lyubomirsky, Steven and Haan, Altan and Brennan, Jennifer and He, Mike and Roesch, Jared and Chen, Tianqi and
     Tatlock, Zachary}, booktitle={ICLR}, year={2021}}
     """
-    run = run_online(problem.graph, problem.budget_bytes, heuristic, seed, MOST * len(problem.graph))
+    graph = problem.graph
+    run = run_online(
+        graph, problem.budget_bytes, heuristic, seed, MOST * len(graph), lambda: context.remaining_s() <= 0
+    )
     if run.failed_at >= 0:
-        return []
-    return [Candidate(Plan.from_order(problem.graph, run.order.tolist()), {"heuristic": heuristic})]
+        return Outcome(timed_out=run.is_stopped)
+    return Outcome((Candidate(Plan.from_order(graph, run.order.tolist()), {"heuristic": heuristic}),))

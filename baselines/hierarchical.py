@@ -53,7 +53,7 @@ def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Out
     finest = Chain.cut(forward, narrow_places(forward))
     ends = (1 - OPTIONS_SHARE) * context.remaining_s()
     most_work = context.steps_in(WORK_PER_S) if context.repeats else 0
-    solver = Solver(lambda work: work > most_work if context.repeats else context.remaining_s() < ends)
+    solver = Solver(lambda work: work > most_work if context.repeats else context.remaining_s() <= ends)
     plans, size = list[Candidate](), 1 << ((len(finest.forward) - 1) // MOST_STAGES).bit_length()
     while True:
         chain = finest.grouped(size)

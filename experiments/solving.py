@@ -310,10 +310,9 @@ def run_jobs(
 
 def compile_first(progress: SolveProgress, names: Iterable[str]) -> None:
     """Compile the search, and what these strategies compile, before the first solve: its time limit may be shorter."""
-    from remat.search import sequence  # imports Numba, which a run that only redraws does not need
-    from remat.search.anneal import is_warm
+    from remat.search.ready import is_ready  # imports Numba, which a run that only redraws does not need
 
-    if not (is_warm() and sequence.is_ready()):
+    if not is_ready():
         progress.note("compiling the search, once on this machine (about 45 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
     for name in dict.fromkeys(names):

@@ -16,7 +16,8 @@ def is_compiled(function: Any) -> bool:
         return True
     cache: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
     if hasattr(cache, "_load_index"):
-        return bool(cache._load_index())
+        here = function.targetctx.codegen().magic_tuple()  # the processor: a cache that came from another one is stale
+        return any(key[1] == here for key in cache._load_index())
     # A Numba with other private names: any entry in the cache counts as fresh.
     module = function.py_func.__module__.rpartition(".")[2]
     return any(Path(function.stats.cache_path).glob(f"{module}.{function.py_func.__name__}-*.nbi"))

@@ -86,6 +86,10 @@ class Context:
         """Seconds left until the deadline; never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() >= self.deadline
+
     @property
     def repeats(self) -> bool:
         """`SolveOptions.repeats`."""

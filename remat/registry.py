@@ -16,11 +16,13 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from remat.compiled import is_compiled
 from remat.context import Context
 from remat.errors import InvalidInput, UnknownName, unknown_name, warn
 from remat.graph import Graph
 
 GROUP = "remat.strategies"
+LARGEST_WITHOUT_CLOCK = 2000  # operations: a baseline takes about half a second for one plan
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 
@@ -49,10 +51,13 @@ class Strategy:
             `remat.solvers.VERSION`.
         prepare: called by the worker of a run before the clock starts, with the `ModelSpec` of the network and its
             graph, if a network is behind the graph; the worker keeps what it returns.
-        compiles: a Numba function that its first call compiles for many seconds; runs call it once before any clock
-            starts. None without one, and for what ``python -m remat.search`` compiles.
+        compiles: a Numba function that its first call compiles for many seconds. Until it is compiled, the strategy
+            runs in a separate process; runs call it once before any clock starts. None without one, and where the
+            strategy waits for ``python -m remat.search`` (`remat.search.ready`).
         gives_starts: within seconds it finds plans of a kind that annealing misses on graphs of a few hundred
             operations; there `portfolio` begins from them.
+        begins_greedily: its first plans are those of greedy eviction. Where it runs in a separate process, the caller's
+            process finds them while that one starts.
     """
 
     name: str
@@ -72,6 +77,7 @@ class Strategy:
     prepare: Callable[[Any, Graph], Any] | None = None
     compiles: Any = None
     gives_starts: bool = False
+    begins_greedily: bool = False
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:
         """Run it on the problem of a context; its result is not judged yet."""
@@ -79,11 +85,24 @@ class Strategy:
             return self.run(context.problem, context, **options)
         return self.run(context.problem, **options)
 
-    def in_own_process(self, asked: bool | None) -> bool:
-        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares)."""
+    def in_own_process(self, asked: bool | None, n_operations: int) -> bool:
+        """Whether to run in a separate process; `asked` is the caller's wish (None: as the strategy declares).
+
+        What nothing could interrupt at the time limit always does: a strategy without the clock on a large graph, and
+        one that has to be compiled.
+        """
         if self.must_isolate is not None and self.must_isolate():
             return True
+        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context and self._is_plugin():
+            return True
+        if self.compiles is not None and not is_compiled(self.compiles):
+            return True
         return self.isolated if asked is None else asked
+
+    def _is_plugin(self) -> bool:
+        """Whether another process finds it; it does not if a script of the user's has registered it."""
+        package = self.run.__module__.partition(".")[0]
+        return any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP))
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
@@ -116,6 +135,7 @@ def strategy(
     prepare: Callable[[Any, Graph], Any] | None = None,
     compiles: Any = None,
     gives_starts: bool = False,
+    begins_greedily: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
 
@@ -146,6 +166,7 @@ def strategy(
             prepare=prepare,
             compiles=compiles,
             gives_starts=gives_starts,
+            begins_greedily=begins_greedily,
         )
         return run
 

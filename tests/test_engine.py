@@ -139,7 +139,8 @@ def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> 
     ended: list[float] = []
 
     def long_worker() -> None:
-        worker._run([sys.executable, "-c", "import time; time.sleep(60)"], 60.0, 1)
+        context = new_context(problem, SolveOptions(60.0))
+        worker._run([sys.executable, "-c", "import time; time.sleep(60)"], 60.0, 1, worker._Events(context, context))
         ended.append(time.monotonic())
 
     thread = threading.Thread(target=long_worker)

@@ -7,20 +7,14 @@ import time
 import numpy as np
 
 from remat.bounds._sides import FINENESS, Sides
-from remat.plan import Plan, Scope
-from remat.search.anneal import NOTHING, is_warm, minimise_cost
+from remat.plan import Plan
+from remat.search.anneal import NOTHING, minimise_cost
 from remat.search.ordering.anneal import anneal_orders
-from remat.search.ordering.anneal import is_warm as is_ordering_warm
 from remat.search.ordering.relabel import plan_in_original, reordered
 
 SEARCH_MOVES = 200_000  # of the annealing at each budget, about a second for 100 operations
 SEARCH_BUDGETS = 12  # most budgets to try
 ORDER_MOVES = 1_000_000
-
-
-def is_compiled(scope: Scope) -> bool:
-    """Whether the searches can run without being compiled first."""
-    return is_warm() and (scope is not Scope.FREE or is_ordering_warm())
 
 
 def reorder(sides: Sides, deadline: float) -> None:

@@ -16,7 +16,7 @@ from remat.units import check_time_limit, format_size
 
 DESCRIBE_SECONDS = 1.0  # most time for an error message
 MAX_EXACT_OPERATIONS = 24  # on larger graphs the exact search rarely ends
-COMPILE_SECONDS = 60.0  # with less time nothing is compiled: a search runs only if it already is
+COMPILE_SHARE = 0.6  # of the time, to wait for a search that is not compiled yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,9 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
         sides.exhaust(began + 0.8 * time_limit_s)
     if sides.is_open and find_spec("numba") is not None:  # a machine that only executes plans may lack it
         from remat.bounds import _annealed
+        from remat.search.ready import ready_by
 
-        if time_limit_s >= COMPILE_SECONDS or _annealed.is_compiled(wanted):
+        if ready_by(began + COMPILE_SHARE * time_limit_s):
             if wanted is Scope.FREE:
                 _annealed.reorder(sides, began + 0.8 * time_limit_s)
             _annealed.anneal(sides)

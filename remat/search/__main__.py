@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import time
 
+from remat.compiled import is_compiled
+from remat.context import Context
+from remat.frontends.synthetic import chain
 from remat.graph import Graph
+from remat.problem import Problem, SolveOptions
+from remat.registry import get_strategy, strategies
 from remat.search.anneal import minimise_cost
 from remat.search.online import online_plan
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.sequence import STAGED, Sequencer
+from remat.simulator import plain_peak
+from remat.solution import candidates_of
 
 
 def main() -> None:
-    """Compile everything that `search` uses and keep it in the cache."""
+    """Compile everything that `search` and `portfolio` use and keep it in the cache."""
     began = time.monotonic()
     graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
     minimise_cost(graph, 6, work_limit=100)
     anneal_orders(graph, 6, work_limit=100)
     online_plan(graph, 6)
     Sequencer(graph, 6, STAGED, 0).cool(100, 1.0, time.monotonic() + 1, lambda: False)
+    problem = Problem(chain(n=6), plain_peak(chain(n=6)) - 1)
+    for chosen in map(get_strategy, strategies()):
+        if chosen.gives_starts and chosen.compiles is not None and not is_compiled(chosen.compiles):
+            list(candidates_of(chosen(Context.of(problem, SolveOptions()), {})))
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remat.arrays import GraphArrays
-from remat.compiled import is_compiled
 from remat.graph import Graph
-from remat.search import kernel, online
+from remat.search import kernel
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 from remat.search.randomness import random_state
 
@@ -386,8 +385,3 @@ def _rounds(
         left -= n
         if (index + 1) % CYCLE == 0:
             moves = min(moves * GROWTH, max(moves, LONGEST_ROUND * len(first)))
-
-
-def is_warm() -> bool:
-    """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
-    return is_compiled(kernel.anneal) and online.is_ready()

@@ -16,6 +16,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 
 _NEVER = 1 << 60  # stage of the next use where there is none
+SHORT_S = 0.5  # after which a solve that only begins with greedy eviction tries no other weight
 COST_POWERS = (1.0, 1.25, 0.75, 1.5, 0.5, 0.25, 0.0)  # the first ones give the cheapest plans on most networks
 LONGEST = 64  # computations per operation, on average; beyond that the greedy goes round in circles
 MOST_LOOKS = 60_000_000  # at resident values, about a second: on some wide graphs evictions cascade

@@ -6,7 +6,7 @@ evictions cascade: the run counts the cost of what is evicted around a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from remat.plan import Plan
 
 EXACT, UNION, LOCAL, LRU, SIZE, RANDOM = range(6)
 MOST_COMPUTATIONS = 5  # for each operation, of a run to start from
+CHUNK = 16  # operations of the program in one call of compiled code, which nothing can interrupt
 NAMES = {"exact": EXACT, "union_find": UNION, "local": LOCAL, "lru": LRU, "size": SIZE, "random": RANDOM}
 
 
@@ -29,11 +30,13 @@ class OnlineRun:
 
     Attributes:
         order: [computations] operations, in the order in which they ran.
-        failed_at: the operation for which memory could not be found; -1 if the run ended.
+        failed_at: the operation for which memory could not be found, or at which it was stopped; -1 if the run ended.
+        is_stopped: `should_stop` has ended it.
     """
 
     order: np.ndarray
     failed_at: int
+    is_stopped: bool = False
 
 
 class _State(NamedTuple):
@@ -54,7 +57,10 @@ class _State(NamedTuple):
     nodes: np.ndarray  # [1] used
 
 
-def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most: int) -> OnlineRun:
+def run_online(
+    graph: Graph, budget_bytes: int, heuristic: str, seed: int, most: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> OnlineRun:  # fmt: skip
     """Run the graph's operations in order within a budget; what is missing is computed again.
 
     The program frees a value after its last use; what is computed again for another operation is freed after that. A
@@ -63,6 +69,7 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
     Args:
         heuristic: one of `NAMES`.
         most: computations, at which the run is given up.
+        should_stop: is asked after each few operations.
     """
     n, v = len(graph), len(graph.values)
     last = [
@@ -80,12 +87,21 @@ def run_online(graph: Graph, budget_bytes: int, heuristic: str, seed: int, most:
         zeros(v, np.bool_), zeros(v, np.bool_), zeros(v, np.bool_), zeros(v), zeros(v, np.float64), zeros(v),
         np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
     )  # fmt: skip
-    return OnlineRun(*_run(net, state, budget_bytes - graph.fixed_bytes, NAMES[heuristic], seed, most))
+    room, order, stack = budget_bytes - graph.fixed_bytes, zeros(most), zeros(n + 1)
+    done, clock = 0, 1.0
+    for at in range(0, n + v, CHUNK):
+        if should_stop():
+            return OnlineRun(order[:done], min(at, n - 1), is_stopped=True)
+        span = at, min(at + CHUNK, n + v)
+        done, clock, failed_at = evict_online(net, state, room, NAMES[heuristic], seed, span, order, stack, done, clock)
+        if failed_at >= 0:
+            return OnlineRun(order[:done], failed_at)
+    return OnlineRun(order[:done], -1)
 
 
-def online_plan(graph: Graph, budget_bytes: int) -> Plan | None:
-    """The run's plan in stages, which may need more than the budget; None if the run repeats too much."""
-    run = run_online(graph, budget_bytes, "exact", 0, MOST_COMPUTATIONS * len(graph))
+def online_plan(graph: Graph, budget_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> Plan | None:
+    """The run's plan in stages, which may need more than the budget; None if the run repeats too much or is stopped."""
+    run = run_online(graph, budget_bytes, "exact", 0, MOST_COMPUTATIONS * len(graph), should_stop)
     return None if run.failed_at >= 0 else Plan.from_order(graph, in_stages(run.order.tolist()), budget_bytes)
 
 
@@ -105,16 +121,27 @@ def in_stages(order: Sequence[int]) -> list[int]:
 
 def is_ready() -> bool:
     """Whether nothing has to be compiled first."""
-    return is_compiled(_run)
+    return is_compiled(evict_online)
 
 
-@numba.njit(cache=True)
-def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) -> tuple[np.ndarray, int]:
-    np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
-    n_operations, n_values = len(net.cost), len(net.size_bytes)
-    order, stack = np.empty(most, dtype=np.int64), np.empty(n_operations + 1, dtype=np.int64)
-    done, clock = 0, 1.0
-    for at in range(n_operations + n_values):  # the program, then the values that it keeps
+@numba.njit(cache=True, nogil=True)
+def evict_online(
+    net: Any, state: Any, room: int, heuristic: int, seed: int, span: tuple[int, int], order: np.ndarray,
+    stack: np.ndarray, done: int, clock: float,
+) -> tuple[int, float, int]:  # fmt: skip
+    """Go on with a run whose first `done` computations are in `order`, and whose time is `clock`.
+
+    Args:
+        span: (first, end): of the program's operations, then of the values that it keeps.
+        stack: scratch.
+
+    Returns:
+        (done, clock, operation for which memory could not be found or -1).
+    """
+    n_operations = len(net.cost)
+    if span[0] == 0:
+        np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
+    for at in range(span[0], span[1]):
         top = at if at < n_operations else net.producer[at - n_operations]
         if at >= n_operations:
             v = at - n_operations
@@ -130,20 +157,20 @@ def _run(net: Any, state: Any, room: int, heuristic: int, seed: int, most: int) 
             missing = _missing(net, state, k)
             if missing >= 0:
                 if state.stays[missing] and missing != at:
-                    return order[:done], k
+                    return done, clock, k
                 stack[depth] = missing
                 depth += 1
                 _pin_inputs(net, state, missing)
                 continue
-            if done == most or not _make_room(net, state, k, room, heuristic, clock):
-                return order[:done], k
+            if done == len(order) or not _make_room(net, state, k, room, heuristic, clock):
+                return done, clock, k
             order[done] = k
             done += 1
             clock += net.cost[k]
             _compute(net, state, k, clock)
             depth -= 1
             _release(net, state, k, at == k, clock)
-    return order[:done], -1
+    return done, clock, -1
 
 
 @numba.njit(cache=True)

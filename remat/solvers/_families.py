@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from remat.compiled import is_compiled
 from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan
@@ -13,9 +14,12 @@ from remat.solution import candidates_of
 
 
 def start_plans(context: Context) -> Iterator[tuple[str, Plan]]:
-    """(strategy name, plan) of each plan of the strategies that give starts, also of those beyond the budget."""
+    """(strategy name, plan) of each plan of the strategies that give starts, also of those beyond the budget.
+
+    A strategy that would be compiled first is left out, because nothing could interrupt that.
+    """
     for chosen in map(get_strategy, strategies()):
-        if chosen.gives_starts:
+        if chosen.gives_starts and (chosen.compiles is None or is_compiled(chosen.compiles)):
             for plan in _plans(chosen, context):
                 yield chosen.name, plan
 

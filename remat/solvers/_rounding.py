@@ -17,10 +17,10 @@ from remat.plan import Plan
 from remat.programs.highs import interior_point
 from remat.programs.published import build
 from remat.programs.staged import build_staged_model
-from remat.search.anneal import is_warm, minimise_cost
+from remat.search.anneal import minimise_cost
+from remat.search.ready import ready_by
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
-from remat.solvers.search import COLD_START_S
 
 LARGEST_COLUMNS = 400_000
 RELAXATIONS = TRIMMED, PUBLISHED = "trimmed", "published"
@@ -148,7 +148,7 @@ def round_all(
         if best is None or key < best[0]:
             best = key, order
     stats: dict[str, Any] = {"roundings": tried, "roundings_that_fit": len(candidates), "points": points}
-    if improve and best is not None and context.remaining_s() > (0.2 if is_warm() else COLD_START_S):
+    if improve and best is not None and ready_by(context.deadline) and context.remaining_s() > 0.2:
         began = time.monotonic()
         found = minimise_cost(
             graph, context.problem.budget_bytes, np.array(best[1], dtype=np.int32), seed=context.options.seed,

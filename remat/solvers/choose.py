@@ -32,11 +32,12 @@ from remat.incumbent import Found, Incumbent
 from remat.plan import Plan, Scope
 from remat.programs.monet import estimate_columns
 from remat.registry import Strategy
-from remat.search.anneal import COLD, WARM, Annealer, Best, is_warm
+from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices
 from remat.search.exhaustive_choices import exhaustive_choices
-from remat.search.greedy import greedy_eviction
+from remat.search.greedy import SHORT_S, greedy_eviction
 from remat.search.ordering.relabel import plan_in_original, reordered
+from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
 from remat.solvers._monet_windows import improve_by_windows
 
@@ -67,8 +68,11 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     """Search for implementations, and solve the graph of the best choice by a strategy for graphs without any.
 
     The bound is that of the window relaxation, which has columns for the choice, or of the LP of the relaxed graph
-    (`relaxed`) if there is time for it.
+    (`relaxed`) if there is time for it. Until the search is compiled, greedy eviction judges the choices.
     """
+    if context.repeats:
+        ready_by(context.deadline)
+    begin_compiling(context.remaining_s())
     if context.problem.scope is Scope.FREE:
         return _solve_free(context, strategy, options)
     proves = bool(strategy.members)  # only a strategy that combines others has time for more than plans
@@ -158,7 +162,7 @@ def _restart(context: Context, prover: _Prover) -> int:
 def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
     """The best plan and bound; `cut`: the clock ended the solve of a choice or the search over choices."""
     best = context.incumbent
-    is_cut = cut or context.is_cut() if context.repeats else None
+    is_cut = cut or context.is_cut() or not is_ready() if context.repeats else None
     if best.plan is not None:
         return Outcome((Candidate(best.plan, {"from": best.who}),), bound=best.bound, stats=stats, cut_by_clock=is_cut)
     message = "no plan found with any choice of implementations"
@@ -433,7 +437,7 @@ class _ChoiceSearch:
         if order is None:
             order = range(len(self.full)) if self.best is None else self.best.full_order
         start = choice.order_of(order)
-        if is_warm() or self.tried or self.context.repeats:
+        if is_ready():
             annealer = Annealer(graph, budget, self.context.options.seed * 1009 + self.tried)
             if not annealer.load(start):
                 return None
@@ -441,7 +445,7 @@ class _ChoiceSearch:
             annealer.round(moves, WARM, COLD, found, done, lambda: None, fixed=self.context.repeats)
             reached = found.order if found.order is not None else start
         else:
-            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + 0.1 * self.context.remaining_s())
+            plan = greedy_eviction(graph, budget, deadline=time.monotonic() + SHORT_S)
             reached = start if plan is None else plan.order
         return self.offer(choice, reached)
 
@@ -526,7 +530,7 @@ def _solve_choice(
     inner = replace(context.problem, graph=graph, cost_cap=None)
     incumbent = Incumbent(graph, inner.budget_bytes, inner.scope, record=lift)
     aside = context.about(inner, incumbent).with_options(warm_start=warm).until(until)
-    solution = context.run_strategy(aside, strategy.name, options)
+    solution = context.run_strategy(aside, strategy.name, options, isolate=False)  # this process is the strategy's own
     if solution.plan is not None:
         search.best = min(search.best, search.offer(choice, solution.plan.order), key=lambda trial: trial.score)
     return solution

@@ -14,7 +14,7 @@ from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.programs.interval import build_intervals, run_stages
 from remat.registry import strategy
-from remat.search.anneal import is_warm
+from remat.search.ready import is_ready
 from remat.solution import Candidate, Outcome
 from remat.solvers._cp_sat import is_unlimited, new_solver, proven_cost, solve_interruptibly, tensorflow_came_first
 from remat.solvers._polish import StagedSolver, scope_note
@@ -30,7 +30,13 @@ REPEATED_ROUNDS = 10  # neighbourhoods of a run that repeats exactly and has no 
 
 
 @strategy(
-    "interval_cp", proves=True, isolated=True, must_isolate=tensorflow_came_first, implementations="search", version=2
+    "interval_cp",
+    proves=True,
+    isolated=True,
+    must_isolate=tensorflow_came_first,
+    implementations="search",
+    begins_greedily=True,
+    version=2,
 )
 def interval_cp(problem: Problem, context: Context) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
@@ -72,7 +78,7 @@ class _Intervals(StagedSolver):
     def _first_plan(self) -> None:
         context = self.context
         least_s = (1 - START_SHARE) * context.remaining_s()
-        if not is_warm() or context.repeats:
+        if not is_ready() or context.repeats:
             plan = quick_plan(context)
         else:
             quick = context.about(context.problem)

@@ -18,16 +18,16 @@ from remat.incumbent import Incumbent, is_closed
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
-from remat.search.anneal import is_warm
 from remat.search.exhaustive import exhaustive
 from remat.search.free import free_plan
-from remat.search.greedy import greedy_eviction, greedy_plans
+from remat.search.greedy import SHORT_S, greedy_plans
 from remat.search.online import online_plan
+from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome
 from remat.solvers._families import family_plans, start_plans
 from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
-from remat.solvers.search import COLD_START_S, DEADLINE_MARGIN_S, SMALL, fixed_moves, quick_plan, search_staged
+from remat.solvers.search import COLD, DEADLINE_MARGIN_S, SMALL, fixed_moves, quick_plan, search_staged
 
 EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
 EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
@@ -57,14 +57,20 @@ FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
-GREEDY_S = 0.5  # most time for greedy eviction
 ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
 LEAN_S, LEAN_SHARE = 5.0, 0.2  # most time, and share of the time, for a plan where greedy eviction finds none
 MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
 
-@strategy("portfolio", proves=True, implementations="search", members=("search", "checkmate_milp"), version=4)
+@strategy(
+    "portfolio",
+    proves=True,
+    implementations="search",
+    members=("search", "checkmate_milp"),
+    begins_greedily=True,
+    version=4,
+)
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
 
@@ -89,9 +95,11 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
         return run.outcome()
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
         return run.outcome()
-    if not is_warm() and context.remaining_s() < COLD_START_S:
+    if not (ready_by(context.deadline) if context.repeats else is_ready()):
         run.without_search()
-    elif context.repeats or context.options.threads == 1:
+        if run.is_decided() or not is_ready():
+            return run.outcome()
+    if context.repeats or context.options.threads == 1:
         run.one_after_the_other()
     else:
         run.side_by_side()
@@ -112,6 +120,7 @@ class _Run:
         self.stats: dict[str, Any] = {}
         self.members_memory_bytes = 0
         self.stopped = threading.Event()
+        self.is_compiled: Callable[[], bool] = lambda: False  # the search became ready, so that proofs without it end
         self.refiner = Refiner(context)
         self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
         self.integers = WindowIntegers(self.windows, context.incumbent)
@@ -122,18 +131,22 @@ class _Run:
         Greedy eviction takes milliseconds on most graphs, and loading the compiled online one takes half a second in a
         new process. On a large graph it is the other way round.
         """
-        graph, budget_bytes = self.context.problem.graph, self.context.problem.budget_bytes
-        is_large = len(graph) >= ONLINE_FIRST
+        is_large = len(self.context.problem.graph) >= ONLINE_FIRST
         if not (is_large and self._online_eviction()):
-            for plan in greedy_plans(graph, budget_bytes, deadline=time.monotonic() + GREEDY_S):
-                self.context.offer(plan, "greedy eviction")
+            self._greedy_eviction()
             if not is_large and not self.context.is_solved():
                 self._online_eviction()
+
+    def _greedy_eviction(self) -> None:
+        """Offer its plans, even if no time is left."""
+        problem = self.context.problem
+        for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
+            self.context.offer(plan, "greedy eviction")
 
     def _online_eviction(self) -> bool:
         """Offer the plan of an online run; whether it is the best so far."""
         problem = self.context.problem
-        plan = online_plan(problem.graph, problem.budget_bytes) if is_warm() else None
+        plan = online_plan(problem.graph, problem.budget_bytes, self.context.is_over) if is_ready() else None
         return plan is not None and self.context.offer(plan, "online eviction")
 
     def outcome(self) -> Outcome:
@@ -168,7 +181,10 @@ class _Run:
         return result.is_decided
 
     def search(self, context: Context, threads: int) -> None:
-        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`."""
+        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`, if it is ready."""
+        if not is_ready():
+            time.sleep(IDLE_S)  # a proof that asks for a search has little else to do
+            return
         if context.problem.scope is Scope.FREE:
             start = quick_plan(context)  # on the graph's own order, because other orders take time
             if start is not None:
@@ -337,7 +353,9 @@ class _Run:
         if context.remaining_s() < 0.5:
             return
         known = context.with_options(warm_start=context.incumbent.plan)
-        solution = context.run_strategy(known, "checkmate_milp", {}, should_stop=self.stopped.is_set)
+        solution = context.run_strategy(
+            known, "checkmate_milp", {}, should_stop=lambda: self.stopped.is_set() or self.is_compiled()
+        )
         self.stats["checkmate_milp_status"] = str(solution.status)
         self.members_memory_bytes = solution.solver_memory_bytes
         if solution.status == "INFEASIBLE":
@@ -465,23 +483,27 @@ class _Run:
             self.search(context.with_options(seed=seed, warm_start=context.incumbent.plan), 1)
 
     def without_search(self) -> None:
-        """Greedy eviction and baselines, then the proof, if there is no time to compile the search."""
+        """Greedy eviction, baselines and the proof, until a child has compiled the search."""
         context = self.context
-        self.notes.append("the search is not compiled yet: run 'python -m remat.search' once (45 s)")
+        self.is_compiled = begin_compiling(context.remaining_s())
         if context.repeats:
             self.cut = True  # a run with the search finds other plans
-        plan = greedy_eviction(context.problem.graph, context.problem.budget_bytes, deadline=context.deadline)
-        if plan is not None:
-            context.offer(plan, "greedy eviction")
+            self._greedy_eviction()
         until = time.monotonic() + FAMILY_SHARE * context.remaining_s()
         for name, plan in family_plans(context, until):
             context.offer(plan, name)
         if not self._done():
             self.prove(context)
+        self.is_compiled = lambda: False
+        if not self.is_decided() and not ready_by(context.deadline):
+            self.notes.append(COLD)
+
+    def is_decided(self, context: Context | None = None) -> bool:
+        """Whether nothing is left to do: an optimum is proven, or that no plan fits."""
+        return self.infeasible or self.is_settled or (context or self.context).is_solved()
 
     def _done(self, context: Context | None = None) -> bool:
-        is_decided = self.infeasible or self.is_settled
-        return self.stopped.is_set() or is_decided or (context or self.context).is_solved()
+        return self.stopped.is_set() or self.is_compiled() or self.is_decided(context)
 
 
 def _offer_bounds(known: Incumbent, context: Context) -> None:

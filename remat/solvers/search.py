@@ -15,12 +15,12 @@ from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
-from remat.search import sequence
-from remat.search.anneal import Best, Reporter, is_warm, minimise_cost, on_threads
+from remat.search.anneal import Best, Reporter, minimise_cost, on_threads
 from remat.search.chain import chain_plan
-from remat.search.greedy import greedy_eviction, greedy_plans
+from remat.search.greedy import SHORT_S, greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
 from remat.search.online import online_plan
+from remat.search.ready import is_ready, ready_by
 from remat.search.sequence import NOTHING, STAGED, Sequencer
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
@@ -28,7 +28,6 @@ from remat.solvers._families import family_plans
 
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
-GREEDY_S = 0.5  # time after which no further greedy eviction is tried
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
 FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
@@ -38,11 +37,10 @@ SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has 
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
-# Compiling intervals takes 10 to 35 s, and sequences 5 to 20 s; neither begins with less time than this.
-COLD_START_S, COLD_SEQUENCES_S = 40.0, 30.0
+COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
-@strategy("search", implementations="search", version=2)
+@strategy("search", implementations="search", begins_greedily=True, version=2)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing from a greedy eviction, of retention intervals and of sequences of computations in turn.
 
@@ -58,11 +56,12 @@ def search(problem: Problem, context: Context) -> Outcome:
     use exact accounting; nothing is proven.
     """
     graph = context.problem.graph
-    if not is_warm() and context.remaining_s() < COLD_START_S and context.options.work_limit is None:
-        plan = greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
-        hint = "only greedy eviction ran: the search is not compiled yet; run 'python -m remat.search' once (45 s)"
-        cut = True if context.repeats else None
-        return Outcome((Candidate(plan),) if plan is not None else (), message=hint, cut_by_clock=cut)
+    if not is_ready():  # offer a plan before a minute of compiling
+        for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
+            context.offer(plan, "search")
+        if not ready_by(context.deadline):
+            cut = True if context.repeats else None
+            return Outcome(message=f"only greedy eviction ran: {COLD}", cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
         context = context.with_options(work_limit=fixed_moves(context))
     best = search_staged(context, context.options.threads)
@@ -87,6 +86,8 @@ def search_staged(
     `on_round` gets the best plan of each round, see `minimise_cost`.
     """
     graph = context.problem.graph
+    if context.is_over():
+        return Best()
 
     def offer(order: np.ndarray, _cost: int) -> None:
         context.offer(Plan.from_order(graph, order.tolist(), context.problem.budget_bytes), "search")
@@ -97,12 +98,6 @@ def search_staged(
             return None  # a run that repeats exactly takes no plans of others
         return known[0].order, known[1]
 
-    if not is_warm() and not context.repeats:  # offer a plan before a minute of compiling
-        plan = greedy_eviction(
-            graph, context.problem.budget_bytes, deadline=time.monotonic() + 0.2 * context.remaining_s()
-        )
-        if plan is not None:
-            context.offer(plan, "search")
     start = first_order(context)
     if start is not None:
         offer(start, 0)
@@ -148,9 +143,7 @@ class _Cycles:
         now = time.monotonic()
         is_small = len(self.graph) < SMALL
         shares = SMALL_SHARES if is_small else CYCLE_SHARES
-        if not sequence.is_ready() and deadline - now < COLD_SEQUENCES_S:
-            shares = (0.0, 1.0, 0.0)
-        n = 1 if is_small else max(1, round(math.log2(1 + (deadline - now) / FIRST_CYCLE_S)))
+        n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, deadline - now) / FIRST_CYCLE_S)))
         if start is not None:
             self._take(start)
         index = 0
@@ -211,7 +204,7 @@ class _Cycles:
 def quick_plan(context: Context) -> Plan | None:
     """A plan that fits, for others to start from, by greedy eviction and a short annealing; None if none is found."""
     graph = context.problem.graph
-    if not is_warm():
+    if not is_ready():
         return greedy_eviction(graph, context.problem.budget_bytes, deadline=context.deadline)
     best = minimise_cost(
         graph, context.problem.budget_bytes, first_order(context), seed=context.options.seed, work_limit=QUICK_MOVES,
@@ -236,8 +229,11 @@ def first_order(context: Context) -> np.ndarray | None:
     if warm is not None and warm.scope is Scope.STAGED:
         return warm.order
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
-    most_s = GREEDY_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
-    starts = [*greedy_plans(graph, budget_bytes, most_s=most_s), online_plan(graph, budget_bytes)]
+    most_s = SHORT_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
+    starts = [
+        *greedy_plans(graph, budget_bytes, deadline=context.deadline, most_s=most_s),
+        online_plan(graph, budget_bytes, context.is_over),
+    ]
     costs = [
         (trace.cost, i) for i, plan in enumerate(starts) if plan is not None and plan.scope is Scope.STAGED
         and (trace := simulate(graph, plan)).peak_bytes <= budget_bytes

@@ -21,9 +21,10 @@ from remat.incumbent import Found, Incumbent
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.solution import Member
 from remat.solving.dispatch import new_context
 from remat.solving.here import run_family, solve_here
-from remat.solving.worker import family_to_row, solution_to_row
+from remat.solving.worker import family_to_row, member_to_row, solution_to_row
 
 WATCH_S = 1.0
 
@@ -37,15 +38,16 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     problem = Problem(graph, **job["problem"] | {"scope": parse_scope(job["problem"]["scope"])})
     warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
-    prepare, left_s = get_strategy(job["strategy"]).prepare, job["ends_at"] - time.time()
+    prepare = get_strategy(job["strategy"]).prepare  # imports the strategies, as part of the start of the process
     _kept = prepare(ModelSpec.from_json(job["spec"]), graph) if prepare is not None and job["spec"] else None
+    began = time.time()
+    events.append({"began": began})
+    left_s = job["limit_s"] if job["ends_at"] is None else job["ends_at"] - began
     context = new_context(problem, options).until(time.monotonic() + max(0.01, left_s))
     if job["family"]:
-        row = family_to_row(run_family(context, job["strategy"], job["options"]))
+        row = family_to_row(run_family(context, job["strategy"], job["options"], events.member))
     else:
         incumbent = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
-        get_strategy(job["strategy"])  # imports the strategies, so that this time counts as the start of the process
-        began = time.time()
         solution = solve_here(context.about(problem, incumbent), job["strategy"], job["options"])
         solution = replace(solution, solver_memory_bytes=peak_memory_bytes() + solution.solver_memory_bytes)
         row = {"solution": solution_to_row(solution), "began": began}
@@ -71,6 +73,10 @@ class Events:
         else:
             event |= {"bound": found.bound, "by": found.proven_by}
         self.append(event)
+
+    def member(self, member: Member) -> None:
+        """Report a plan of a family."""
+        self.append({"member": member_to_row(member)})
 
     def watch(self) -> None:
         """Report the peak memory every `WATCH_S` seconds, so that it is known even if the solver runs out of memory."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remat.errors import InvalidInput
@@ -16,6 +18,7 @@ from remat.solving.budgets import share, solve_ascending
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
 from remat.solving.judgement import at_least, judge, name_minimum, refuse_if_impossible, restated
+from remat.solving.worker import run_family_isolated
 from remat.units import MAX_BYTES, parse_size
 
 
@@ -64,7 +67,8 @@ def solve_sweep(
     plan of the smaller ones, and `remat.solving.budgets.share` makes the results monotone. The results of a
     baseline are never shared.
     """
-    chosen = get_strategy(strategy)
+    began = time.monotonic()
+    chosen = get_strategy(strategy)  # a process's first call imports all strategies, which counts as time of the solve
     how, own = SolveOptions.split(options)
     chosen.check_options(own)
     question = Problem(_checked(graph, how.warm_start), 0, parse_scope(scope), check_accounting(accounting))
@@ -73,10 +77,10 @@ def solve_sweep(
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
     if not graph.has_implementations or chosen.implementations != "default":
-        return _solve_all(chosen, problems, how, own, isolate)
+        return _solve_all(chosen, problems, how, own, isolate, began)
     default = graph.default()
     plain = replace(how, warm_start=_without_choices(how.warm_start, default))
-    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate)
+    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
     found = [restated(graph, solution) for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
@@ -99,17 +103,24 @@ def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
 
 
 def _solve_all(
-    chosen: Strategy, problems: Sequence[Problem], how: SolveOptions, own: Mapping[str, Any], isolate: bool | None
-) -> list[Solution]:
+    chosen: Strategy, problems: Sequence[Problem], how: SolveOptions, own: Mapping[str, Any], isolate: bool | None,
+    began: float,
+) -> list[Solution]:  # fmt: skip
+    """The solutions of `problems`; the clock of the first one runs since `began` (`time.monotonic`)."""
+    late_s = time.monotonic() - began
     if chosen.ignores_budget:
         if not problems:
             return []
         widest = max(problems, key=lambda problem: problem.budget_bytes)
         context = new_context(widest, replace(how, progress=None))
-        return solve_family(run_family(context, chosen.name, own), problems)
+        is_aside = chosen.in_own_process(False, len(widest.graph))  # a family has no wish of the caller
+        family_of = partial(run_family_isolated, start_counts=True) if is_aside else run_family
+        return solve_family(family_of(context, chosen.name, own), problems)
 
     def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
+        nonlocal late_s
         context = new_context(problem, replace(how, warm_start=warm_start))
+        context, late_s = context.until(context.deadline - late_s), 0.0
         refusal = refuse_if_impossible(problem, chosen.name)
         if refusal is not None:
             return refusal

@@ -23,9 +23,7 @@ def run_strategy(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Solution:
     """The solution of one strategy, see `remat.context.RunStrategy`; `should_stop` ends a worker."""
-    chosen = get_strategy(strategy)
-    searches_choices = context.problem.graph.has_implementations and chosen.implementations == "search"
-    if chosen.in_own_process(isolate) and not searches_choices:
+    if get_strategy(strategy).in_own_process(isolate, len(context.problem.graph)):
         return solve_isolated(context, strategy, options, should_stop)
     return solve_here(context, strategy, options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from remat.context import Context
 from remat.errors import InvalidPlan, Skip
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy
-from remat.solution import Ending, Family, Outcome, Solution, Status, candidates_of
+from remat.solution import Ending, Family, Member, Outcome, Solution, Status, candidates_of
 from remat.solving.judgement import (
     conclude,
     conclude_early,
@@ -57,12 +57,14 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
     return conclude(context, name, outcome, members, rejected)
 
 
-def run_family(context: Context, strategy: str, options: Mapping[str, Any]) -> Family:
-    """Run a strategy that ignores the budget, in this process, and judge all of its plans."""
+def run_family(
+    context: Context, strategy: str, options: Mapping[str, Any], on_member: Callable[[Member], None] = lambda _: None
+) -> Family:
+    """Run a strategy that ignores the budget, in this process, and judge all of its plans; `on_member` gets each."""
     start = time.monotonic()
     result = Family(strategy)
     try:
-        members, rejected = judge(context, candidates_of(get_strategy(strategy)(context, options)))
+        members, rejected = judge(context, candidates_of(get_strategy(strategy)(context, options)), strategy, on_member)
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
         result = replace(result, status=Status.SKIPPED, message=str(skip))

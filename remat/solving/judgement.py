@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,15 @@ from remat.simulator import Trace, simulate
 from remat.solution import Candidate, Ending, Member, Outcome, Solution, Status
 from remat.units import format_size
 
+LEAST_NAMING_S = 1e-4  # for each operation, what the search for that budget takes at least on a busy machine
 NAMING_S = 1.7  # time after the deadline in which the smallest budget may be found; less than the allowed overrun
 
 
-def judge(context: Context, candidates: Iterator[Candidate], who: str = "") -> tuple[list[Member], str]:
-    """(members, why others were rejected): every candidate is replayed by the simulator and offered."""
+def judge(
+    context: Context, candidates: Iterator[Candidate], who: str = "",
+    on_member: Callable[[Member], None] = lambda _: None,
+) -> tuple[list[Member], str]:  # fmt: skip
+    """(members, why others were rejected): every candidate is replayed by the simulator, offered and reported."""
     problem = context.problem
     members: list[Member] = []
     rejected = ""
@@ -35,12 +39,18 @@ def judge(context: Context, candidates: Iterator[Candidate], who: str = "") -> t
         else:
             trace: Trace = simulate(problem.graph, plan)
             members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
+            on_member(members[-1])
             finder = str(candidate.parameters.get("from", who))
             context.incumbent.take(plan, trace.cost, trace.peak_bytes, finder)
         if time.monotonic() > context.deadline:
-            rejected = rejected or f"stopped at the time limit after {len(members)} plans"
+            rejected = rejected or cut_after(members)
             break
     return members, rejected
+
+
+def cut_after(members: Sequence[Member]) -> str:
+    """Why a family has no further members."""
+    return f"stopped at the time limit after {len(members)} plans"
 
 
 def conclude(context: Context, strategy: str, outcome: Outcome, members: Sequence[Member], rejected: str) -> Solution:
@@ -201,11 +211,12 @@ def restated(graph: Graph, solution: Solution) -> Solution:
 def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
     """The solution; if it has no plan, its message ends with the smallest budget known feasible.
 
-    An INFEASIBLE already names that budget. The search for it ends `NAMING_S` after the deadline.
+    An INFEASIBLE already names that budget. The search for it ends `NAMING_S` after the deadline; on a large graph
+    without time for it, the message stays.
     """
-    if solution.status not in (Status.TIMEOUT, Status.NO_PLAN):
-        return solution
     seconds = max(0.0, deadline + NAMING_S - time.monotonic())
+    if solution.status not in (Status.TIMEOUT, Status.NO_PLAN) or seconds < LEAST_NAMING_S * len(problem.graph) - 0.2:
+        return solution
     least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes)
     return replace(solution, message=f"{solution.message}; {least}")
 

@@ -3,7 +3,8 @@
 The parent starts ``remat.solving._worker JOB RESULT EVENTS`` through `remat.child`: a plain subprocess, because spawned
 pools need an importable main module, which standard input and notebooks do not have. It reads two files of the worker:
 EVENTS, a line of JSON for each plan and bound that it finds, which survives a killed worker, and RESULT at the end.
-The parent judges these plans again.
+The parent judges these plans again. The start of the process counts as time of a solve, but not of a family, whose
+plans need no clock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from remat import child
 from remat.certificate import BoundCertificate
+from remat.compiled import is_compiled
 from remat.context import Context
 from remat.errors import DiskFull, InvalidInput, InvalidPlan
 from remat.files import write_text
@@ -31,14 +33,17 @@ from remat.graph import Graph
 from remat.incumbent import is_proven
 from remat.plan import Plan, Scope
 from remat.problem import SolveOptions
+from remat.registry import get_strategy
+from remat.search.greedy import SHORT_S, greedy_plans
 from remat.simulator import simulate
 from remat.solution import Ending, Family, Member, Solution, Status
-from remat.solving.judgement import conclude_early
+from remat.solving.judgement import conclude_early, cut_after
 
 _running: set[subprocess.Popen[bytes]] = set()
 _interrupted: set[subprocess.Popen[bytes]] = set()  # running workers that were asked to end
 
 POLL_S = 0.1  # seconds between two readings of a worker's events
+START_S = 60.0  # most time for the start of a family's process, before the clock starts
 PREPARE_S = 300.0  # most time for `Strategy.prepare`, before the clock starts
 GRACE_S = 2.0  # for an interrupted worker to write its result
 
@@ -101,7 +106,7 @@ def solve_isolated(
     # The context's incumbent may belong to another budget, so that this solve needs one of its own.
     own = context.about(context.problem)
     events = _Events(own, context, should_stop, known)
-    row, status, message = _ask(own, strategy, options, family=False, events=events)
+    row, status, message = _ask(own, strategy, options, events)
     solution = None if row is None else _take_result(row, own, context, strategy, asked_at)
     interrupted = Ending.INTERRUPTED in (events.ended, solution and solution.ended)
     if events.decided is not None and not own.incumbent.contradiction:
@@ -109,6 +114,8 @@ def solve_isolated(
     elif solution is None or own.incumbent.contradiction:
         ended = events.ended or Ending.CRASHED
         solution = conclude_early(own, strategy, ended, message or own.incumbent.contradiction, status=status)
+    elif solution.plan is None and solution.status is Status.TIMEOUT and own.incumbent.plan is not None:
+        solution = conclude_early(own, strategy, solution.ended, solution.message)
     if interrupted and events.raised and solution.plan is None and solution.status is not Status.FAILED:
         raise KeyboardInterrupt
     stats = {**solution.stats, **own.incumbent.stats()}  # the parent's times, which include the start of the process
@@ -147,22 +154,45 @@ class _Events:
     """Read a worker's file of events as it grows; judge and offer its plans and bounds.
 
     Attributes:
+        start_s: most time for the start of a family's process; 0 for a solve, whose clock runs from the beginning.
+        asked_at: time (monotonic) at which the worker was asked for.
+        began: time (monotonic) at which the worker was seen to begin, after its start; None before.
         ended: how the worker ended, if not by itself.
         decided: the proof of another strategy that ended the worker, if one did.
         raised: Ctrl-C interrupted this thread.
         should_stop: called several times a second: whether to end the worker.
         known: called as often: the best proof of other strategies.
         peak_memory_bytes: largest resident set that the worker reported.
+        members: of a family, in a JSON-ready form.
     """
 
     def __init__(
-        self, own: Context, outer: Context, should_stop: Callable[[], bool], known: Callable[[], Known | None]
-    ):
-        self.own, self.outer, self.should_stop, self.known = own, outer, should_stop, known
+        self, own: Context, outer: Context, should_stop: Callable[[], bool] = lambda: False,
+        known: Callable[[], Known | None] = lambda: None, start_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.own, self.outer, self.should_stop, self.known, self.start_s = own, outer, should_stop, known, start_s
+        self.asked_at = time.monotonic()
+        self.began: float | None = None
         self.ended, self.raised, self.peak_memory_bytes = Ending.RETURNED, False, 0
         self.decided: Known | None = None
+        self.members: list[dict[str, Any]] = []
         self.path: Path | None = None
         self._at = 0
+
+    def offer_greedy(self) -> None:
+        """Offer plans of greedy eviction, which needs no worker, while the worker starts."""
+        problem = self.own.problem
+        default = problem.graph.default()
+        for plan in greedy_plans(default, problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
+            again = Plan.from_order(problem.graph, plan.order.tolist(), problem.budget_bytes)
+            for context in (self.own, self.outer):
+                context.offer(again, "greedy eviction")
+
+    def ends_at(self, limit_s: float) -> float:
+        """The time (monotonic) at which the worker is killed."""
+        if not self.start_s:
+            return self.asked_at + hard_limit_s(limit_s)
+        return self.asked_at + self.start_s if self.began is None else self.began + hard_limit_s(limit_s)
 
     def is_over(self) -> bool:
         """Whether the worker should end now: it was asked to, or another strategy decided its problem."""
@@ -188,6 +218,10 @@ class _Events:
     def _offer(self, event: Mapping[str, Any]) -> None:
         best, outer, problem = self.own.incumbent, self.outer, self.own.problem
         self.peak_memory_bytes = max(self.peak_memory_bytes, event.get("peak_memory_bytes", 0))
+        if "began" in event:
+            self.began = time.monotonic()
+        if "member" in event:
+            self.members.append(event["member"])
         if "bound" in event:
             best.offer_bound(event["bound"], event["who"], event["by"], at=event["at"])
             outer.offer_bound(event["bound"], event["who"], event["by"])
@@ -206,18 +240,25 @@ class _Events:
 
 
 def run_family_isolated(
-    context: Context, strategy: str, options: Mapping[str, Any], spec: ModelSpec | None = None
-) -> Family:
+    context: Context, strategy: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *,
+    start_counts: bool = False,
+) -> Family:  # fmt: skip
     """`remat.solving.here.run_family` in a subprocess; the parent judges every returned plan again.
 
     Args:
         spec: the PyTorch network behind the graph, for a strategy with `prepare`.
+        start_counts: the start of the process counts as time of the family.
     """
     started = time.monotonic()
-    row, status, message = _ask(context, strategy, options, family=True, spec=spec)
+    events = _Events(context, context, start_s=0.0 if start_counts else START_S + (PREPARE_S if spec else 0))
+    row, status, message = _ask(context, strategy, options, events, family=True, spec=spec)
+    if events.raised:
+        raise KeyboardInterrupt
+    if row is None and events.members and status is Status.TIMEOUT:
+        row = {"members": events.members, "status": None, "message": "", "wall_s": time.monotonic() - started}
     if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
-    graph, members = context.problem.graph, []
+    graph, members = context.problem.graph, list[Member]()
     try:
         for member in row["members"]:
             plan = Plan.from_document(member["plan"], graph, "a plan")
@@ -227,7 +268,8 @@ def run_family_isolated(
         message = f"the worker's plan is invalid: {error}"
         return Family(strategy, status=Status.FAILED, message=message, wall_s=time.monotonic() - started)
     status = Status(row["status"]) if row["status"] else None
-    return Family(strategy, tuple(members), row["rejected"], status, row["message"], row["wall_s"])
+    rejected = row.get("rejected", cut_after(members))
+    return Family(strategy, tuple(members), rejected, status, row["message"], row["wall_s"])
 
 
 def stop_workers() -> None:
@@ -242,12 +284,12 @@ def interrupt_workers() -> None:
 
 
 def _ask(
-    context: Context, strategy: str, options: Mapping[str, Any], *, family: bool, events: _Events | None = None,
+    context: Context, strategy: str, options: Mapping[str, Any], events: _Events, *, family: bool = False,
     spec: ModelSpec | None = None,
 ) -> tuple[dict[str, Any] | None, Status, str]:  # fmt: skip
     """(the worker's result, or None with the status and message that say why)."""
     try:
-        return _exchange(context, strategy, options, family, events, spec)
+        return _exchange(context, strategy, options, events, family, spec)
     except (OSError, DiskFull) as error:  # OSError: e.g. no memory for a process
         return None, Status.FAILED, f"could not run the solver process: {error}"
 
@@ -256,8 +298,8 @@ def _exchange(
     context: Context,
     strategy: str,
     options: Mapping[str, Any],
+    events: _Events,
     family: bool,
-    events: _Events | None,
     spec: ModelSpec | None,
 ) -> tuple[dict[str, Any] | None, Status, str]:
     limit_s = context.remaining_s()
@@ -281,7 +323,8 @@ def _exchange(
                 for field in fields(SolveOptions) if field.name not in ("warm_start", "progress")
             },
             "warm_start": None if warm_start is None else warm_start.document(),
-            "ends_at": time.time() + limit_s,
+            "limit_s": limit_s,
+            "ends_at": None if events.start_s else time.time() + limit_s,
             "strategy": strategy,
             "options": dict(options),
             "family": family,
@@ -289,32 +332,45 @@ def _exchange(
         }  # fmt: skip
         write_text(job, json.dumps(request))
         command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
-        if events is None:
-            most_s = limit_s + (PREPARE_S if spec else 0)
-            code, complaint = _run(command, most_s, context.options.threads, is_here=spec is not None)
-        else:
-            events.path = events_file
-            code, complaint = _run(command, limit_s, context.options.threads, events)
-            events.read()
+        events.path = events_file
+        begins_greedily = get_strategy(strategy).begins_greedily and not context.repeats
+        meanwhile = events.offer_greedy if begins_greedily else lambda: None
+        code, complaint = _run(command, limit_s, context.options.threads, events, meanwhile, is_here=spec is not None)
+        events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
-    if events is not None and (events.ended is Ending.INTERRUPTED or events.decided is not None):
+    if events.ended is Ending.INTERRUPTED or events.decided is not None:
         return None, Status.TIMEOUT, "interrupted"
     if code is None:
-        if events is not None:
-            events.ended = Ending.KILLED
-        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s"
+        events.ended = Ending.KILLED
+        if events.began is None:
+            waited_s = time.monotonic() - events.asked_at
+            return None, Status.TIMEOUT, f"its process was still starting after {waited_s:.1f} s, and was ended"
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s{_compiling(strategy)}"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
         how += ", as the system does when memory runs out"
     return None, Status.FAILED, f"the solver process died with {how}: {complaint or 'it printed nothing'}"
 
 
+def _compiling(strategy: str) -> str:
+    """Words for a worker that was killed while Numba compiled the strategy; '' if it is compiled."""
+    function = get_strategy(strategy).compiles
+    if function is None or is_compiled(function):
+        return ""
+    return "; it was being compiled, which takes up to a minute: give it more time once"
+
+
 def _run(
-    command: Sequence[str], limit_s: float, threads: int, events: _Events | None = None, *, is_here: bool = False
-) -> tuple[int | None, str]:
-    """(exit code or None if killed at the limit, last line of standard error); `is_here` as in `child.environment`."""
-    ends_at = time.monotonic() + hard_limit_s(limit_s)
+    command: Sequence[str], limit_s: float, threads: int, events: _Events,
+    meanwhile: Callable[[], None] = lambda: None, *, is_here: bool = False,
+) -> tuple[int | None, str]:  # fmt: skip
+    """(exit code or None if killed at the limit, last line of standard error).
+
+    Args:
+        meanwhile: called while the process starts.
+        is_here: as in `child.environment`.
+    """
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -326,10 +382,9 @@ def _run(
         )
         _running.add(process)
         try:
-            code = _wait(process, ends_at, events)
+            meanwhile()
+            code = _wait(process, limit_s, events)
         except KeyboardInterrupt:
-            if events is None:
-                raise
             events.ended, events.raised = Ending.INTERRUPTED, True
             code = _end_gently(process)
         finally:
@@ -340,20 +395,18 @@ def _run(
         return code, child.last_line(errors)
 
 
-def _wait(process: subprocess.Popen[bytes], ends_at: float, events: _Events | None) -> int | None:
+def _wait(process: subprocess.Popen[bytes], limit_s: float, events: _Events) -> int | None:
     """The exit code, None at the limit; meanwhile the worker's events are read."""
-    while (left := ends_at - time.monotonic()) > 0:
+    while (left := events.ends_at(limit_s) - time.monotonic()) > 0:
         try:
             return process.wait(timeout=min(POLL_S, left))
         except subprocess.TimeoutExpired:
             pass
-        if events is not None:
-            events.read()
+        events.read()
         if process in _interrupted:
-            if events is not None:
-                events.ended = Ending.INTERRUPTED
+            events.ended = Ending.INTERRUPTED
             return _end_gently(process)
-        if events is not None and events.is_over():
+        if events.is_over():
             return _end_gently(process)
     return None
 
@@ -389,8 +442,13 @@ def family_to_row(family: Family) -> dict[str, Any]:
         "message": family.message,
         "rejected": family.rejected,
         "wall_s": family.wall_s,
-        "members": [{"plan": m.plan.document(), "parameters": dict(m.parameters)} for m in family.members],
+        "members": [member_to_row(member) for member in family.members],
     }
+
+
+def member_to_row(member: Member) -> dict[str, Any]:
+    """A JSON-ready form of a plan of a family."""
+    return {"plan": member.plan.document(), "parameters": dict(member.parameters)}
 
 
 def _from_row(graph: Graph, row: dict[str, Any]) -> Solution:

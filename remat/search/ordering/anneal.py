@@ -108,6 +108,6 @@ def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_b
     return Order(tuple(operations.tolist()), graph.fixed_bytes + int(running.max()), int(above.sum()))
 
 
-def is_warm() -> bool:
-    """Whether the compiled code lies in the cache, so that nothing has to be compiled first."""
+def is_ready() -> bool:
+    """Whether nothing has to be compiled first."""
     return is_compiled(kernel.anneal)

@@ -1,0 +1,68 @@
+"""Whether the compiled code of the search is ready, and a process that compiles it.
+
+Compiling takes about 45 s, minutes on a busy machine, and nothing can interrupt it. No solve compiles the search in its
+own process: a child does, and hands the code over in Numba's cache on disk. Meanwhile the solve does what needs no
+search. A child that is not done at the time limit goes on for the next solve, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+from remat import child
+from remat.compiled import is_compiled
+from remat.search import kernel, online, sequence
+from remat.search.ordering import anneal as orders
+
+COLD_START_S = 40.0  # with less time nothing is compiled
+POLL_S = 0.1  # seconds between two looks at the child
+
+_lock = threading.Lock()
+_running: subprocess.Popen[bytes] | None = None
+_was_ready = False
+
+
+def is_ready() -> bool:
+    """Whether everything that ``python -m remat.search`` compiles is compiled, in this process or in the cache."""
+    global _was_ready
+    if not _was_ready:
+        parts = (is_compiled(kernel.anneal), online.is_ready(), sequence.is_ready(), orders.is_ready())
+        _was_ready = all(parts)
+    return _was_ready
+
+
+def begin_compiling(seconds: float) -> Callable[[], bool]:
+    """Let a child compile the search, unless it is ready; with fewer seconds than `COLD_START_S` none is started.
+
+    Returns:
+        A function that tells cheaply whether the search became ready since; False for ever where no child runs.
+    """
+    process = None if is_ready() else _child(seconds)
+    return lambda: process is not None and process.poll() == 0
+
+
+def ready_by(deadline: float) -> bool:
+    """Whether the search is ready; waits for a child that compiles it until the `deadline` (`time.monotonic`)."""
+    if is_ready():
+        return True
+    process = _child(deadline - time.monotonic())
+    while process is not None and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return process is not None and is_ready()
+
+
+def _child(seconds: float) -> subprocess.Popen[bytes] | None:
+    """The child of this process that compiles; a new one if none runs and there are `COLD_START_S` seconds."""
+    global _running
+    with _lock:
+        if _running is not None and _running.poll() is not None:
+            _running = None
+        if _running is None and seconds >= COLD_START_S:
+            nowhere = subprocess.DEVNULL
+            _running = subprocess.Popen(
+                child.command("remat.search"), stdin=nowhere, stdout=nowhere, stderr=nowhere, env=child.environment({})
+            )
+        return _running

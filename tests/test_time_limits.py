@@ -1,0 +1,284 @@
+"""What could hold a solve beyond its time limit: compiling, processes that start late, plans made without a clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import random_graph
+from helpers import context_of, install_package, step_of
+from test_joint import conv_relu
+
+import remat
+from baselines import _hierarchy
+from remat import Plan, Status, registry, simulate
+from remat.context import Context
+from remat.frontends.synthetic import layered
+from remat.registry import LARGEST_WITHOUT_CLOCK, get_strategy
+from remat.search import kernel, online, ready
+from remat.search.anneal import NOTHING
+from remat.simulator import plain_peak
+from remat.solvers import portfolio
+from remat.solvers.search import COLD, search_staged
+from remat.solving import dispatch, worker
+from remat.solving.api import solve_sweep
+from remat.solving.here import solve_here
+
+BLOCKS = step_of(8)
+TIGHT = (BLOCKS.largest_working_set()[0] + plain_peak(BLOCKS)) // 2
+
+# Prints the functions that a process has compiled itself.
+COLD_SOLVES = """
+    import json, sys
+    sys.path.insert(0, sys.argv[1])
+    from test_joint import conv_relu
+    from helpers import step_of
+    import remat
+    from remat.search import kernel, online, sequence
+    from remat.search.ordering import kernel as orders
+    from remat.simulator import plain_peak
+    from remat.solving.api import solve_sweep
+
+    graph, joint = step_of(8), remat.frontends.monet.monet_graph("vgg16", 4)
+    found = {}
+    for name, scope, one in (
+        ("portfolio", "staged", graph), ("portfolio", "free", graph), ("portfolio", "staged", joint),
+        ("search", "staged", joint), ("search", "free", graph), ("dtr", "staged", graph), ("rotor", "staged", graph),
+    ):
+        budget = (one.default().largest_working_set()[0] + plain_peak(one.default())) // 2
+        found[f"{name} {scope} {one.name}"] = solve_sweep(
+            one, [budget], name, scope, time_limit_s=0.3, threads=2, isolate=False
+        )[0].status
+    compiled = [remat.get_strategy(name).compiles for name in ("hierarchical", "xla_greedy", "fastsa", "dtr")]
+    compiled += [kernel.anneal, kernel.load_order, orders.anneal, orders.measure, sequence.anneal]
+    print(json.dumps([found, [f.__name__ for f in compiled if f.signatures]]))
+"""
+
+
+def test_no_solve_compiles_in_its_own_process(tmp_path: Path) -> None:
+    """Numba cannot be interrupted: with an empty cache these solves leave the compiling to other processes."""
+    code = "import remat.frontends.monet, remat.registry; remat.get_strategy = remat.registry.get_strategy\n"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COLD_SOLVES).replace("import remat\n", "import remat\n" + code, 1),
+         str(Path(__file__).parent)],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, compiled = json.loads(done.stdout)
+    assert compiled == []
+    in_time = {status for name, status in found.items() if not name.startswith(("dtr", "rotor"))}
+    assert in_time <= {"FEASIBLE", "OPTIMAL"}, found  # greedy eviction and windows need nothing compiled
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A search that is not compiled until `done` is set, beside a child that pretends to compile it."""
+    state = SimpleNamespace(done=False, begun=0, polls=0, after=3)
+
+    def poll() -> int | None:
+        state.polls += 1
+        state.done = state.done or state.polls > state.after
+        return 0 if state.done else None
+
+    def popen(*_: Any, **__: Any) -> SimpleNamespace:
+        state.begun += 1
+        return SimpleNamespace(poll=poll)
+
+    monkeypatch.setattr(ready, "_was_ready", False)
+    monkeypatch.setattr(ready, "_running", None)
+    monkeypatch.setattr(ready, "is_compiled", lambda _: state.done)
+    monkeypatch.setattr(ready.subprocess, "Popen", popen)
+    return state
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cold_solve_searches_once_a_child_has_compiled(cold: SimpleNamespace, threads: int) -> None:
+    graph = step_of(4)
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    solution = remat.solve(graph, budget, time_limit_s=60, threads=threads)
+    assert (solution.status, cold.begun) == (Status.OPTIMAL, 1)
+    assert COLD not in solution.message
+    assert ready.is_ready()
+
+
+def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
+    cold: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "anneal", lambda *_: pytest.fail("a solve has called what is not compiled"))
+    monkeypatch.setattr(kernel, "load_order", kernel.anneal)
+    monkeypatch.setattr(ready, "COLD_START_S", 0.0)
+    cold.after = 1 << 60
+    graph = layered(n=150)
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    for name in ("portfolio", "search"):
+        for more in ({}, {"deterministic": True}):
+            solution = solve_sweep(graph, [budget], name, time_limit_s=0.4, threads=1, **more)[0]
+            assert solution.plan is not None
+            assert COLD in solution.message
+            assert bool(solution.cut_by_clock) is bool(more)
+    assert cold.begun == 1  # it goes on for the next solve
+    assert solve_sweep(conv_relu(), [101], "search", time_limit_s=0.4)[0].plan is not None
+
+
+def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
+    assert not ready.ready_by(time.monotonic() + 1)
+    assert not ready.begin_compiling(1)()
+    assert cold.begun == 0
+    assert ready.ready_by(time.monotonic() + 50)
+    assert cold.begun == 1
+
+
+def test_a_start_that_has_to_be_compiled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remat.solvers import _families
+
+    graph = step_of(4)
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    assert any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
+    monkeypatch.setattr(_families, "is_compiled", lambda _: False)
+    assert not any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
+
+
+def test_what_nothing_can_interrupt_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = LARGEST_WITHOUT_CLOCK + 1
+    assert get_strategy("griewank").in_own_process(False, large)
+    assert not get_strategy("griewank").in_own_process(False, large - 1)
+    assert not get_strategy("portfolio").in_own_process(False, large)  # it sees the clock
+    own = replace(get_strategy("griewank"), run=conv_relu)  # of a script, where no other process finds it
+    assert not own.in_own_process(False, large)
+    monkeypatch.setattr(registry, "is_compiled", lambda _: False)
+    assert get_strategy("dtr").in_own_process(False, 5)
+
+
+def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "LARGEST_WITHOUT_CLOCK", 10)
+    monkeypatch.setattr("remat.solving.api.run_family", lambda *_: pytest.fail("it ran in this process"))
+    roomy, tight = solve_sweep(BLOCKS, [plain_peak(BLOCKS), TIGHT], "checkpoint_all", time_limit_s=60)
+    assert (roomy.status, roomy.cost) == (Status.OPTIMAL, BLOCKS.total_cost)
+    assert tight.status is Status.NO_PLAN
+
+
+def test_a_search_over_implementations_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each choice would add its start to the time of each turn."""
+    asked = []
+
+    def isolated(context: Context, strategy: str, *_: Any) -> Any:
+        asked.append((strategy, context.problem.graph.has_implementations))
+        return solve_here(context, strategy, {})
+
+    monkeypatch.setattr(dispatch, "solve_isolated", isolated)
+    solution = remat.solve(conv_relu(), 75, "interval_cp", time_limit_s=1, threads=1)
+    assert solution.plan is not None
+    assert asked == [("interval_cp", True)]
+
+
+# ---- processes that start late ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that need 2.5 s more to start."""
+    usual = worker.child.command
+
+    def late(module: str, *arguments: str) -> list[str]:
+        return ["sh", "-c", 'sleep 2.5; exec "$@"', "sh", *usual(module, *arguments)]
+
+    monkeypatch.setattr(worker.child, "command", late)
+    # The parent of the child's first process is the shell's, so that it does not end for want of its parent.
+
+
+def test_the_start_of_a_process_is_not_time_of_a_family(slow_start: None) -> None:
+    family = worker.run_family_isolated(context_of(BLOCKS, 1 << 60, seconds=0.2), "chen_sqrtn", {})
+    assert (family.status, family.message) == (None, "")
+    assert [m.cost for m in family.members] == [m.cost for m in remat.family(BLOCKS, "chen_sqrtn")]
+
+
+def test_greedy_plans_do_not_wait_for_a_process(slow_start: None) -> None:
+    late = solve_sweep(BLOCKS, [TIGHT], "interval_cp", time_limit_s=0.2, isolate=True)[0]
+    assert late.status is Status.FEASIBLE
+    assert simulate(BLOCKS, late.plan).peak_bytes <= TIGHT
+    assert "its process was still starting" in late.message
+    published = solve_sweep(BLOCKS, [TIGHT], "moccasin", time_limit_s=0.2)[0]  # it has no plans of ours
+    assert (published.status, published.plan) == (Status.TIMEOUT, None)
+    assert "its process was still starting" in published.message
+
+
+STALLS = '''
+    import time
+    from remat import Plan, strategy
+
+    @strategy("stalls", ignores_budget=True)
+    def stalls(problem):
+        """Two plans, then nothing for ever."""
+        yield Plan.from_order(problem.graph, range(len(problem.graph)))
+        yield Plan.from_order(problem.graph, range(len(problem.graph)))
+        while True:
+            time.sleep(1)
+'''
+
+
+def test_a_family_that_is_killed_keeps_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_package(tmp_path, STALLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry._REGISTRY, "stalls", replace(get_strategy("checkpoint_all"), name="stalls"))
+    family = worker.run_family_isolated(context_of(BLOCKS, 1 << 60, seconds=0.2), "stalls", {})
+    assert (family.status, family.rejected) == (None, "stopped at the time limit after 2 plans")
+    assert [member.cost for member in family.members] == [BLOCKS.total_cost] * 2
+
+
+def test_the_first_call_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+
+    def run(problem: remat.Problem, context: Context) -> Plan:
+        left.append(context.remaining_s())
+        return Plan.from_order(problem.graph, range(len(problem.graph)))
+
+    def late(name: str) -> registry.Strategy:
+        time.sleep(0.5)  # as the import of all strategies
+        return replace(get_strategy("portfolio"), run=run, members=())
+
+    monkeypatch.setattr("remat.solving.api.get_strategy", late)
+    monkeypatch.setattr("remat.solving.dispatch.get_strategy", lambda _: replace(get_strategy("portfolio"), run=run))
+    monkeypatch.setattr("remat.solving.here.get_strategy", lambda _: replace(get_strategy("portfolio"), run=run))
+    solve_sweep(BLOCKS, [plain_peak(BLOCKS), 2 * plain_peak(BLOCKS)], "portfolio", time_limit_s=10)
+    assert left[0] <= 9.5 < left[1]  # each budget has its own limit
+
+
+# ---- the deadline ---------------------------------------------------------------------------------
+
+
+def test_nothing_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = context_of(BLOCKS, TIGHT).until(time.monotonic() - 100)
+    assert search_staged(over, 1).cost == NOTHING
+    assert solve_here(over, "search", {}).status is Status.TIMEOUT
+    assert solve_here(over, "dtr", {}).status is Status.TIMEOUT
+    monkeypatch.setattr(_hierarchy.Solver, "_evaluated", lambda *_: pytest.fail("an option was evaluated"))
+    solve_here(over, "hierarchical", {})
+    monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
+    assert solve_here(over, "portfolio", {}).plan is not None  # greedy eviction
+
+
+@pytest.mark.parametrize("heuristic", ["exact", "random"])
+def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, heuristic: str) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        graph = random_graph(rng, 14, min_cost=1, multi_output=0.4, workspace=2, keep=0.15)
+        budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+        runs = []
+        for chunk in (1, 3, 1 << 20):
+            monkeypatch.setattr(online, "CHUNK", chunk)
+            run = online.run_online(graph, budget, heuristic, 7, 200)
+            runs.append((run.order.tolist(), run.failed_at, run.is_stopped))
+        assert runs[0] == runs[1] == runs[2]
+    stopped = online.run_online(graph, budget, heuristic, 7, 200, lambda: True)
+    assert stopped.is_stopped
+    assert stopped.failed_at >= 0
