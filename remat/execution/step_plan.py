@@ -199,7 +199,7 @@ class StepPlan:
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
         if self.difference is not None:
-            bits = "loss, gradients and buffers have the bits of the plain step"
+            bits = "loss, gradients and buffers have the bits of the plain step, with one call of the module in it"
             differs = f"differs from the plain step by up to {self.difference:.1e} of a tensor's largest number"
             lines.append(f"  verified        {differs if self.difference else bits}")
         return "\n".join(lines)

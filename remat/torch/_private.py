@@ -17,7 +17,7 @@ The interfaces, and where PyTorch keeps them:
 - optimizers: their `step` without hooks, the note of learning rate schedulers that it was called; hooks of a parameter;
   whether a backward pass will reach a node of the autograd graph, and its number
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
-- the autograd engine's callback after a backward pass
+- the autograd engine's callback after a backward pass, and its number of the pass that runs
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
 """
@@ -230,6 +230,11 @@ def of_no_bytes(kind: type[Tensor], like: Tensor) -> Tensor:
 def will_run(node: Any) -> bool:
     """Whether the backward pass that runs now reaches a node of the autograd graph."""
     return torch._C._will_engine_execute_node(node)
+
+
+def number_of_backward_pass() -> int:
+    """Which backward pass runs now in this thread."""
+    return torch._C._current_graph_task_id()
 
 
 def gets_gradient(leaf: Any) -> bool:

@@ -25,6 +25,7 @@ from remat.torch._in_backward import Given, InBackward
 from remat.torch._numbers import check_containers, numbers_apart
 from remat.torch._private import BatchNorm, Told, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
+from remat.torch._sums import Sums
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
 from remat.torch._work import local_part
@@ -222,6 +223,7 @@ class _CompiledStep:
         # They also say which way the model's branches on values go, of which the compiler does not know.
         self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.states: dict[tuple[str, str], set[Any]] = {}
+        self.sums = Sums()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         _aot.check_that_calls_are_compiled()
@@ -245,8 +247,7 @@ class _CompiledStep:
 
         def watch(node: Any) -> None:
             node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
-            if in_backward:
-                in_backward.watch(node)
+            (in_backward or self.sums).watch(node)
 
         _aot.leave_unread_gradients_out(outputs, watch)
         return outputs
@@ -262,6 +263,7 @@ class _CompiledStep:
 
         def partition(training_graph: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
             captured = capture.read_training_graph(training_graph, n_forward, primals, lowering)
+            self.sums.note(captured, self.model)
             step = step_of(
                 captured, planner.name, self.model, self.backend, planner.implementations, planner.in_backward
             )  # fmt: skip
