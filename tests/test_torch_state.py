@@ -1,0 +1,390 @@
+"""State in a model's Python attributes: planning leaves it alone, and steps carry it as the plain model's do."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+
+import remat  # noqa: E402
+import remat.torch as rt  # noqa: E402
+from remat.errors import InvalidInput  # noqa: E402
+from remat.torch import _numbers  # noqa: E402
+from remat.torch.build import output_of  # noqa: E402
+from remat.torch.measure import measured_peak, peak_of_step  # noqa: E402
+from remat.torch.module import captured_step  # noqa: E402
+from remat.torch.plain import plain_step, real_step  # noqa: E402
+
+WIDTH = 16
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", remat.cost.CostWarning)
+        yield
+
+
+def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = "100MB", **options: Any) -> rt.Rematerialized:
+    return rt.rematerialize(model, args, budget, cost="flops", time_limit_s=0.5, strategy="search", **options)
+
+
+class Held:
+    """An object of the user's."""
+
+    def __init__(self, **contents: Any):
+        vars(self).update(contents)
+
+
+class Two(nn.Module):
+    """Two layers, and something between them that `between` does with (module, first layer's result)."""
+
+    def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor], width: int = WIDTH, **state: Any):
+        super().__init__()
+        self.first, self.second, self.between = nn.Linear(width, width), nn.Linear(width, width), between
+        for name, x in state.items():
+            setattr(self, name, x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.between(self, torch.tanh(self.first(x))))
+
+
+def counted(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    return h * 2 if self.n == 3 else h
+
+
+def remembered(self: Any, h: torch.Tensor) -> torch.Tensor:
+    if self.mem is not None:
+        h = h + self.mem.mean(0)
+    self.mem = h.detach()
+    return h
+
+
+def averaged_in_place(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.mean.mul_(0.9).add_(h.detach().mean(0))
+    return h + self.mean
+
+
+def first_only(self: Any, h: torch.Tensor) -> torch.Tensor:
+    if not self.is_ready:
+        self.scale, self.is_ready = h.detach().std(), True
+    return h / self.scale
+
+
+def windowed(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.last.append(h.detach().mean())
+    if len(self.last) > 2:
+        self.last.pop(0)
+    return h * sum(self.last)
+
+
+def in_containers(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.held["h"] = h.detach()
+    self.held["list"][0].append(h.detach().mean())
+    self.held["list"][0].pop(0)
+    self.cache.layers[0].keys = h.detach()
+    self.cache.n += 1
+    return h
+
+
+def reset(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.layer = 0
+    for _ in range(2):
+        h = h * (self.layer + 1)
+        self.layer += 1
+    return h
+
+
+CARRIED = {
+    "counter": (counted, {"n": 0}),
+    "memory": (remembered, {"mem": None}),
+    "in place": (averaged_in_place, {"mean": torch.ones(WIDTH)}),
+    "first call": (first_only, {"is_ready": False}),
+    "window": (windowed, {"last": []}),
+    "containers": (
+        in_containers, {"held": {"list": [[torch.zeros(())], {1}]}, "cache": Held(layers=[Held()], n=0)}
+    ),
+    "reset": (reset, {"layer": 7}),
+}  # fmt: skip
+
+
+def losses(model: nn.Module, x: torch.Tensor, n: int = 5) -> list[torch.Tensor]:
+    """Losses of a training loop, then its parameters."""
+    optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+    for i in range(n):
+        loss = model(x + i).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    return [*found, *(p.detach() for p in model.parameters())]
+
+
+def assert_carried(model: nn.Module, ours: nn.Module, plain: nn.Module) -> None:
+    x = torch.randn(8, WIDTH)
+    theirs, mine = losses(plain, x), losses(ours, x)
+    assert all(map(torch.equal, theirs, mine))
+    assert _state(model) == _state(plain)
+
+
+def _state(model: nn.Module) -> str:
+    """All attributes with the values in them."""
+    return "\n".join(f"{name}: {_told(vars(module))}" for name, module in model.named_modules())
+
+
+def _told(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return type(x).__name__, x.tolist()
+    if isinstance(x, dict):
+        return [(name, _told(y)) for name, y in x.items() if name not in ("_modules", "between")]
+    if isinstance(x, (list, tuple, set, deque)):
+        return type(x).__name__, [_told(y) for y in x]
+    return _told(vars(x)) if isinstance(x, Held) else repr(x)
+
+
+@pytest.mark.parametrize("kind", CARRIED)
+def test_state_in_attributes_moves_from_step_to_step_as_in_the_plain_loop(kind: str) -> None:
+    between, state = CARRIED[kind]
+    model = nn.Sequential(Two(between, **copy.deepcopy(state)), nn.Tanh())
+    plain, before = copy.deepcopy(model), _state(model)
+    ours = rematerialize(model, (torch.randn(8, WIDTH),))
+    ours.prepare((torch.randn(4, WIDTH),))
+    assert _state(model) == before
+    assert_carried(model, ours, plain)
+
+
+@pytest.mark.parametrize("kind", CARRIED)
+def test_a_run_that_is_not_the_users_step_leaves_attributes_alone(kind: str) -> None:
+    between, state = CARRIED[kind]
+    model, x = Two(between, **copy.deepcopy(state)), torch.randn(8, WIDTH)
+    before, objects = _state(model), {name: id(y) for name, y in vars(model).items()}
+    containers = [id(y) for y in _containers(vars(model))]
+    for run in (
+        lambda: plain_step(model, (x,), {}, 0),
+        lambda: real_step(model, (x,), {}, 0, lambda _: None, "cpu"),
+        lambda: peak_of_step(model, (x,), {}, "cpu"),
+        lambda: output_of(model, (x,)),
+        lambda: captured_step(model, (x,), {}, "eager", "default"),
+    ):
+        run()
+        assert _state(model) == before
+        assert {name: id(y) for name, y in vars(model).items()} == objects
+        assert [id(y) for y in _containers(vars(model))] == containers
+
+
+def _containers(x: Any) -> Iterator[Any]:
+    if isinstance(x, (dict, list)):
+        yield x
+        for y in x.values() if isinstance(x, dict) else x:
+            yield from _containers(y)
+    elif isinstance(x, Held):
+        yield from _containers(vars(x))
+
+
+class Reorders(OrderedDict):
+    """A container whose own methods must not run when it is put back."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.n_writes = getattr(self, "n_writes", 0) + 1
+
+
+def test_containers_of_all_kinds_are_put_back_in_their_order() -> None:
+    def changes(self: Any, h: torch.Tensor) -> torch.Tensor:
+        self.ordered.move_to_end("a")
+        self.queue.append(h.detach())
+        self.seen.add("new")
+        self.pair[0].clear()
+        self.hidden[0].n += 1
+        self.added = h
+        del self.removed
+        return h
+
+    hidden = Two(counted, n=0)
+    model = Two(
+        changes, ordered=Reorders(a=1, b=2), queue=deque([1, 2], maxlen=2), seen={"old"}, pair=([3],), hidden=[hidden],
+        removed=None,
+    )  # fmt: skip
+    before, n_writes = _state(model), model.ordered.n_writes
+    plain_step(model, (torch.randn(8, WIDTH),), {}, 0)
+    assert _state(model) == before
+    assert [*model.ordered] == ["a", "b"]
+    assert model.ordered.n_writes == n_writes
+    assert hidden.n == 0
+
+
+def test_a_failed_run_leaves_attributes_alone() -> None:
+    def fails(self: Any, h: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        raise RuntimeError("broken")
+
+    model = Two(fails, n=0)
+    with pytest.raises(RuntimeError, match="broken"):
+        plain_step(model, (torch.randn(8, WIDTH),), {}, 0)
+    with pytest.raises(InvalidInput):
+        rematerialize(model, (torch.randn(8, WIDTH),))
+    assert model.n == 0
+
+
+def test_what_a_model_sets_up_in_its_first_call_is_kept() -> None:
+    """transformers' models install hooks then, in a way that cannot be traced."""
+
+    def sets_up(self: Any, h: torch.Tensor) -> torch.Tensor:
+        if not self.is_set_up:
+            if torch.compiler.is_compiling():
+                torch._dynamo.graph_break()
+            self.second.register_forward_hook(lambda module, args, output: output * 2)
+            self.is_set_up = True
+        self.n += 1
+        return h
+
+    model = Two(sets_up, is_set_up=False, n=0)
+    plain = copy.deepcopy(model)
+    ours = rematerialize(model, (torch.randn(8, WIDTH),))
+    assert (model.is_set_up, model.n, len(model.second._forward_hooks)) == (True, 0, 1)
+    x = torch.randn(8, WIDTH)
+    assert all(map(torch.equal, losses(plain, x), losses(ours, x)))
+
+
+def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    apart = _numbers.numbers_apart
+    monkeypatch.setattr("remat.torch.module.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
+    model = Two(counted, n=5)
+    ours = rematerialize(model, (torch.randn(8, WIDTH),))
+    losses(ours, torch.randn(8, WIDTH), 6)
+    assert model.n == 11
+    assert len(compiled) == 1
+
+
+def scaled(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    return h * self.n
+
+
+def cooled(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.heat = 0.9 * self.heat
+    return h * self.heat
+
+
+def queued(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.queue.append(h.detach().mean())
+    return h * sum(self.queue)
+
+
+@pytest.mark.parametrize(
+    ("between", "state", "message"),
+    [
+        (scaled, {"n": 0}, "'0.n' is a number that changes in each step, and tensors depend on it"),
+        (cooled, {"heat": 1.0}, r"'0.heat' is a number that changes in each step \(1 to 0.9\)"),
+        (queued, {"queue": deque(maxlen=2)}, "'0.queue' is a deque with maxlen"),
+    ],
+)
+def test_state_that_cannot_be_followed_is_refused_by_name(between: Any, state: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as error:
+        rematerialize(nn.Sequential(Two(between, **state)), (torch.randn(8, WIDTH),))
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_that_grows_is_refused_by_name_and_one_that_the_loop_clears_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def appended(self: Any, h: torch.Tensor) -> torch.Tensor:
+        self.seen.append(h.detach().mean())
+        return h
+
+    monkeypatch.setattr(_numbers, "MOST_STATES", 2)
+    model, x = Two(appended, seen=[]), torch.randn(8, WIDTH)
+    ours = rematerialize(model, (x,))
+    for _ in range(4):
+        ours(x).sum().backward()
+        model.seen.clear()
+    ours.zero_grad()
+    with pytest.raises(InvalidInput, match=r"'seen' \(of 2 items\) changes in each step"):
+        losses(ours, x, 4)
+
+
+def test_history_in_an_attribute_fails_as_in_plain_pytorch_or_not_at_all() -> None:
+    def with_history(self: Any, h: torch.Tensor) -> torch.Tensor:
+        h = h if self.mem is None else h + self.mem.mean(0)
+        self.mem = h
+        return h
+
+    model, x = Two(with_history, mem=None), torch.randn(8, WIDTH)
+    plain = copy.deepcopy(model)
+    ours = rematerialize(model, (x,))
+    for each in (plain, ours):  # truncated: one backward pass through two steps
+        (each(x).sum() + each(x + 1).sum()).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), ours.parameters(), strict=True))
+    for each in (plain, ours):
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            each(x).sum().backward()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_budget_counts_tensors_in_attributes(is_read: bool) -> None:
+    def kept(self: Any, h: torch.Tensor) -> torch.Tensor:
+        h = h + self.mem if is_read and self.mem is not None else h
+        self.mem = h.detach()
+        return torch.tanh(torch.tanh(torch.tanh(h)))
+
+    model, x = Two(kept, width=128, mem=None), torch.randn(512, 128)
+    ours = rematerialize(model, (x,), "3MB", verify=True)
+    there = sum(y.numel() * 4 for y in (*model.parameters(), x))
+    assert model.mem is None
+    for _ in range(3):
+        ours.zero_grad()
+        held = 0 if model.mem is None else model.mem.numel() * 4
+        peak = there + held + measured_peak(lambda: ours(x).sum().backward())
+        assert peak <= ours.predicted_peak_bytes
+
+
+class Tied(nn.Module):
+    """Its embedding is also the weight of its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(torch.tanh(self.layer(self.table(x))), self.table.weight)
+
+
+@pytest.mark.parametrize("kind", ["tied", "spectral norm", "plain"])
+def test_two_calls_before_a_backward_pass_have_the_plain_bits_or_a_warning(kind: str) -> None:
+    if kind == "tied":
+        model, args = Tied(), [torch.randint(0, 20, (4, 5)) for _ in range(2)]
+    else:
+        first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        both = (first, second) if kind == "plain" else (spectral_norm(first), spectral_norm(second))
+        model, args = nn.Sequential(both[0], nn.Tanh(), both[1]), [torch.randn(8, WIDTH) for _ in range(2)]
+    plain = copy.deepcopy(model)
+    ours = rematerialize(model, (args[0],))
+
+    def gradients(each: nn.Module, n: int) -> list[Any]:
+        each.zero_grad()
+        sum(each(x).square().mean() for x in args[:n]).backward()
+        return [p.grad for p in each.parameters()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert all(map(torch.equal, gradients(plain, 1), gradients(ours, 1)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        theirs, mine = gradients(plain, 2), gradients(ours, 2)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(theirs, mine, strict=True))
+    warned = [str(each.message) for each in told if "two calls of the module" in str(each.message)]
+    assert all(map(torch.equal, theirs, mine)) or len(warned) == 1
+    assert bool(warned) == (kind != "plain")
