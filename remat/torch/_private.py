@@ -502,7 +502,7 @@ def changed_numbers() -> dict[str, tuple[Any, Any]]:
     output, found = _output_of_dynamo(), dict[str, tuple[Any, Any]]()
     read = {_name_of(guard.originating_source) for guard in output.guards}
     for owner, stored in output.side_effects.store_attr_mutations.items():
-        for attribute, made in stored.items() if owner.source is not None else ():
+        for attribute, made in stored.items() if _was_there(owner) else ():
             name = f"{_name_of(owner.source)}.{attribute}"
             if name not in read or not made.is_python_constant() or not hasattr(owner, "value"):
                 continue
@@ -519,10 +519,18 @@ def changed_containers() -> dict[str, Any]:
     return {
         _name_of(variable.source): objects.get(key)
         for key, variable in side_effects.id_to_variable.items()
-        if variable.source is not None
+        if _was_there(variable)
         and isinstance(objects.get(key), (list, dict, set, deque))
         and side_effects.is_modified(variable)
     }
+
+
+def _was_there(variable: Any) -> bool:
+    """Whether an object of the step that Dynamo compiles now was not made in it, so that it has a name."""
+    from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+
+    existing = isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting))
+    return existing and variable.source is not None
 
 
 def _output_of_dynamo() -> Any:
