@@ -20,6 +20,7 @@ import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
 from remat.torch import _numbers  # noqa: E402
+from remat.torch._loss import Outside  # noqa: E402
 from remat.torch.build import output_of  # noqa: E402
 from remat.torch.measure import measured_peak, peak_of_step  # noqa: E402
 from remat.torch.module import captured_step  # noqa: E402
@@ -172,8 +173,8 @@ def test_a_run_that_is_not_the_users_step_leaves_attributes_alone(kind: str) -> 
     before, objects = _state(model), {name: id(y) for name, y in vars(model).items()}
     containers = [id(y) for y in _containers(vars(model))]
     for run in (
-        lambda: plain_step(model, (x,), {}, 0),
-        lambda: real_step(model, (x,), {}, 0, lambda _: None, "cpu"),
+        lambda: plain_step(model, (x,), {}),
+        lambda: real_step(model, (x,), {}, Outside(), lambda _: None, "cpu"),
         lambda: peak_of_step(model, (x,), {}, "cpu"),
         lambda: output_of(model, (x,)),
         lambda: captured_step(model, (x,), {}, "eager", "default"),
@@ -218,7 +219,7 @@ def test_containers_of_all_kinds_are_put_back_in_their_order() -> None:
         removed=None,
     )  # fmt: skip
     before, n_writes = _state(model), model.ordered.n_writes
-    plain_step(model, (torch.randn(8, WIDTH),), {}, 0)
+    plain_step(model, (torch.randn(8, WIDTH),), {})
     assert _state(model) == before
     assert [*model.ordered] == ["a", "b"]
     assert model.ordered.n_writes == n_writes
@@ -232,7 +233,7 @@ def test_a_failed_run_leaves_attributes_alone() -> None:
 
     model = Two(fails, n=0)
     with pytest.raises(RuntimeError, match="broken"):
-        plain_step(model, (torch.randn(8, WIDTH),), {}, 0)
+        plain_step(model, (torch.randn(8, WIDTH),), {})
     with pytest.raises(InvalidInput):
         rematerialize(model, (torch.randn(8, WIDTH),))
     assert model.n == 0
@@ -256,6 +257,18 @@ def test_what_a_model_sets_up_in_its_first_call_is_kept() -> None:
     assert (model.is_set_up, model.n, len(model.second._forward_hooks)) == (True, 0, 1)
     x = torch.randn(8, WIDTH)
     assert all(map(torch.equal, losses(plain, x), losses(ours, x)))
+
+
+def test_objects_that_a_step_makes_are_no_state() -> None:
+    def makes(self: Any, h: torch.Tensor) -> torch.Tensor:
+        made, some = Held(n=0), {"n": 0}
+        made.n, some["n"] = made.n + 1, some["n"] + 1
+        self.made, self.some = made, some
+        return h * made.n
+
+    model, x = Two(makes, made=None, some=None), torch.randn(8, WIDTH)
+    plain = copy.deepcopy(model)
+    assert_carried(model, rematerialize(model, (x,)), plain)
 
 
 def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
