@@ -490,7 +490,7 @@ def _answer_questions() -> None:
 @contextmanager
 def numbers_open(names: Collection[str]) -> Iterator[None]:
     """Let numbers of these names be arguments of the graph that Dynamo captures."""
-    with torch.compiler.config.patch(dynamic_sources=",".join(sorted(names))) if names else nullcontext():
+    with torch.compiler.config.patch(dynamic_sources=",".join(sorted(names))) if names else nullcontext():  # pyright: ignore[reportAttributeAccessIssue]
         yield
 
 
@@ -541,7 +541,7 @@ def _output_of_dynamo() -> Any:
 
 def _name_of(source: Any) -> str:
     """Dynamo's name of where it found something; a method in PyTorch 2.11."""
-    return source.name() if callable(source.name) else source.name
+    return str(source.name() if callable(source.name) else source.name)
 
 
 def shown_name(name: str) -> str:

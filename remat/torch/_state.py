@@ -154,11 +154,16 @@ def _is_ordinary(x: Tensor) -> bool:
     return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided
 
 
+def _base(container: Any) -> Any:
+    """The built-in class of a container; the methods of the user's class may do more."""
+    kinds, own = (OrderedDict, *_CONTAINERS, tuple, frozenset), type(container)
+    return own if own in kinds else next(kind for kind in kinds if isinstance(container, kind))
+
+
 def _held(container: Any) -> list[Any]:
-    """The items of a container, as the base class gives them; of a dict with their keys."""
-    if isinstance(container, dict):
-        return list((OrderedDict if isinstance(container, OrderedDict) else dict).items(container))
-    return list(container)
+    """The items of a container; of a dict with their keys."""
+    base = _base(container)
+    return list(base.items(container) if issubclass(base, dict) else container)
 
 
 def _is_same(x: Any, y: Any) -> bool:
@@ -167,15 +172,11 @@ def _is_same(x: Any, y: Any) -> bool:
 
 
 def _fill(container: Any, held: list[Any]) -> None:
-    """Let a container hold these items only; a class's own methods may do more, so that the base class does it."""
-    if isinstance(container, dict):
-        base = OrderedDict if isinstance(container, OrderedDict) else dict
-        base.clear(container)
+    """Let a container hold these items only."""
+    base = _base(container)
+    base.clear(container)
+    if issubclass(base, dict):
         for key, x in held:
             base.__setitem__(container, key, x)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), held)
     else:
-        base = deque if isinstance(container, deque) else set
-        base.clear(container)
-        (deque.extend if isinstance(container, deque) else set.update)(container, held)
+        (base.update if base is set else base.extend)(container, held)
