@@ -81,17 +81,22 @@ NO_PLAN = "refused: no plan"
 
 def _under(case: Case, budget_bytes: int, seed: int) -> str:
     """The outcome of one budget."""
+    try:
+        return _trained(case, budget_bytes, seed)
+    except remat.InvalidInput as error:
+        return _refusal(str(error))
+
+
+def _trained(case: Case, budget_bytes: int, seed: int) -> str:
+    """As `_under`; what is refused raises."""
     plain, ours = copy.deepcopy(case), copy.deepcopy(case)
     for each in (plain, ours):
         attach(each.model, each.loop.hooks)
-    try:
-        with ours.context():
-            module = rt.rematerialize(
-                ours.model, ours.args, budget_bytes, sample_kwargs=ours.kwargs, cost="flops", strategy="search",
-                time_limit_s=0.5, cache_folder=CACHE, **ours.loop.options,
-            )  # fmt: skip
-    except remat.InvalidInput as error:
-        return _refusal(str(error))
+    with ours.context():
+        module = rt.rematerialize(
+            ours.model, ours.args, budget_bytes, sample_kwargs=ours.kwargs, cost="flops", strategy="search",
+            time_limit_s=0.5, cache_folder=CACHE, **ours.loop.options,
+        )  # fmt: skip
     changed = _unlike(_state(plain.model), _state(ours.model))
     if changed:
         return f"different: planning changes {changed}"
@@ -101,12 +106,7 @@ def _under(case: Case, budget_bytes: int, seed: int) -> str:
     if outcome != "ok":
         return outcome
     for step in range(STEPS):
-        theirs = _step(plain.model, plain, seed + step)
-        try:
-            mine = _step(module, ours, seed + step)
-        except remat.InvalidInput as error:
-            return _refusal(str(error))
-        unlike = _unlike(theirs, mine)
+        unlike = _unlike(_step(plain.model, plain, seed + step), _step(module, ours, seed + step))
         if unlike:
             return f"different: {unlike} in step {step + 1}"
     return _peak(module, ours, budget_bytes, told, " after training")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+
+
+REFUSED = r"tensor that the module returns or stores, and also uses, .* use \.model"
 
 
 class Features(nn.Module):
@@ -93,7 +97,7 @@ def test_whoever_reads_the_gradient_of_a_used_feature_is_refused(form: Callable[
     x = torch.randn(8, 16)
     for read in READERS:
         assert read(plain, *plain(x)) is not None
-        with pytest.raises(InvalidInput, match=r"returned tensor that the module also uses .* use \.model"):
+        with pytest.raises(InvalidInput, match=REFUSED):
             read(ours, *ours(x))
 
 
@@ -145,6 +149,19 @@ def test_an_argument_that_comes_back_keeps_its_whole_gradient() -> None:
     for x in (torch.randn(8, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True) * 2):
         for _ in range(2):
             assert torch.equal(asked_for_also(plain, *plain(x)), asked_for_also(ours, *ours(x)))
+
+
+def test_a_feature_that_a_hook_stores_is_refused_too() -> None:
+    plain = Features()
+    stored: list[Tensor] = []
+    plain.a.register_forward_hook(lambda _module, _args, h: stored.append(h))
+    for model in both(plain):
+        stored.clear()
+        y, _ = model(torch.randn(8, 16))
+        stored[0].retain_grad()
+        with nullcontext() if model is plain else pytest.raises(InvalidInput, match=REFUSED):
+            y.backward()
+            assert stored[0].grad is not None
 
 
 @pytest.mark.filterwarnings("error")

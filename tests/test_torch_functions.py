@@ -158,7 +158,12 @@ CASES: dict[str, Callable[[Model, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = ("last", "several", "own loss", "several results", "not differentiable", "in place", "of a parameter")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_functions_train_under_plans(name: str) -> None:
     plain = Model(CASES[name])
     model, x = copy.deepcopy(plain), torch.randn(8, 16, requires_grad=True)

@@ -1,8 +1,8 @@
-"""Returned tensors that the module itself also uses: their gradients outside are not those of the plain step.
+"""Tensors that a module returns or stores, and also uses: outside, their gradients are not those of the plain step.
 
 The backward pass of a planned step is one node of the autograd graph, with all outputs as its results. What flows into
-a returned feature from another output stays inside of this node. Whoever reads the feature's gradient would get the
-rest without a word.
+such a feature from another output stays inside of this node. Whoever reads the feature's gradient would get the rest
+without a word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from remat.torch._work import tensors_of
 
 _NOT_THE_USER = ("remat.", "torch.distributed.")  # their hooks do not read the gradient
 _REFUSED = (
-    "a hook, retain_grad() or autograd.grad on a returned tensor that the module also uses would miss the gradient "
-    "from inside of the planned step: use .model for that, or return the tensor alone and compute the rest outside"
+    "a hook, retain_grad() or autograd.grad on a tensor that the module returns or stores, and also uses, would miss "
+    "the gradient from inside of the planned step: use .model for that, or use the tensor outside of the module alone"
 )
 
 

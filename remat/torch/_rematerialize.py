@@ -210,7 +210,7 @@ def _warn_of_truth(
     traced = plain_step(model, args, kwargs, told=told)
     if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
         return
-    where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:2]}))
+    where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:-1][:2]}))
     warn(
         f"{type(model).__name__} does otherwise while it is traced ({where}), so that the last bits may differ from "
         "those of the plain step; verify=True says by how much"

@@ -403,7 +403,7 @@ class Planner:
     def _what_the_budget_is_for(self, inputs: str) -> str:
         """The end of an error: for which arguments the budget was given, and what to do."""
         if inputs == self.sample:
-            other = "in another mode, with other gradients or values of a mask"
+            other = "in another mode, or with other gradients or values of a mask"
             return f"the budget was given for this step {other}: give a larger one"
         return (
             f"this step is of {inputs}, the budget was given for {self.sample}: "
