@@ -8,7 +8,7 @@ may be the name of a function that it calls; `Graph._get_function` finds it, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from remat.tf import _nodes as nodes
 
 LOOPS = frozenset({"While", "StatelessWhile"})
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_WITHOUT_STORAGE = nodes.ALIASES | {"OptionalGetValue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _wrapped(tensor: Any) -> Sequence[Any]:
     return op.inputs if op.type == "OptionalFromValue" else ()
 
 
-def peak_bytes(operations: Sequence[Any], returned: set[str] = frozenset()) -> int:  # pyright: ignore
+def peak_bytes(operations: Sequence[Any], returned: Collection[str] = ()) -> int:
     """Peak of a function's own tensors but those `returned`, in the order of its operations, each freed at last use.
 
     A tensor whose size is not known counts as 0.
@@ -157,7 +158,7 @@ def peak_bytes(operations: Sequence[Any], returned: set[str] = frozenset()) -> i
     size: dict[str, int] = {}
     for k, op in enumerate(operations):
         for t in op.outputs:
-            known = op.type not in nodes.ALIASES and t.name not in returned and t.shape.num_elements() is not None
+            known = op.type not in _WITHOUT_STORAGE and t.name not in returned and t.shape.num_elements() is not None
             size[t.name] = nodes.bytes_of(t) if known else 0
             held += size[t.name]
         inner = [peak_bytes(graph.get_operations()) for graph in graphs_of(op)]

@@ -5,7 +5,7 @@ Checked with TensorFlow 2.21.0 and Keras 3.15.1:
 * `FuncGraph.capture` (semi-public): a graph imported into a `tf.function` reads the variables of the traced one.
 * `eager.context.context().function_call_options`: the grappler configuration of one function's calls, without a
   change to global options. TensorFlow reads it on the first call of a concrete function.
-* `Context.add_function_def`: registers the bodies of the loops of a graph from a file.
+* `Context.add_function_def`: registers the functions of a plan's branches, and those of a graph from a file.
 * `Function._jit_compile`: to refuse a function that XLA compiles, and to name one that a step calls.
 """
 
@@ -76,7 +76,7 @@ def jit_compiled_calls() -> Iterator[list[str]]:
 
 
 def register_functions(graph_def: Any) -> None:
-    """Make the functions of a GraphDef known to this process; loops need this where they were not traced."""
+    """Make the functions of a GraphDef known to this process, which loops and branches need; traced ones are."""
     from tensorflow.python.eager import context
 
     current: Any = context.context()

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.tf._nested import BRANCHES, LOOPS
-from remat.tf.adapter import capture, executed_as_written
+from remat.tf._ordered_branches import order_branches
+from remat.tf.adapter import capture, executed_as_written, register_functions
 from remat.tf.capture import CapturedStep
 from remat.tf.operation_graph import StepReader
 
@@ -40,6 +41,7 @@ class EmittedStep:
 
     def function(self) -> Callable[..., list[Any]]:
         """A `tf.function` of flat arguments that returns the flat results."""
+        register_functions(self.graph_def)
         specs = [spec for _, spec in self.arguments]
         names = [name for name, _ in self.arguments]
 
@@ -83,6 +85,7 @@ def emit(step: CapturedStep, order: Iterable[int]) -> EmittedStep:
         writer.run(step.nodes[k])
     arguments, captures = _inputs(step.function)
     results = tuple(writer.tensor(t) for t in step.function.outputs)
+    order_branches(writer.graph_def)
     return EmittedStep(writer.graph_def, arguments, captures, results, is_plan=True)
 
 

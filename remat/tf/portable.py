@@ -18,7 +18,6 @@ import tensorflow as tf
 from remat.errors import InvalidInput, RematError
 from remat.tf._heap import run_child, why_it_failed
 from remat.tf._nodes import PYTHON_CALLS, variable_shape
-from remat.tf.adapter import register_functions
 from remat.tf.emit import EmittedStep
 
 
@@ -138,7 +137,6 @@ def load_step(folder: Path) -> tuple[Callable[..., Any], list[Any]]:
     """(function, arguments): the step with variables of small random numbers, random inputs and zero labels."""
     document = json.loads((folder / "step.json").read_text())
     graph_def = tf.compat.v1.GraphDef.FromString((folder / "graph.pb").read_bytes())
-    register_functions(graph_def)
     variables, captures = [], []
     for entry in document["captures"]:
         if "file" in entry:
