@@ -24,11 +24,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
-from experiments.settings import RUNS_FOLDER, Settings, read_settings
-from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from experiments.settings import OF_A_MODEL, RUNS_FOLDER, Settings, read_settings
+from remat.errors import InvalidInput, MissingPackage, RematError, plain, unknown_name
 from remat.files import show_any_text
 
 _KEYS = tuple(Config.__dataclass_fields__)
+_ONLY_IN = {"networks": ("paper", "benchmark"), "levels": ("paper/monet",), "parts": ("paper",)}  # [key] experiments
+_OWN_GRAPHS = ("paper", "benchmark")
 EXIT_ERROR = 1
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
@@ -45,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return drop_output()
+    except OSError as error:
+        return complain(_as_input_error(error))
 
 
 def complain(error: Exception) -> int:
@@ -72,17 +76,32 @@ def _main(argv: list[str]) -> int:
         if codes[-1] and cfg.engine.name == "slurm":  # this is another process: `main` does not see its `codes`
             raise RematError(f"a run failed; its output is under {SLURM_LOGS}, job {HydraConfig.get().job.id}")
 
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here; otherwise Hydra prints them, most with a traceback
     if "engine=slurm" in overrides:
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # `main` gets the error above; otherwise Hydra prints a traceback
         print(f"one SLURM job for each run; their output is under {SLURM_LOGS}")
     sys.argv = [sys.argv[0], *argv]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF_FOLDER), config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _as_line(error) from None
     except Exception as error:
         if not type(error).__module__.startswith("submitit"):
             raise
         raise RematError(f"engine=slurm: {str(error)[:500]}") from None  # refused, killed, or out of time
     return max(codes, default=0)
+
+
+def _as_line(error: Exception) -> InvalidInput:
+    """The first line of an error of Hydra, with the key if it is known."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    key = getattr(cause, "full_key", None)
+    line = plain(str(cause).strip().partition("\n")[0], 300)
+    return InvalidInput(f"{key}: {line}" if key else line)
+
+
+def _as_input_error(error: OSError) -> InvalidInput:
+    where = f": {error.filename}" if error.filename else ""
+    return InvalidInput(f"{error.strerror or error}{where}")
 
 
 def _as_hydra(text: str) -> str:
@@ -101,8 +120,7 @@ def _run_one(cfg: DictConfig) -> int:
     except ModuleNotFoundError as error:  # e.g. plotly: only drawing needs it
         return complain(MissingPackage(f"{error}; install it, or use .venv/bin/python after `make setup`"))
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        return complain(InvalidInput(f"{error.strerror or error}{where}"))
+        return complain(_as_input_error(error))
     finally:
         with contextlib.suppress(OSError):  # Hydra made the folder; it stays if the run wrote something
             Path(HydraConfig.get().runtime.output_dir).rmdir()
@@ -115,7 +133,11 @@ def _parse_flags(argv: list[str]) -> argparse.Namespace:
         raise InvalidInput(f"{message}; see run.py --help")
 
     parser.error = refuse  # type: ignore[method-assign]
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    for flag in ("config_name", "config_path", "config_dir", "package", "experimental_rerun"):
+        if getattr(arguments, flag) is not None:
+            refuse(f"--{flag.replace('_', '-')}: run.py has one configuration; write KEY=VALUE")
+    return arguments
 
 
 def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
@@ -141,6 +163,7 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     for override, texts in zip(parsed, variants, strict=True):
         for text in texts:
             _check_option(override, text)
+    _check_experiments(parsed)
     if "engine=slurm" in overrides:
         _check_slurm(parsed, multirun=multirun)
     first = [texts[0] for texts in variants]
@@ -158,14 +181,16 @@ def _parse(text: str) -> Override:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise InvalidInput(f"cannot read '{text}' ({reason}); values with special characters need quotes: "
-                           f"'key=\"value\"'") from None  # fmt: skip
+        raise InvalidInput(f"cannot read '{plain(text)}' ({plain(reason, 200)}); values with special characters need "
+                           f"quotes: 'key=\"value\"'") from None  # fmt: skip
+    except ValueError:  # the one left: Python refuses integers of thousands of digits
+        raise InvalidInput(f"cannot read '{plain(text)} ...': an integer of thousands of digits") from None
 
 
 def _check_key(override: Override) -> None:
     key = override.key_or_group
     top = key.split(".")[0]
-    if top.split("/")[0] == "hydra" or top in _KEYS or top in GROUPS:
+    if (top.split("/")[0] == "hydra" and key != "hydra") or top in _KEYS or top in GROUPS:
         return
     raise unknown_name("option", key, {*_KEYS, *GROUPS})
 
@@ -175,7 +200,10 @@ def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
     prefix = (override.input_line or "").partition("=")[0]
-    return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
+    try:
+        return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:  # of glob(*): which names there are depends on Hydra's files, not on ours
+        raise InvalidInput(f"{override.input_line}: write the values one by one, e.g. {prefix}=A,B") from None
 
 
 def _check_option(override: Override, text: str) -> None:
@@ -188,6 +216,22 @@ def _check_option(override: Override, text: str) -> None:
     if not choice:
         raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")
     one_of(group, choice, known)
+
+
+def _check_experiments(parsed: Sequence[Override]) -> None:
+    """Reject a key that an experiment would not read: its whole sweep would start as if the key were not there."""
+    given = {override.key_or_group.partition(".")[0] for override in parsed if override.value() is not None}
+    chosen = [_values(override) for override in parsed if override.key_or_group == "experiment"]
+    for experiment in (text.partition("=")[2].strip("'\"") for text in (chosen[-1] if chosen else ["experiment="])):
+        top = experiment.partition("/")[0]
+        for key, readers in _ONLY_IN.items():
+            if key in given and not {experiment, top} & set(readers):
+                raise InvalidInput(f"{key} is for experiment={' or '.join(readers)}; leave it out")
+        unread = sorted(given & {"model", "graph", *OF_A_MODEL}) if top in _OWN_GRAPHS else []
+        if unread:
+            raise InvalidInput(f"experiment={experiment} has graphs of its own; leave out {unread[0]}")
+        if "instances" in given and "graph" not in given and top not in _OWN_GRAPHS:
+            raise InvalidInput("instances is a folder to look for a graph in; name the file with graph=")
 
 
 def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:
@@ -229,10 +273,7 @@ def _compose(overrides: list[str]) -> Settings:
             cfg = compose("config", [text for text in overrides if not text.lstrip("+~").startswith("hydra")])
             return read_settings(cfg)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-        key = getattr(cause, "full_key", None)
-        line = str(cause).strip().splitlines()[0]
-        raise InvalidInput(f"{key}: {line}" if key else line) from None
+        raise _as_line(error) from None
 
 
 def _check_runs_folder() -> None:

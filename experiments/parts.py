@@ -207,16 +207,9 @@ def unpacked_study(name: str) -> Path:
 
 
 def _instances_folder(cfg: DictConfig) -> Path | None:
-    """The folder of published graphs, from ``instances=`` or REMAT_INSTANCES.
-
-    Raises:
-        InvalidInput: the folder in ``instances=`` does not exist.
-    """
+    """The folder of published graphs, from ``instances=`` or REMAT_INSTANCES."""
     if cfg.instances is not None:
-        folder = Path(cfg.instances)
-        if not folder.is_dir():
-            raise InvalidInput(f"instances={cfg.instances}: no such folder")
-        return folder
+        return Path(cfg.instances)
     named = os.environ.get("REMAT_INSTANCES")
     return Path(named) if named and Path(named).is_dir() else None
 

@@ -30,7 +30,7 @@ COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "study", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 WANDB_MODES = ("offline", "online", "disabled")
-_OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
+OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ def read_settings(cfg: DictConfig) -> Settings:
         one_of("device", cfg.device, DEVICES)
     if cfg.logger.name == "wandb":
         one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
+    if cfg.instances is not None and not Path(cfg.instances).is_dir():
+        raise InvalidInput(f"instances={cfg.instances}: no such folder")
     quick = cfg.scale == "quick"
     names = _strategies(cfg.strategies)  # imports them, which takes longer than the other checks
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
@@ -222,7 +224,7 @@ def _gpu(cfg: DictConfig) -> Gpu:
 
 
 def _graph_file(cfg: DictConfig) -> Path:
-    for key in _OF_A_MODEL:
+    for key in OF_A_MODEL:
         if cfg[key] is not None:
             raise InvalidInput(f"{key} does not apply to graph={cfg.graph}: the content of a graph file is fixed")
     return find_graph(cfg.graph, cfg.instances)
@@ -258,7 +260,7 @@ def _spec(cfg: DictConfig) -> ModelSpec:
     batch_size = cfg.batch_size if cfg.batch_size is not None else model.batch_size
     _at_least("batch_size", batch_size, 1)
     input_size = tuple(cfg.input_size if cfg.input_size is not None else model.input_size)
-    if any(size < 1 for size in input_size):
+    if not all(type(size) is int and size >= 1 for size in input_size):
         raise InvalidInput(f"input_size must be positive numbers, not {list(input_size)}")
     if cfg.dtype is not None:
         one_of("dtype", cfg.dtype, DTYPES)

@@ -109,6 +109,8 @@ def _file_name(name: str) -> str:
 
 def _explain(given: argparse.Namespace) -> int:
     sys.path.insert(0, "")  # as for `python -m`: the factory may lie in this folder
+    if given.gpu is None and given.budget is None:
+        raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     from remat.torch import explain  # imports PyTorch
 
     for path in filter(None, (given.out, given.snapshot)):

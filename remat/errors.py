@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 # Frames of a framework (a module's call, its compiler) or of Python may lie between a user's line and ours.
 _NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
@@ -81,7 +81,7 @@ class Skip(Exception):
     """Raised by a strategy that does not apply to a problem; the reason is the message."""
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
+def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)
     near = nearest(name, known)
@@ -91,12 +91,24 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
 
 def plain(text: object, most: int = 60) -> str:
     """At most `most` characters of a text that anyone may have written, for a line: control characters as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[:most])
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in _text(text)[:most])
 
 
-def nearest(name: str, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
+def shown(given: object) -> str:
+    """A value of the wrong kind, for a line."""
+    return plain(_text(given, repr))
+
+
+def _text(given: object, show: Callable[[object], str] = str) -> str:
+    try:
+        return show(given)
+    except ValueError:  # Python shows no integer of thousands of digits
+        return "an integer of thousands of digits"
+
+
+def nearest(name: object, known: Iterable[str], most: int = 3, alike: float = 0.5) -> list[str]:
     """Up to `most` known names that `name` may be a misspelling of; `alike`: least similarity, from 0 to 1."""
-    name, known = str(name)[:200].lower(), list(known)
+    name, known = _text(name)[:200].lower(), list(known)
     longer = [each for each in known if len(name) > 1 and each.startswith(name)]
     return [*dict.fromkeys([*longer, *difflib.get_close_matches(name, known, n=most, cutoff=alike)])][:most]
 

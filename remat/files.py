@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from remat.errors import DiskFull, InvalidInput, nearest, plain, warn
+from remat.errors import DiskFull, InvalidInput, nearest, plain, shown, warn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = Invali
             NaN, and a file above `MAX_FILE_BYTES`.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise refused(f"a file's path is needed, not {path!r:.60}")
+        raise refused(f"a file's path is needed, not {shown(path)}")
     try:
         return _parsed(_read_bytes(Path(path)))
     except _Unreadable as error:
@@ -188,9 +188,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     machines of a shared file system, do not disturb each other; the last file stays.
 
     Raises:
+        InvalidInput: the path names no file, e.g. it is empty.
         DiskFull: there is no room for the file.
         OSError: any other error of the system, with the path.
     """
+    if not _can_name_a_file(path):
+        raise InvalidInput(f"the path of a file to write is needed, not {shown(path)}")
     path = Path(path)
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
@@ -206,6 +209,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if error.errno is not None and error.filename in (None, str(scratch)):  # users do not know the scratch file
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def _can_name_a_file(path: object) -> bool:
+    try:
+        return isinstance(path, (str, os.PathLike)) and bool(Path(path).name) and b"\0" not in os.fsencode(path)
+    except (TypeError, UnicodeEncodeError):  # bytes; half a character
+        return False
 
 
 def _no_room(path: Path, error: OSError) -> str:
@@ -225,7 +235,7 @@ def show_any_text() -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write UTF-8 text atomically, compressed if the name ends with ``.gz``; raises as `replacing`."""
     content = text.encode()
-    if os.fspath(path).endswith(".gz"):
+    if isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(".gz"):
         content = gzip.compress(content, mtime=0)  # without the time, so that equal texts give equal files
     write_bytes(path, content)
 

@@ -12,10 +12,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidGraph, InvalidInput
+from remat.errors import InvalidGraph, InvalidInput, plain, shown
 from remat.implementation import DEFAULT, Implementation, Work
 from remat.units import MAX_BYTES, format_size
 
@@ -111,7 +112,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         _make_plain(self, "fixed_bytes", "loss")
-        problems = [*_wrong_texts(self), *_wrong_integers(self)]
+        problems = [*_wrong_kinds(self)] or [*_wrong_texts(self), *_wrong_integers(self)]
         if problems:
             raise InvalidGraph(problems[0], problems)
         n_values = len(self.values)
@@ -211,22 +212,32 @@ class Graph:
             bytes: [N] size of each node's output.
             costs: [N] cost of each node in `cost_unit`.
         """
-        keep = frozenset(keep)
-        labels = [str(i) for i in range(len(deps))] if names is None else list(names)
+        given = [_listed(dep, f"entry {i} of deps") for i, dep in enumerate(_listed(deps, "deps"))]
+        n = len(given)
+        kept = _listed(keep, "keep")
+        absent = [v for v in kept if not _is_id(v) or not 0 <= v < n]
+        if absent:
+            raise InvalidGraph(f"keep names value {shown(absent[0])}, but there are {n} nodes")
+
+        def column(what: str, entries: Any, otherwise: Any) -> list[Any]:
+            entries = [otherwise] * n if entries is None else _listed(entries, what)
+            if len(entries) != n:
+                raise InvalidGraph(f"{what} has {len(entries)} entries, but deps has {n}: each needs one for each node")
+            return entries
+
+        labels = [str(i) for i in range(n)] if names is None else column("names", names, "")
+        of_operations = zip(
+            labels, column("kinds", kinds, ""), given, column("costs", costs, ()),
+            column("workspace_bytes", workspace_bytes, 0), column("backward", backward, False),
+            column("works", works, None), strict=True,
+        )  # fmt: skip
         operations = tuple(
-            Operation(
-                name=labels[i],
-                kind=kinds[i] if kinds else "",
-                inputs=tuple(sorted(set(dep))),
-                outputs=(i,),
-                cost=costs[i],
-                workspace_bytes=workspace_bytes[i] if workspace_bytes else 0,
-                is_backward=bool(backward[i]) if backward else False,
-                work=works[i] if works else None,
-            )
-            for i, dep in enumerate(deps)
+            Operation(name, kind, _ascending(dep), (i,), cost, workspace, bool(is_backward), work=work)
+            for i, (name, kind, dep, cost, workspace, is_backward, work) in enumerate(of_operations)
         )
-        values = tuple(Value(labels[i], size, i in keep) for i, size in enumerate(bytes))
+        sizes = column("bytes", bytes, ())
+        kept = set(kept)
+        values = tuple(Value(label, size, i in kept) for i, (label, size) in enumerate(zip(labels, sizes, strict=True)))
         return cls(name, operations, values, fixed_bytes, cost_unit, loss, source)
 
     def __repr__(self) -> str:
@@ -327,13 +338,17 @@ class Graph:
 
     def _with_each(self, field: str, numbers: Sequence[int], cost_unit: str) -> Graph:
         n = sum(len(op.all_implementations) for op in self.operations)
+        try:
+            numbers = [int(number) for number in numbers]
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidGraph(f"{field} must be a list of numbers, not {shown(numbers)}") from None
         if len(numbers) != n:
             raise InvalidGraph(f"{len(numbers)} numbers of {field} given for {n} operations")
         each = iter(numbers)
 
         def changed(op: Operation) -> Operation:
-            own = {field: int(next(each))}
-            others = tuple(replace(implementation, **{field: int(next(each))}) for implementation in op.implementations)
+            own = {field: next(each)}
+            others = tuple(replace(implementation, **{field: next(each)}) for implementation in op.implementations)
             return replace(op, **own, implementations=others)
 
         return replace(self, operations=tuple(map(changed, self.operations)), cost_unit=cost_unit)
@@ -385,6 +400,60 @@ def _make_plain(owner: object, *names: str) -> None:
             object.__setattr__(owner, name, tuple(int(x) if isinstance(x, np.integer) else x for x in given))
 
 
+def _listed(given: Any, what: str) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        raise InvalidGraph(f"{what} must be a list, not {shown(given)}") from None
+
+
+def _ascending(ids: Sequence[Any]) -> tuple[Any, ...]:
+    """The ids once each, ascending; what is no id is left for `_wrong_kinds`."""
+    return tuple(sorted(set(ids))) if all(map(_is_id, ids)) else tuple(ids)
+
+
+def _is_id(given: object) -> bool:
+    return isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+
+
+def _wrong_kinds(graph: Graph) -> Iterator[str]:
+    """A line for each operation and value that is none, and for each field of them that holds another kind."""
+    for name in ("name", "cost_unit", "source"):
+        if not isinstance(getattr(graph, name), str):
+            yield f"the graph's {name} must be text, not {shown(getattr(graph, name))}"
+    for what, kind in (("operations", Operation), ("values", Value)):
+        given = getattr(graph, what)
+        wrong = [each for each in given if not isinstance(each, kind)] if isinstance(given, (tuple, list)) else [given]
+        if wrong:
+            yield f"{what} must be a tuple of remat.{kind.__name__}, not of {shown(wrong[0])}"
+            return
+    for k, op in enumerate(graph.operations):
+        where = f"operation {k} ({plain(op.name)})"
+        if not isinstance(op.implementations, (tuple, list)) or not all(
+            isinstance(each, Implementation) for each in op.implementations
+        ):
+            yield f"{where}: implementations must be a tuple of implementations, not {shown(op.implementations)}"
+            continue
+        for name in ("name", "kind"):
+            if not isinstance(getattr(op, name), str):
+                yield f"{where}: {name} must be text, not {shown(getattr(op, name))}"
+        if op.work is not None and not isinstance(op.work, Work):
+            yield f"{where}: work must be a remat.Work or None, not {shown(op.work)}"
+        for name in ("is_backward", "run_once"):
+            if not isinstance(getattr(op, name), (bool, np.bool_)):
+                yield f"{where}: {name} must be True or False, not {shown(getattr(op, name))}"
+        for each in (op, *op.implementations):
+            for name in ("inputs", "outputs"):
+                ids = getattr(each, name)
+                if not isinstance(ids, (tuple, list)) or not (set(map(type, ids)) <= {int} or all(map(_is_id, ids))):
+                    yield f"{where}: {name} must be a tuple of value indices, not {shown(ids)}"
+    for v, value in enumerate(graph.values):
+        if not isinstance(value.keep, (bool, np.bool_)):
+            yield f"value {v} ({plain(value.name)}): keep must be True or False, not {shown(value.keep)}"
+        if not isinstance(value.name, str):
+            yield f"value {v}: its name must be text, not {shown(value.name)}"
+
+
 # Characters that end lines, move the cursor, or reverse the direction of text: no name needs them.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069]")
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
@@ -400,10 +469,10 @@ def text_problem(text: str) -> str:
 
 
 def _wrong_texts(graph: Graph) -> Iterator[str]:
-    """A line for each text that is none, or that cannot be shown in a line."""
+    """A line for each text that cannot be shown in a line."""
 
-    def wrong(text: object, what: str) -> Iterator[str]:
-        problem = text_problem(text) if isinstance(text, str) else f"must be text, not {text!r:.60}"
+    def wrong(text: str, what: str) -> Iterator[str]:
+        problem = text_problem(text)
         if problem:
             yield f"{what} {problem}"
 
@@ -426,11 +495,11 @@ def _wrong_integers(graph: Graph) -> list[str]:
 
     def look(number: object, what: str) -> None:
         if isinstance(number, bool) or not isinstance(number, int):
-            found.append(f"{what} must be an integer, not {number!r}")
+            found.append(f"{what} must be an integer, not {shown(number)}")
         elif number < 0:
-            found.append(f"{what} must not be negative, but is {number}")
+            found.append(f"{what} must not be negative, but is {shown(number)}")
         elif number > MAX_BYTES:
-            found.append(f"{what} is {number}, beyond the limit of {MAX_BYTES}")
+            found.append(f"{what} is {shown(number)}, beyond the limit of {MAX_BYTES}")
 
     look(graph.fixed_bytes, "fixed_bytes")
     for k, op in enumerate(graph.operations):
@@ -447,8 +516,10 @@ def _wrong_integers(graph: Graph) -> list[str]:
     most_cost = sum(max((op.cost, *(each.cost for each in op.implementations))) for op in graph.operations)
     if sum(v.bytes for v in graph.values) > MAX_BYTES or most_cost > MAX_BYTES:
         found.append(f"the graph's total bytes or cost exceed {MAX_BYTES}")
-    if graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
-        found.append(f"loss is {graph.loss}, but there are {len(graph.operations)} operations")
+    if graph.loss is not None and not _is_id(graph.loss):
+        found.append(f"loss must be an operation's index or None, not {shown(graph.loss)}")
+    elif graph.loss is not None and not 0 <= graph.loss < len(graph.operations):
+        found.append(f"loss is {shown(graph.loss)}, but there are {len(graph.operations)} operations")
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidPlan, plain, unknown_name, warn
+from remat.errors import InvalidInput, InvalidPlan, plain, shown, unknown_name, warn
 from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
-from remat.graph import Graph, Operation, text_problem
+from remat.graph import Graph, Operation, check_graph, text_problem
 from remat.implementation import DEFAULT, Implementation
 from remat.units import format_size
 
@@ -40,7 +40,7 @@ def parse_scope(scope: str) -> Scope:
     try:
         return Scope(scope)
     except ValueError:
-        raise unknown_name("scope", str(scope), [str(s) for s in Scope]) from None
+        raise unknown_name("scope", scope, [str(s) for s in Scope]) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -90,18 +90,22 @@ class Plan:
 
     @classmethod
     def from_steps(
-        cls, graph: Graph, steps: Iterable[tuple[int, int] | tuple[int, int, str]], budget_bytes: int | None = None
+        cls,
+        graph: Graph,
+        steps: Iterable[tuple[int | str, int] | tuple[int | str, int, str]],
+        budget_bytes: int | None = None,
     ) -> Plan:
-        """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs.
+        """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs; ``("compute", operation)`` is one, too.
 
         A third entry of a compute step names the implementation; '' or ``default`` is the default one.
 
         Raises:
-            InvalidPlan: a step names an operation, a value or an implementation that does not exist.
+            InvalidPlan: a step is no such pair, or names an operation, value or implementation that does not exist.
         """
-        steps = list(steps)
-        implementations = tuple(step[2] if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
-        pairs = np.array([step[:2] for step in steps], dtype=np.int64).reshape(-1, 2)
+        check_graph(graph)
+        steps = _listed(steps, "steps")
+        pairs = _pairs_of(steps)
+        implementations = tuple(step[2] or "" if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
         limits = np.where(pairs[:, 0] == FREE, len(graph.values), len(graph))
         wrong = np.nonzero((pairs[:, 1] < 0) | (pairs[:, 1] >= limits))[0]
         if len(wrong):
@@ -114,9 +118,9 @@ class Plan:
                     if kind == FREE:
                         raise InvalidPlan(f"a free has no implementation, but '{name}' is given", step)
                     implementation_of(graph, k, name, step)
-        return cls(
-            graph.name, graph.sha256(), kinds, ids, scope, budget_bytes, implementations if any(implementations) else ()
-        )
+        if not any(implementations):
+            implementations = ()
+        return cls(graph.name, graph.sha256(), kinds, ids, scope, _checked_budget(budget_bytes), implementations)
 
     @classmethod
     def from_matrices(
@@ -129,6 +133,7 @@ class Plan:
             S_TV: [T, V] bool, value v is resident at the start of stage t. With S, a value is freed after
                 its last use in a stage unless the next stage's S holds it; without S, at its last use.
         """
+        check_graph(graph)
         R_TN = np.asarray(R_TN, dtype=bool)
         if R_TN.ndim != 2 or R_TN.shape[1] != len(graph):
             raise InvalidPlan(f"R has shape {R_TN.shape}, expected (stages, {len(graph)})")
@@ -187,6 +192,7 @@ class Plan:
         A stage ends with the first computation of an operation; computations after the last stage's end
         count in the last stage. T = N.
         """
+        check_graph(graph)
         n = len(graph)
         R_TN = np.zeros((n, n), dtype=np.int32)
         S_TV = np.zeros((n, len(graph.values)), dtype=bool)
@@ -228,7 +234,9 @@ class Plan:
         Raises:
             InvalidPlan: names the file and the place; also if the plan was made for another graph.
         """
-        where, document = os.fspath(path), read_document(path)
+        check_graph(graph)
+        document = read_document(path)
+        where = os.fspath(path)
         sha = document.get("graph_sha256")
         if sha is not None and sha != graph.sha256():
             raise InvalidPlan(f"{where}: was made for graph {document.get('graph')!r:.80}, not for this '{graph.name}'")
@@ -253,6 +261,52 @@ class Plan:
         steps = [(_STEP_NAMES.index(kind), i, (name[0] or "") if named and name else "")
                  for kind, i, *name in document["steps"]]  # fmt: skip
         return cls.from_steps(graph, steps, document.get("budget_bytes"))
+
+
+def check_plan(plan: object) -> None:
+    """Raise `InvalidInput` if `plan` is no `Plan`."""
+    if not isinstance(plan, Plan):
+        raise InvalidInput(f"plan must be a remat.Plan, not {type(plan).__name__}; a solution without a plan has None")
+
+
+def _checked_budget(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given < 0:
+        raise InvalidPlan(f"budget_bytes must be a number of bytes or None, not {shown(given)}")
+    return int(given)  # NumPy's cannot be saved
+
+
+def _listed(given: Any, what: str) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        raise InvalidPlan(f"{what} must be a list, not {shown(given)}") from None
+
+
+def _pairs_of(steps: Sequence[Any]) -> np.ndarray:
+    """[steps, 2] int64, kind and id of each step; their ids are unchecked."""
+    try:
+        pairs = np.array([step[:2] for step in steps]).reshape(-1, 2)
+        sizes = set(map(len, steps))
+    except (TypeError, ValueError, LookupError, OverflowError):
+        pairs, sizes = np.empty((0, 2)), {0}
+    if steps and (pairs.dtype.kind not in "iu" or not sizes <= {2, 3}):  # names, or no pairs
+        return np.array([_pair_of(step, i) for i, step in enumerate(steps)], dtype=np.int64)
+    pairs = pairs.astype(np.int64)
+    wrong = np.nonzero((pairs[:, 0] != COMPUTE) & (pairs[:, 0] != FREE))[0]
+    if len(wrong):
+        _pair_of(steps[wrong[0]], int(wrong[0]))
+    return pairs
+
+
+def _pair_of(step: Any, i: int) -> tuple[int, int]:
+    is_pair = isinstance(step, (tuple, list)) and 2 <= len(step) <= 3
+    kind = {"compute": COMPUTE, "free": FREE}.get(step[0], step[0]) if is_pair and isinstance(step[0], str) else None
+    kind = step[0] if is_pair and kind is None else kind
+    if not (isinstance(kind, (int, np.integer)) and kind in (COMPUTE, FREE) and isinstance(step[1], (int, np.integer))):
+        raise InvalidPlan(f"not a (COMPUTE, operation) or (FREE, value) pair: {shown(step)}", i)
+    return int(kind), max(-1, min(int(step[1]), 2**31))  # what is outside does not exist
 
 
 _DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "steps", "execution")
@@ -347,9 +401,12 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Seque
     Args:
         implementations: [C] name of each computation's implementation, '' for the default one; () if all are.
     """
+    check_graph(graph)
     operations, values = graph.operations, graph.values
-    order = list(order)
+    order, implementations = _listed(order, "the order"), _listed(implementations, "implementations")
     for step, k in enumerate(order):
+        if not isinstance(k, (int, np.integer)):
+            raise InvalidPlan(f"an operation's index is needed, not {shown(k)}", step)
         if not 0 <= k < len(operations):
             raise InvalidPlan(f"operation {k} does not exist (the graph has {len(operations)})", step)
     calls: Sequence[Operation | Implementation] = [operations[k] for k in order]

@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, shown, unknown_name
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
 from remat.plan import Plan, Scope
 from remat.units import check_time_limit
 
 ACCOUNTINGS = ("exact", "published")
+MOST = {"threads": 1024, "work_limit": 2**53}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,22 @@ class SolveOptions:
     def checked(self) -> SolveOptions:
         """These options with Python's own numbers; raises `InvalidInput` for a value that no solve can use."""
         check_time_limit(self.time_limit_s)
-        for name in ("threads", "work_limit"):
+        for name, most in MOST.items():
             value = getattr(self, name)
             if not (_is_count(value) or (value is None and name == "work_limit")):
-                raise InvalidInput(f"{name} must be an integer of at least 1, not {value!r}")
+                raise InvalidInput(f"{name} must be an integer of at least 1, not {shown(value)}")
+            if value is not None and value > most:
+                raise InvalidInput(f"{name} must be at most {most:,}")
         if not isinstance(self.deterministic, bool):
-            raise InvalidInput(f"deterministic must be True or False, not {self.deterministic!r}")
+            raise InvalidInput(f"deterministic must be True or False, not {shown(self.deterministic)}")
         if self.warm_start is not None and not isinstance(self.warm_start, Plan):
             kind = type(self.warm_start).__name__
             raise InvalidInput(f"warm_start must be a remat.Plan, not {kind}; see Plan.load")
         gap = self.target_gap
         if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap <= 1:
-            raise InvalidInput(f"target_gap must be a number from 0 to 1 (0.01 is 1 %), not {gap!r}")
+            raise InvalidInput(f"target_gap must be a number from 0 to 1 (0.01 is 1 %), not {shown(gap)}")
         if self.progress is not None and not callable(self.progress):
-            raise InvalidInput(f"progress must be a function of one remat.Progress, not {self.progress!r:.60}")
+            raise InvalidInput(f"progress must be a function of one remat.Progress, not {shown(self.progress)}")
         limit = None if self.work_limit is None else int(self.work_limit)
         return SolveOptions(
             float(self.time_limit_s), _integer("seed", self.seed), int(self.threads), limit, self.deterministic,
@@ -108,7 +111,7 @@ class SolveOptions:
 
 def check_accounting(accounting: str) -> str:
     """The accounting; raises `UnknownName` with the nearest name."""
-    if accounting not in ACCOUNTINGS:
+    if not isinstance(accounting, str) or accounting not in ACCOUNTINGS:
         raise unknown_name("accounting", accounting, ACCOUNTINGS)
     return accounting
 
@@ -121,4 +124,4 @@ def _integer(name: str, number: Any) -> int:
     try:
         return operator.index(number)  # NumPy's integers too
     except TypeError:
-        raise InvalidInput(f"{name} must be an integer, not {number!r}") from None
+        raise InvalidInput(f"{name} must be an integer, not {shown(number)}") from None

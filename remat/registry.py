@@ -183,7 +183,7 @@ def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
     _discover()
     if not isinstance(name, str) or name not in _REGISTRY:
-        error = unknown_name("strategy", str(name), _REGISTRY)
+        error = unknown_name("strategy", name, _REGISTRY)
         has_baselines = any(point.module == "baselines" for point in entry_points(group=GROUP))
         raise error if has_baselines else UnknownName(f"{error}; {WHERE_BASELINES_ARE}")
     return _REGISTRY[name]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import InvalidPlan
-from remat.graph import Graph
+from remat.graph import Graph, check_graph
 from remat.implementation import Implementation
-from remat.plan import FREE, Plan, implementation_of
+from remat.plan import FREE, Plan, check_plan, implementation_of
 from remat.units import format_size
 
 
@@ -64,6 +64,8 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             recomputed while its output is resident, a freed value is not resident, an operation is never
             computed (or repeated though it must run once), a value with `keep` is missing at the end.
     """
+    check_graph(graph)
+    check_plan(plan)
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
     operations, n, n_values = graph.operations, len(graph), len(graph.values)

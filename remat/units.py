@@ -8,7 +8,7 @@ from numbers import Real
 
 import numpy as np
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, plain, shown
 
 _FACTORS = {"": 1, "B": 1}
 _FACTORS |= {f"{p}B": 10 ** (3 * (i + 1)) for i, p in enumerate("KMGT")}
@@ -26,16 +26,17 @@ def parse_size(size: int | float | str) -> int:
     if isinstance(size, np.integer):
         size = int(size)
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
-        raise InvalidInput(f"cannot read {size!r} as a size; write an integer or e.g. 8GB or 7.5GiB")
+        raise InvalidInput(f"cannot read {shown(size)} as a size; write an integer or e.g. 8GB or 7.5GiB")
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         factor = _FACTORS.get(match[2].upper()) if match else None
         if match is None or factor is None:
-            raise InvalidInput(f"cannot read '{size}' as a size; write e.g. 8GB, 7.5GiB, 500MB or bytes")
+            raise InvalidInput(f"cannot read '{plain(size)}' as a size; write e.g. 8GB, 7.5GiB, 500MB or bytes")
         number = float(match[1])
-        exact = int(match[1]) * factor if match[1].lstrip("+-").isdigit() else number * factor
+        is_whole = match[1].lstrip("+-").isdecimal() and abs(number) <= MAX_BYTES  # Python reads no longer ones
+        exact = int(match[1]) * factor if is_whole else number * factor
         if not match[2] and math.isfinite(number) and number != int(number):
-            raise InvalidInput(f"'{size}' is a fraction of a byte; give a unit, e.g. {size}GB")
+            raise InvalidInput(f"'{size:.60}' is a fraction of a byte; give a unit, e.g. {size:.60}GB")
     else:
         exact = size
         if isinstance(size, float) and not math.isfinite(size):
@@ -72,6 +73,9 @@ def format_cost(cost: int | float, unit: str) -> str:
 
 def check_time_limit(seconds: object, *, may_be_zero: bool = False) -> None:
     """Raise `InvalidInput` if `seconds` is no positive number (or 0, if it may be)."""
-    number = float(seconds) if isinstance(seconds, Real) and not isinstance(seconds, bool) else math.nan
+    try:
+        number = float(seconds) if isinstance(seconds, Real) and not isinstance(seconds, bool) else math.nan
+    except OverflowError:
+        number = math.nan
     if not (number > 0 or (may_be_zero and number == 0)):
-        raise InvalidInput(f"time limit must be a positive number of seconds, not {seconds!r}")
+        raise InvalidInput(f"time limit must be a positive number of seconds, not {shown(seconds)}")

@@ -334,7 +334,7 @@ def test_the_page_and_the_text(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([TARGET], "name a GPU or a budget"),
+        ([TARGET], "name a GPU or a budget, e.g. --gpu h100 or --budget 24GB"),
         ([TARGET, "--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
         ([TARGET, "--gpu", "v100", "--optimizer", "adan"], "unknown optimizer 'adan'; did you mean adam"),
         ([TARGET, "layers", "--gpu", "v100"], "'layers' is no option; write NAME=VALUE"),

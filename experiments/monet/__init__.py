@@ -34,7 +34,7 @@ FULL = Scale(time_limit_s=300.0, joint_factor=1.0, all_budgets=True, ablation_bu
 
 def run_monet(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
     """Run and draw the parts that the configuration names; the exit code, see `experiments.parts.Paper.run`."""
-    _refuse_unused_settings(cfg, settings)
+    _refuse_unused_settings(settings)
     ablation.levels_of(cfg)  # refuses a mistyped level before anything runs
     names = names_of("network", NETWORKS if cfg.networks is None else cfg.networks, NETWORKS)
     networks = tuple(NETWORKS[name] for name in names)
@@ -60,10 +60,7 @@ def _introduce(context: Context, _: Collection[str]) -> None:
         context.print(f"{one.label}, batch {one.batch}: {costs}")
 
 
-def _refuse_unused_settings(cfg: DictConfig, settings: Settings) -> None:
-    for key in ("graph", "batch_size", "input_size", "granularity"):
-        if cfg[key] is not None:
-            raise InvalidInput(f"experiment=paper/monet has networks and batches of its own; leave out {key}")
+def _refuse_unused_settings(settings: Settings) -> None:
     if settings.cost != "roofline":
         raise InvalidInput("experiment=paper/monet takes published P100 costs or the roofline's; leave out cost")
     if (settings.scope, settings.accounting) != ("staged", "exact"):

@@ -34,7 +34,7 @@ from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
 from remat.bounds.window_rows import Column, WindowRows
 from remat.certificate import BoundCertificate, TreeNode
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
@@ -75,7 +75,7 @@ def verify_bound(
     elif isinstance(certificate, (str, os.PathLike)):
         certificate = BoundCertificate.load(certificate)
     else:
-        raise InvalidInput(f"the certificate must be a remat.BoundCertificate or a file, not {certificate!r:.60}")
+        raise InvalidInput(f"the certificate must be a remat.BoundCertificate or a file, not {shown(certificate)}")
     if certificate.graph_sha256 != graph.sha256():
         raise InvalidInput(f"the bound is about another graph ({certificate.graph_name!r:.60}), not '{graph.name}'")
     if budget is not None and parse_size(budget) > certificate.budget_bytes:

@@ -44,7 +44,7 @@ _OWNED = -1  # the ALIAS of a result with a storage of its own
 
 def is_dtr_log(path: str | os.PathLike[str]) -> bool:
     """Whether a file is named as a log: ``.log`` or ``.log.gz``."""
-    return os.fspath(path).endswith(SUFFIXES)
+    return isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 from remat.errors import InvalidGraph, nearest, plain
 from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
 from remat.frontends.dtr_log import is_dtr_log, load_dtr_log
-from remat.graph import Graph, Operation, Value, Work, text_problem
+from remat.graph import Graph, Operation, Value, Work, check_graph, text_problem
 from remat.implementation import Implementation
 from remat.units import MAX_BYTES
 
@@ -75,6 +75,7 @@ def graph_from_dict(document: Any, unknown: UnknownKeys | None = None) -> Graph:
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` as JSON, atomically; compressed if the name ends with ``.gz``."""
+    check_graph(graph)
     write_text(path, json.dumps(graph_to_dict(graph), separators=(",", ":")))
 
 

@@ -87,8 +87,12 @@ def _options_of(signature: inspect.Signature) -> str:
     settable = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     given = ("batch_size", "input_size", "input_shape", "weights", "name")  # frontends set these
     options = [p for p in signature.parameters.values() if p.kind in settable and p.name not in given]
-    shown = [f"model.options.{p.name}={'...' if p.default is p.empty else p.default!s:.30}" for p in options]
-    return f"options of the factory: {', '.join(shown)}" if shown else "the factory takes no options"
+    shown = [f"{p.name}={'...' if p.default is p.empty else p.default!s:.30}" for p in options]
+    return (
+        f"options of the factory (of a run: model.options.NAME): {', '.join(shown)}"
+        if shown
+        else "the factory takes no options"
+    )
 
 
 def load_target(target: str) -> Any:

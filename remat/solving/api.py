@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions, check_accounting
@@ -72,8 +72,10 @@ def solve_sweep(
     how, own = SolveOptions.split(options)
     chosen.check_options(own)
     question = Problem(_checked(graph, how.warm_start), 0, parse_scope(scope), check_accounting(accounting))
-    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
-        raise InvalidInput(f"budgets must be a list of sizes, not {budgets!r}; `remat.solve` takes a single one")
+    if isolate is not None and not isinstance(isolate, bool):
+        raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
+    if isinstance(budgets, (str, bytes)) or not _is_list(budgets):
+        raise InvalidInput(f"budgets must be a list of sizes, not {shown(budgets)}; `remat.solve` takes a single one")
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
     if not graph.has_implementations or chosen.implementations != "default":
@@ -85,6 +87,14 @@ def solve_sweep(
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
+
+
+def _is_list(given: object) -> bool:
+    try:
+        iter(given)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except TypeError:
+        return False
+    return True
 
 
 def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
@@ -153,6 +163,6 @@ def family(
     chosen.check_options(options)
     if not chosen.ignores_budget:
         raise InvalidInput(f"strategy '{strategy}' depends on the budget; it has no family to list")
-    problem = Problem(graph, MAX_BYTES, parse_scope(scope), check_accounting(accounting))
-    context = new_context(problem, SolveOptions(time_limit_s=time_limit_s))
+    problem = Problem(_checked(graph, None), MAX_BYTES, parse_scope(scope), check_accounting(accounting))
+    context = new_context(problem, SolveOptions(time_limit_s=time_limit_s).checked())
     return judge(context, candidates_of(chosen(context, options)))[0]

@@ -16,7 +16,7 @@ import functools
 from pathlib import Path
 from typing import Any, Literal
 
-from remat.errors import InvalidInput, InvalidPlan, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, shown, unknown_name
 from remat.files import read_json
 from remat.frontends.json import load_graph
 from remat.graph import Graph
@@ -33,7 +33,7 @@ KINDS: tuple[Kind, ...] = ("graph", "torch")
 
 def names(kind: Kind | None = None) -> tuple[str, ...]:
     """Names of all plans of a kind; of both kinds, for None."""
-    kinds = KINDS if kind is None else (kind,)
+    kinds = KINDS if kind is None else (_checked(kind),)
     return tuple(dict.fromkeys(name for k in kinds for name, entry in _index()[k].items() if "file" in entry))
 
 
@@ -54,8 +54,8 @@ def graph(name: str) -> Graph:
 
 def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
     """A plan's entry in the index: file, budget, peak, cost, bound, how and when it was made; raises as `load`."""
-    bare = str(name).removeprefix(PREFIX)
-    entry = _index()[kind].get(bare, {})
+    bare = name.removeprefix(PREFIX) if isinstance(name, str) else shown(name)
+    entry = _index()[_checked(kind)].get(bare, {})
     if "file" in entry:
         return dict(entry)
     if entry:
@@ -65,6 +65,12 @@ def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
     if kind == "torch":
         raise InvalidInput(f"{PREFIX}{bare}: is a plan of MONeT's graph, not of a PyTorch step; see remat.zoo.load")
     raise InvalidInput(f"{PREFIX}{bare}: is a plan of a PyTorch step: remat.torch.rematerialize(plan='{PREFIX}{bare}')")
+
+
+def _checked(kind: Kind) -> Kind:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown_name("kind of plan", kind, KINDS)
+    return kind
 
 
 def resolved(plan: Any) -> Any:
