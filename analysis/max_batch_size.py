@@ -36,7 +36,14 @@ _LABELS = {
     "resnet50": "ResNet50", "mobilenet": "MobileNet",
 }  # fmt: skip
 
+ENCODERS = {"fcn8": "fcn8_plain"}  # networks that a published batch may be of, because the paper gives no encoder
+
 Document = Mapping[str, Any]
+
+
+def continuous_limit(document: Document) -> float:
+    """The batch, as a fraction, at which the largest working set and 2P fill the memory: no plan exceeds it."""
+    return (document["memory_bytes"] - document["parameter_bytes"]) / document["working_set_bytes"]
 
 
 def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import draw_runs, load, rows_of
+from analysis.max_batch_size import continuous_limit, draw_runs, load, rows_of
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.paper.fig6 import SHARE
 from experiments.parts import unpacked_study
@@ -73,7 +73,8 @@ def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         published = _published(document)
         working, fixed = document["working_set_bytes"], document["parameter_bytes"]
         needed = published * working + fixed
-        verdict = "impossible" if needed > document["memory_bytes"] else "not excluded"
+        most = f"one operation allows {continuous_limit(document):.2f}"
+        verdict = f"above the memory; {most}" if needed > document["memory_bytes"] else "not excluded"
         rows.append([document["network"], f"{working:,}", f"{fixed:,}", str(published),
                      f"{published} x {working:,} + 2P = {needed / 1e9:.3f}e9: {verdict}"])  # fmt: skip
     return rows

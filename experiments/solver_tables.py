@@ -40,10 +40,10 @@ def draw(arguments: Sequence[str]) -> Drawing:
         raise InvalidInput("name one file of rows of experiments.bench_solvers, or none")
     files = map(Path, arguments) if arguments else (ROWS / name for name in FILES)
     rows = [row for file in files for row in rows_of(file)]
-    medians = _medians(rows)
+    medians, stale = _without_stale(_medians(rows))
     long = _long("solvers_time_limit", rows)
     text = "\n\n".join([
-        _where(rows),
+        _where(rows) + stale,
         markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
         markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
@@ -61,6 +61,32 @@ def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         cases.setdefault((row["time_limit_s"], row["instance"], row["budget"], row["scope"]), []).append(row)
     return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
+
+
+def _without_stale(medians: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """(the rows without those whose case has a newer one with a smaller gap in a shorter time, a sentence about these).
+
+    The search has become better since.
+    """
+
+    def case(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["instance"], row["budget"], row["scope"]
+
+    def is_stale(row: dict[str, Any]) -> bool:
+        return any(
+            case(r) == case(row) and r["time_limit_s"] < row["time_limit_s"] and r["finished_at"] > row["finished_at"]
+            and None not in (r["gap"], row["gap"]) and r["gap"] < row["gap"] for r in medians
+        )  # fmt: skip
+
+    stale = [row for row in medians if is_stale(row)]
+    if not stale:
+        return list(medians), ""
+    seconds = ", ".join(f"{limit:g}" for limit in dict.fromkeys(row["time_limit_s"] for row in stale))
+    words = (
+        f" {len(stale)} older solves of {seconds} s are left out here, because a newer solve of the case has a smaller "
+        "gap in less time."
+    )
+    return [row for row in medians if row not in stale], words
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

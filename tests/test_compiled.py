@@ -24,9 +24,9 @@ print(said, sum(triple.stats.cache_hits.values()) > 0, is_compiled(triple))
 """
 
 
-def ask(folder: Path) -> list[str]:
+def ask(folder: Path, **more: str) -> list[str]:
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache"), **more}
     done = subprocess.run([sys.executable, "-c", ASK], env=environment, text=True, capture_output=True, check=True)
     return done.stdout.split()
 
@@ -36,6 +36,7 @@ def test_said_is_what_numba_does(tmp_path: Path) -> None:
     file.write_text(SOURCE)
     assert ask(tmp_path) == ["False", "False", "True"]
     assert ask(tmp_path) == ["True", "True", "True"]
+    assert ask(tmp_path, NUMBA_CPU_NAME="generic") == ["False", "False", "True"]  # the cache is of another processor
     later = file.stat().st_mtime + 1000
     os.utime(file, (later, later))  # as after a checkout: which Numba compiles again depends on its version
     said, loaded, _ = ask(tmp_path)

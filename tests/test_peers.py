@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from analysis.paper import fig6
+from experiments import peers
 from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, _grouped, moccasin, slowdowns
 
 
@@ -28,6 +33,25 @@ def test_verdicts(published: float, ours: float | None, how: dict[str, bool], ve
     assert number.verdict == verdict
     assert len(number.cells()) == len(HEADS)
     assert number.cells()[-1] == (verdict if verdict in (BETTER, SAME) else f"{verdict}: the cause")
+
+
+def test_a_network_with_two_encoders_has_one_published_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def document(network: str, parameter_bytes: int, found: int) -> dict[str, Any]:
+        return {
+            "network": network, "memory_bytes": 16_000, "parameter_bytes": parameter_bytes, "working_set_bytes": 250,
+            "published": [{"rule": "r", "batch": 60, "strategy": "checkmate_milp"}], "proven": {"r": found},
+            "records": [{"strategy": "portfolio", "found": {"r": found}}], "rules": [{"name": "r", "label": "a rule"}],
+        }  # fmt: skip
+
+    (tmp_path / "fig6.json").write_text('{"folder": "fig6"}')
+    documents = [document("fcn8", 1600, 57), document("fcn8_plain", 1100, 59), document("unet", 900, 60)]
+    monkeypatch.setattr(peers, "load", lambda _: documents)
+    found = list(peers.batches(tmp_path))
+    assert [(number.ours, number.verdict) for number in found] == [(59, WORSE), (60, BETTER)]
+    assert "59.60" in found[0].cause  # the batch as a fraction
+    monkeypatch.setattr(fig6, "load", lambda _: documents)
+    monkeypatch.setattr(fig6, "draw", lambda _: None)
+    assert "In 2 of 2 networks" in fig6.report({"folder": "fig6"}, tmp_path).ours
 
 
 def test_every_stored_result_of_the_rivals_has_a_number() -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import full_run
@@ -221,6 +222,19 @@ def test_a_part_of_a_page_is_not_written(fake: Document) -> None:
 )
 def test_a_solve_is_as_good_as_what_is_recorded(row: dict, good: bool | None) -> None:
     assert solver_tables.as_good({"published_overhead": None, "overhead": None} | row) is good
+
+
+def test_a_longer_solve_is_stale_if_a_newer_one_has_a_smaller_gap_in_less_time() -> None:
+    def row(seconds: float, gap: float | None, day: int, budget: str = "80%") -> dict[str, Any]:
+        return {"instance": "one", "scope": "free", "budget": budget, "time_limit_s": seconds, "gap": gap,
+                "finished_at": f"2026-11-{day}T00:00:00"}  # fmt: skip
+
+    short, long = row(60, 0.2, 26), row(600, 0.3, 24)
+    shown, words = solver_tables._without_stale([short, long])
+    assert shown == [short]
+    assert "1 older solves of 600 s" in words
+    for other in (row(600, 0.1, 24), row(600, 0.3, 27), row(600, None, 24), row(600, 0.3, 24, "90%")):
+        assert solver_tables._without_stale([short, other]) == ([short, other], "")
 
 
 def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:

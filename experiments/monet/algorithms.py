@@ -1,9 +1,10 @@
 """VGG-16 with the algorithms that MONeT measured for its convolutions on a P100, and the results of MONeT's program.
 
-Times and workspaces are read in the log of MONeT's program for VGG-16 at batch 176, the only log with such times:
-github.com/utsaslab/monet-schedules, monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out. An algorithm is here if no other
-is both as fast and as small. Its name has its number there. By the memory in that log, ReLU's backward operation writes
-over the gradient that it reads, and pooling needs the workspaces below.
+Times and workspaces are read in the log of MONeT's program for VGG-16 at batch 176:
+github.com/utsaslab/monet-schedules, monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out. Files beside it publish them for
+all five networks; only VGG-16's are used so far. An algorithm is here if no other is both as fast and as small. Its
+name has its number there. By the memory in that log, ReLU's backward operation writes over the gradient that it reads,
+and pooling needs the workspaces below.
 """
 
 from __future__ import annotations

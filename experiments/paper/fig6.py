@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from analysis.max_batch_size import ENCODERS
 from experiments.max_batch_size import max_batches, write_run
 from experiments.paper.graphs import Context
 from experiments.paper.networks import in_figure_6
 from experiments.settings import configured_model
 
-OTHERS = {"fcn8": "fcn8_plain"}  # networks that a published batch may be of, because the paper gives no encoder
 SHARE = 2 / 3  # of the scale's time limit for one solve, because a strategy has several for each network
 
 
@@ -18,7 +18,7 @@ def run(context: Context) -> dict[str, Any]:
     """Solve the networks of the figure; the drawing reads a run folder of its own."""
     limit = SHARE * context.scale.time_limit_s
     names = [network.name for network in context.networks if in_figure_6(network)]
-    names += [OTHERS[name] for name in names if name in OTHERS]
+    names += [ENCODERS[name] for name in names if name in ENCODERS]
     chosen = [
         replace(context.settings, spec=configured_model(name), graph_file=None, cost="flops", budget_bytes=None,
                 time_limit_s=limit)

@@ -7,6 +7,7 @@ search. A child that is not done at the time limit goes on for the next solve, a
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 import time
@@ -61,8 +62,9 @@ def _child(seconds: float) -> subprocess.Popen[bytes] | None:
         if _running is not None and _running.poll() is not None:
             _running = None
         if _running is None and seconds >= COLD_START_S:
-            nowhere = subprocess.DEVNULL
-            _running = subprocess.Popen(
-                child.command("remat.search"), stdin=nowhere, stdout=nowhere, stderr=nowhere, env=child.environment({})
-            )
+            nowhere, command = subprocess.DEVNULL, child.command("remat.search")
+            with contextlib.suppress(OSError):  # e.g. no memory for a process: then the solve does without
+                _running = subprocess.Popen(
+                    command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=child.environment({})
+                )
         return _running

@@ -254,7 +254,7 @@ def run_family_isolated(
     row, status, message = _ask(context, strategy, options, events, family=True, spec=spec)
     if events.raised:
         raise KeyboardInterrupt
-    if row is None and events.members and status is Status.TIMEOUT:
+    if row is None and events.members and events.ended is Ending.KILLED:
         row = {"members": events.members, "status": None, "message": "", "wall_s": time.monotonic() - started}
     if row is None:
         return Family(strategy, status=status, message=message, wall_s=time.monotonic() - started)
