@@ -826,6 +826,11 @@ def primal_index(place: fx.Node) -> int:
     return description.idx
 
 
+def is_tangent(place: fx.Node) -> bool:
+    """Whether a placeholder of a training graph holds the gradient of an output."""
+    return place.name.startswith("tangents")
+
+
 def differentiated_output(tangent: fx.Node) -> Any:
     """The description of the output whose gradient a placeholder holds; None if it is the gradient of an input."""
     return getattr(tangent.meta["desc"], "output", None)

@@ -26,6 +26,7 @@ from remat.torch._private import (
     differentiated_output,
     is_in_backward,
     is_symbol,
+    is_tangent,
     modules_at,
     modules_of,
     mutated_input,
@@ -133,7 +134,8 @@ def check_sizes(module: fx.GraphModule) -> None:
         InvalidInput: naming the line.
     """
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
-    if any(is_symbol(size) for node in module.graph.find_nodes(op="placeholder") for size in _sizes_of(node)):
+    given = (node for node in module.graph.find_nodes(op="placeholder") if not is_tangent(node))
+    if any(is_symbol(size) for node in given for size in _sizes_of(node)):
         raise InvalidInput("a size of an argument is marked as dynamic (torch._dynamo.mark_dynamic): unmark it")
     sized = (node for node in calls if any(map(is_symbol, _sizes_of(node))))
     numbers = (node for node in calls if is_symbol(node.meta.get("val")) and any(map(is_in_backward, node.users)))

@@ -66,7 +66,7 @@ class TrainingGraph:
     @property
     def tangents(self) -> tuple[fx.Node, ...]:
         """The placeholders of the outputs' gradients, with which the backward pass starts."""
-        return tuple(n for n in self.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+        return tuple(filter(_private.is_tangent, self.module.graph.find_nodes(op="placeholder")))
 
     @property
     def n_mutations(self) -> int:
