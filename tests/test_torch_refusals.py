@@ -290,8 +290,16 @@ def test_lines_of_pytorch_and_of_python_are_never_named() -> None:
 
     for model, *words in (
         (Net(between), line_of(between, "# here")),
-        (nn.Sequential(nn.Linear(8, 8), Reads()), line_of(Reads.forward, "# in the module"), "in the module '1' (Reads)"),
-        (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), "more than 1 value per channel", "the module '1' (BatchNorm"),
+        (
+            nn.Sequential(nn.Linear(8, 8), Reads()),
+            line_of(Reads.forward, "# in the module"),
+            "in the module '1' (Reads)",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+            "more than 1 value per channel",
+            "the module '1' (BatchNorm",
+        ),
         (nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 8)), "reduction dim", "in the module '1' (Linear)"),
     ):
         x = rows(1) if "more than 1 value per channel" in words else rows()

@@ -371,6 +371,7 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
     pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
     Calls that only write messages or mark ranges for a profiler are left out. A model may differentiate in `forward`.
+    NumPy's random numbers are refused; by default they become PyTorch's.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -379,7 +380,7 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
             optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
-            trace_autograd_ops=True, **ignored,
+            trace_autograd_ops=True, use_numpy_random_stream=True, **ignored,
         ):  # fmt: skip
             yield
     finally:
@@ -460,11 +461,13 @@ def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[Non
       `torch.arange`: it has the same contents in each call.
     - A branch on `values` is followed too, see `remat.torch._branches`.
     - A tensor that the model has made may be told to require a gradient, see `_let_leaves_through`.
+    - Python's random generators in objects are refused: Dynamo would repeat the numbers of the first call.
     - A refusal notes in which module it stops, for `modules_at`.
     """
     _answer_questions()
     _follow_more()
     _let_leaves_through()
+    _refuse_generators()
     _note_modules()
     before = tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values
     tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = True, told, None, values
@@ -640,6 +643,18 @@ def _let_leaves_through() -> None:
         TensorVariable.method_requires_grad_ = left_out
     else:
         setattr(OutputGraph, name, check_outputs)
+
+
+@functools.cache
+def _refuse_generators() -> None:
+    from torch._dynamo.variables.misc import RandomVariable
+
+    is_followed = RandomVariable.is_supported_random_obj
+
+    def none(generator: Any) -> bool:
+        return not tracing.as_in_eager_mode and is_followed(generator)
+
+    RandomVariable.is_supported_random_obj = staticmethod(none)
 
 
 Modules = Sequence[tuple[str, str]]  # (path from the traced function, class) of nested modules, the outermost first

@@ -34,7 +34,8 @@ from remat.torch._private import (
 from remat.torch._work import tensors_of
 
 MOST_GRAPHS = 256
-UNLESS = "change that until torch.compile(model, fullgraph=True) accepts it, or give parts=[names of submodules]"
+PARTS = "give parts=[names of submodules]"
+UNLESS = f"change that until torch.compile(model, fullgraph=True) accepts it, or {PARTS}"
 _ONE_GRAPH = "the model does not compile into one graph"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
@@ -48,6 +49,7 @@ _MEANINGS = {
     "Could not guard on data-dependent expression": ("a branch or a size depends on values", UNLESS),
     "Unsupported Tensor.requires_grad_() call": _LEAF,
     "setattr() on Tensor.requires_grad": _LEAF,
+    "attempted to trace torch._numpy.random": ("the model draws NumPy's random numbers", f"draw PyTorch's, or {PARTS}"),
     "returning intermediate with requires_grad_()": (
         "the model returns a tensor for which it called requires_grad_()", "make that tensor outside, as an argument",
     ),
@@ -148,7 +150,7 @@ def check_sizes(module: fx.GraphModule) -> None:
     else:
         return
     where = place_of(node.stack_trace or "", modules_of(node))
-    raise InvalidInput(f"{_ONE_GRAPH}: {what}{where}; {instead}, or give parts=[names of submodules]")
+    raise InvalidInput(f"{_ONE_GRAPH}: {what}{where}; {instead}, or {PARTS}")
 
 
 def _sizes_of(node: fx.Node) -> list[Any]:
