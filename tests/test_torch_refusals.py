@@ -1,4 +1,4 @@
-"""Refusals of a PyTorch step: one line with the user's line, the module and the way out; and what is no longer refused."""
+"""Refusals of a PyTorch step: one line with the user's line, the module and the way out; what is refused no more."""
 
 from __future__ import annotations
 
@@ -310,11 +310,12 @@ def test_lines_of_pytorch_and_of_python_are_never_named() -> None:
 
 def test_texts_are_cut_between_words() -> None:
     assert shortened("  several\n words   here ", 40) == "several words here"
+    text = "several words stand here, one after another"
     for most in range(20, 40):
-        text = shortened("several words stand here, one after another", most)
-        assert len(text) <= most
-        assert text.endswith(" ...")
-        assert set(text.removesuffix(" ...").split()) <= set("several words stand here, one after another".split())
+        cut = shortened(text, most)
+        assert len(cut) <= most
+        assert cut.endswith(" ...")
+        assert set(cut.removesuffix(" ...").split()) <= {*text.split()}
     assert shortened("x" * 50, 20) == "x" * 16 + " ..."
     assert headline(ValueError("\n\n first line\nsecond")) == "first line"
     assert headline(KeyboardInterrupt()) == "KeyboardInterrupt"

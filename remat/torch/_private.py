@@ -654,7 +654,7 @@ def _refuse_generators() -> None:
     def none(generator: Any) -> bool:
         return not tracing.as_in_eager_mode and is_followed(generator)
 
-    RandomVariable.is_supported_random_obj = staticmethod(none)
+    setattr(RandomVariable, "is_supported_random_obj", staticmethod(none))  # noqa: B010 - its type is narrower
 
 
 Modules = Sequence[tuple[str, str]]  # (path from the traced function, class) of nested modules, the outermost first
