@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
 from experiments.settings import OF_A_MODEL, RUNS_FOLDER, Settings, read_settings
-from remat.errors import InvalidInput, MissingPackage, RematError, plain, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, plain, shortened, unknown_name
 from remat.files import show_any_text
 
 _KEYS = tuple(Config.__dataclass_fields__)
@@ -87,7 +87,7 @@ def _main(argv: list[str]) -> int:
     except Exception as error:
         if not type(error).__module__.startswith("submitit"):
             raise
-        raise RematError(f"engine=slurm: {str(error)[:500]}") from None  # refused, killed, or out of time
+        raise RematError(f"engine=slurm: {shortened(error, 500)}") from None  # refused, killed, or out of time
     return max(codes, default=0)
 
 

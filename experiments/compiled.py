@@ -33,7 +33,7 @@ from experiments.provenance import of_torch, torch_and_cpu
 from experiments.steps.torch_steps import paired_seconds, step_for_a_cpu
 from experiments.store import write_json
 from remat.cost.timing import measure as measure_call
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, headline
 from remat.files import read_json
 from remat.torch import module
 from remat.torch.measure import difference_of_steps, peak_of_step
@@ -138,7 +138,7 @@ def knob(measured: Measured, share: float, solver: str) -> None:
         try:
             measured.add({"variant": solver, "share": share}, _Compiled(measured.module))
         except Exception as error:
-            text = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            text = f"{type(error).__name__}: {headline(error)}"
             print(json.dumps({"variant": solver, "share": share, "failed": text}), flush=True)
 
 

@@ -20,7 +20,7 @@ from experiments.engine import WAKE_S, Job, failed
 from experiments.optional import import_optional
 from experiments.provenance import cpu_name, versions
 from experiments.store import source_hash
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput, RematError, shortened
 from remat.registry import get_strategy
 from remat.solution import Family, Solution
 from remat.solving.worker import GRACE_S
@@ -201,4 +201,4 @@ def _knock(address: str) -> None:
 def _summary(error: BaseException) -> str:
     """One line of Ray's long messages: the last line of a traceback, the first sentence of any other."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return (lines[-1] if "Traceback" in str(error) else lines[0].partition(". ")[0])[:300]
+    return shortened(lines[-1] if "Traceback" in str(error) else lines[0].partition(". ")[0], 300)

@@ -19,6 +19,7 @@ from typing import Any
 
 from remat.cost.records import read_fields, read_samples, write_record
 from remat.cost.timing import SLOW_NS, steady_ns
+from remat.errors import shortened
 
 # Extra passes for disturbed operations, and the rest before each, because most disturbances are short. No extra pass
 # begins after LEAST_S, or after as long as the requested passes took if that is longer.
@@ -52,7 +53,7 @@ def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
         try:
             measured = _measured(job["quantity"], description, job["device"])
         except Exception as error:  # operators raise errors of any class; the parent names the class in a warning
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            reason = shortened(f"{type(error).__name__}: {error}", 160)
             print("failed", key, reason, flush=True)
             failed.add(key)
             continue

@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
+from remat.errors import shortened
+
 WATCH_S = 0.2  # seconds between two looks at the parent, where the kernel does not kill the child
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +43,7 @@ def last_line(errors: IO[bytes]) -> str:
     """The last line of a child's standard error, at most 300 characters; '' if it wrote nothing."""
     errors.seek(0)
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    return shortened(lines[-1], 300) if lines else ""
 
 
 def end_with_parent(parent: int) -> None:

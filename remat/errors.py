@@ -81,6 +81,21 @@ class Skip(Exception):
     """Raised by a strategy that does not apply to a problem; the reason is the message."""
 
 
+def shortened(text: object, most: int = 200) -> str:
+    """A text in one line of at most `most` characters, cut between words."""
+    line = " ".join(str(text).split())
+    if len(line) <= most:
+        return line
+    kept = line[: most - 4]
+    return f"{kept.rpartition(' ')[0] or kept} ..."
+
+
+def headline(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's text, or its class where it has none; see `shortened`."""
+    lines = (line for line in str(error).splitlines() if line.strip())
+    return shortened(next(lines, type(error).__name__), most)
+
+
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.paper.graphs import Context, remember
 from remat.child import command as child_command
 from remat.child import environment
-from remat.errors import RematError
+from remat.errors import RematError, shortened
 from remat.graph import Graph
 from remat.programs.highs import solve_program
 from remat.programs.published import build
@@ -73,7 +73,7 @@ def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str,
     children.append(child)
     output, _ = child.communicate()
     if child.returncode:
-        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {output.strip()[:200]}")
+        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {shortened(output)}")
     return json.loads(output)
 
 

@@ -15,7 +15,7 @@ from experiments.steps.job import Job
 from experiments.steps.row import StepLog, StepRow
 from experiments.store import code_of, row_key, write_json
 from remat.child import command, environment
-from remat.errors import RematError
+from remat.errors import RematError, shortened
 from remat.execution.planning import DEFAULT_STRATEGY
 from remat.files import read_lines, write_lines
 
@@ -60,5 +60,5 @@ def _run(child_command: Sequence[str], log_path: Path, console: Console) -> None
         finally:
             child.wait()
     if child.returncode:
-        last = (log_path.read_text().strip().splitlines() or ["it printed nothing"])[-1]
-        raise RematError(f"the measuring process ended with code {child.returncode}: {last[:300]} (see {log_path})")
+        last = shortened((log_path.read_text().strip().splitlines() or ["it printed nothing"])[-1], 300)
+        raise RematError(f"the measuring process ended with code {child.returncode}: {last} (see {log_path})")

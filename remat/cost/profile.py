@@ -30,7 +30,7 @@ from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.records import TIME_FIELDS, cache_key, read_fields, write_record
 from remat.cost.roofline import operation_ns
 from remat.cost.stored import load_stored
-from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, unknown_name, warn
+from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, shortened, unknown_name, warn
 from remat.files import write_text
 from remat.graph import Graph, Operation
 from remat.units import format_size
@@ -230,7 +230,7 @@ def _measure_here(
         try:
             size = measure(signature)
         except Exception as error:  # operators raise errors of any class; the class is named in a warning
-            failures[key] = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            failures[key] = shortened(f"{type(error).__name__}: {error}", 160)
             continue
         if size is None:
             failures[key] = "no time"
@@ -386,7 +386,7 @@ def _measure(
         started = [words[1] for words in lines if words[0] == "start"]
         if not started:
             complaint = (child.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise RematError(f"the profiling process ended with code {child.returncode}: {complaint[:300]}")
+            raise RematError(f"the profiling process ended with code {child.returncode}: {shortened(complaint, 300)}")
         failures[started[-1]] = f"its process ended with code {child.returncode}"
         done = read(rest).keys() | failures.keys()
         rest = {key: signature for key, signature in rest.items() if key not in done}

@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, shortened
 
 MAX_FILE_BYTES = 256 * 1024**2
 MAX_TUPLES = 50_000  # nested tuples are hashed recursively when they are keys; arguments of calls do not count
@@ -188,8 +188,8 @@ def read_pickle(path: Path) -> Any:
     except MemoryError:
         raise InvalidInput(f"{path}: refused: it needs more memory than there is") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        text = " ".join(str(error).split())[:160]
-        raise InvalidInput(f"{path}: cannot be read as a pickle: {text or type(error).__name__}") from None
+        text = shortened(error, 160) or type(error).__name__
+        raise InvalidInput(f"{path}: cannot be read as a pickle: {text}") from None
 
 
 def _check_opcodes(data: bytes) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, headline
 
 FRAMEWORKS = ("keras", "torch", "synthetic")
 GRANULARITIES = ("layer", "operation")
@@ -114,8 +114,8 @@ def load_target(target: str) -> Any:
 
 def first_line(error: BaseException) -> str:
     """Type and first line of an exception, for a message of one line."""
-    text = (str(error).strip().splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = headline(error)
+    return f"{type(error).__name__}: {text}" if str(error).strip() else text
 
 
 def place_in_target(error: BaseException, target: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from remat.bounds.min_budget import describe_minimum
 from remat.context import Context
-from remat.errors import RematError
+from remat.errors import RematError, shortened
 from remat.graph import Graph
 from remat.incumbent import is_closed, is_proven, relative_gap
 from remat.plan import Plan, Scope
@@ -245,4 +245,4 @@ def reason_of(error: Exception) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
+    return f"{type(error).__name__}: {shortened(error, 300)}{place}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from remat import child
-from remat.errors import MissingPackage, RematError
+from remat.errors import MissingPackage, RematError, shortened
 from remat.execution import default_cache
 from remat.files import replacing, write_text
 
@@ -53,7 +53,7 @@ def heap_library() -> Path:
         command = [str(_compiler()), "-O2", "-shared", "-fPIC", "-o", str(scratch), str(_SOURCE), "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RematError(f"{command[0]} could not compile the heap counter: {done.stderr.strip()[:300]}")
+            raise RematError(f"{command[0]} could not compile the heap counter: {shortened(done.stderr, 300)}")
     return library
 
 
@@ -61,7 +61,7 @@ def why_it_failed(done: subprocess.CompletedProcess[str]) -> str:
     """How a child process ended, and the last line that it wrote to stderr."""
     how = f"killed by {_signal_name(-done.returncode)}" if done.returncode < 0 else f"code {done.returncode}"
     lines = done.stderr.strip().splitlines()
-    return f"{how}: {lines[-1][:300]}" if lines else f"{how}, without a message"
+    return f"{how}: {shortened(lines[-1], 300)}" if lines else f"{how}, without a message"
 
 
 def _signal_name(number: int) -> str:

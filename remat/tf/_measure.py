@@ -23,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from remat.cost.records import write_record
+from remat.errors import shortened
 from remat.tf._nodes import bytes_of, run_signature
 from remat.tf.adapter import executed_as_written
 from remat.tf.portable import load_step
@@ -102,7 +103,7 @@ def _operations(job: dict[str, Any], heap: Heap) -> None:
             try:
                 record = _operation(heap, description, call_overhead, key in job["sharing"])
             except Exception as error:  # a kernel may raise anything; the parent names the operation
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                reason = shortened(f"{type(error).__name__}: {error}", 160)
                 print(json.dumps({"failed": key, "reason": reason}), flush=True)
                 continue
             write_record(Path(job["folder"], f"{key}.json"), record | {"signature": text} | job["provenance"])

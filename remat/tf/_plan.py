@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from remat.cost import CostWarning, Noise, costs_and_noise, load_gpu
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput, RematError, shortened
 from remat.execution import (
     Fingerprint,
     Peaks,
@@ -108,7 +108,7 @@ def measured_plain_peak(step: CapturedStep) -> Peaks:
     try:
         measured = measure_step(emit_plain(step.function), as_written=False)
     except RematError as error:  # the user can still give the budget as a size
-        return Peaks(None, " ".join(str(error).split())[:300])
+        return Peaks(None, shortened(error, 300))
     return Peaks(step.graph.fixed_bytes + measured.peak_bytes)
 
 

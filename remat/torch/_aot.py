@@ -121,6 +121,10 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
 
 
 def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:
+    if torch.is_grad_enabled():  # create_graph=True: what is made would look as if it did not depend on the inputs
+        raise InvalidInput(
+            "gradients of gradients (create_graph=True) follow no plan: use .model for the passes that need them"
+        )
     _undefined.outputs = frozenset(i for i, x in enumerate(gradients) if x is None)
 
 
@@ -141,13 +145,15 @@ def check_that_calls_are_compiled() -> None:
     """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's.
 
     Raises:
-        InvalidInput: the compiler is switched off, or a mode is active under which it compiles nothing.
+        InvalidInput: the compiler is switched off, or a mode or a transform is active under which it compiles nothing.
     """
     if _private.compiler_is_disabled():
         raise InvalidInput("PyTorch's compiler is switched off, so that no plan is followed: unset TORCHDYNAMO_DISABLE")
     stance = _private.compiler_stance()
     if stance not in ("default", "fail_on_recompile"):
         raise InvalidInput(f"torch.compiler.set_stance({stance!r}) follows no plan: set it to 'default'")
+    if _private.is_transformed():
+        raise InvalidInput("torch.func and forward-mode differentiation follow no plan: use .model inside of them")
     mode = _private.current_dispatch_mode()
     if mode is not None:
         raise InvalidInput(f"nothing is compiled under a {type(mode).__name__}, and no plan is followed: leave it out")

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, headline, unknown_name
 from remat.execution import StepPlan
 from remat.files import write_text
 from remat.torch import _checkpointed
@@ -201,8 +201,8 @@ class _Search:
         try:
             self.all, self.runs = self._followed(_marked_checkpoint)
         except RuntimeError as error:
-            text = str(error).strip().splitlines()[0]
-            raise InvalidInput(f"the blocks cannot run again ({text:.160}): leave the cause out of blocks=") from error
+            text = headline(error, 160)
+            raise InvalidInput(f"the blocks cannot run again ({text}): leave the cause out of blocks=") from error
         self.graph, self.weights = step.graph, dict[str, tuple[int, int]]()
         self._weigh({*self.plain.signatures, *self.all.signatures})
 

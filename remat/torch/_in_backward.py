@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, headline
 from remat.torch import _private
 from remat.torch._private import storage_key, tree_map
 from remat.torch._work import CUDA_BLOCK_BYTES, in_blocks, tensors_of
@@ -75,7 +75,7 @@ def update_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
             try:
                 n_bytes = _followed(optimizer, parameter, device, state)
             except Exception as error:  # an optimizer may read values, or need its state, in any way
-                why = (str(error).strip().splitlines() or [""])[0][:160]
+                why = headline(error, 160)
                 continue
             if n_bytes is None:
                 raise InvalidInput(f"{OPTION}: {name} keeps numbers for all parameters together; leave it out")

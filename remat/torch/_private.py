@@ -18,6 +18,8 @@ The interfaces, and where PyTorch keeps them:
   whether a backward pass will reach a node of the autograd graph, and its number
 - the identity of a storage, the base of a view, the tables of tensors of a module, the profiler's events
 - the autograd engine's callback after a backward pass, and its number of the pass that runs
+- the levels of transforms and of forward-mode differentiation; hooks on backward passes of modules
+- numbers that the compiler knows by a name
 
 Operators (``torch.ops.aten``) are not private, although some names begin with an underscore: graphs consist of them.
 """
@@ -67,10 +69,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd import forward_ad
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as consists_of_tensors
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 from torch.utils.checkpoint import SAC_IGNORED_OPS as NOT_IN_POLICIES
 
@@ -89,6 +93,11 @@ def storage_key(tensor: Tensor) -> int:
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has shape and dtype, but no contents."""
     return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def is_symbol(x: Any) -> bool:
+    """Whether the compiler knows a number by a name only, because it depends on values of tensors."""
+    return isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
@@ -117,6 +126,14 @@ def cut_to(container: nn.Module, n_children: int) -> Iterator[None]:
     finally:
         container._modules.clear()
         container._modules.update(before)
+
+
+def backward_hooks(module: nn.Module | None = None) -> bool:
+    """Whether hooks see the module's backward pass, or that of every module."""
+    if module is None:
+        everywhere = nn.modules.module
+        return bool(everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks)
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def share_tables(module: nn.Module, model: nn.Module) -> None:
@@ -359,7 +376,8 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of
     storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
     pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
-    Calls that only write messages or mark ranges for a profiler are left out.
+    Calls that only write messages or mark ranges for a profiler are left out. A model may differentiate in `forward`.
+    NumPy's random numbers are refused; by default they become PyTorch's.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -367,7 +385,8 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     try:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
-            optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False, **ignored,
+            optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
+            trace_autograd_ops=True, use_numpy_random_stream=True, **ignored,
         ):  # fmt: skip
             yield
     finally:
@@ -447,10 +466,15 @@ def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[Non
     - A branch on the value of a tensor that depends on no tensor from outside is followed, e.g. of one made of
       `torch.arange`: it has the same contents in each call.
     - A branch on `values` is followed too, see `remat.torch._branches`.
-    - ``x.requires_grad = True`` for a tensor that the model has made is left out: nobody reads its gradient.
+    - A tensor that the model has made may be told to require a gradient, see `_let_leaves_through`.
+    - Python's random generators in objects are refused: Dynamo would repeat the numbers of the first call.
+    - A refusal notes in which module it stops, for `modules_at`.
     """
     _answer_questions()
     _follow_more()
+    _let_leaves_through()
+    _refuse_generators()
+    _note_modules()
     before = tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values
     tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = True, told, None, values
     try:
@@ -569,7 +593,7 @@ def _follow_more() -> None:
     from torch._dynamo import symbolic_convert as translators
 
     jumps = [i for i, name in enumerate(dis.opname) if "JUMP" in name and name.endswith(("TRUE", "FALSE", "OR_POP"))]
-    first = {**dict.fromkeys(jumps, _decide), dis.opmap["STORE_ATTR"]: _leave_out}
+    first = {**dict.fromkeys(jumps, _decide), dis.opmap["STORE_ATTR"]: _require_gradient}
 
     def after(begin: Callable[[Any, Any], bool], follow: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def both(tx: Any, instruction: Any) -> None:
@@ -594,15 +618,96 @@ def _decide(tx: Any, _instruction: Any) -> bool:
     return False
 
 
-def _leave_out(tx: Any, instruction: Any) -> bool:
-    """Leave out that a tensor which the model made is to require a gradient; whether it was left out."""
+def _require_gradient(tx: Any, instruction: Any) -> bool:
+    """Follow ``x.requires_grad = True`` as ``x.requires_grad_()`` for a tensor of the model; whether it is one."""
     from torch._dynamo.variables import TensorVariable
 
     target = tx.stack[-1]
-    is_needless = isinstance(target, TensorVariable) and not target.source and instruction.argval == "requires_grad"
-    if is_needless:
-        tx.popn(2)  # the tensor and the value
-    return is_needless
+    is_own = isinstance(target, TensorVariable) and not target.source and instruction.argval == "requires_grad"
+    if is_own:
+        value, _ = tx.popn(2)
+        target.method_requires_grad_(tx, value)
+    return is_own
+
+
+@functools.cache
+def _let_leaves_through() -> None:
+    """Let a model require a gradient of a tensor that it made, e.g. of a frozen embedding, for checkpoints behind it.
+
+    What parameters get does not depend on it. PyTorch 2.11 cannot trace it, and it is left out. Later versions trace it
+    and refuse if an output depends on such a tensor; only the gradient of a tensor that is an output itself is lost.
+    """
+    from torch._dynamo.output_graph import OutputGraph
+    from torch._dynamo.variables import TensorVariable
+
+    name = "_check_requires_grad_intermediate_outputs"
+    check: Any = getattr(OutputGraph, name, None)
+    follow = TensorVariable.method_requires_grad_
+
+    def check_outputs(self: Any, outputs: Any, tx: Any) -> None:
+        leaves = {x.as_proxy().node for x in self.leaf_var_creation_order if not x.source}
+        returned = (x.as_proxy().node for x in outputs if isinstance(x, TensorVariable))
+        if not tracing.as_in_eager_mode or not leaves.isdisjoint(returned):
+            check(self, outputs, tx)
+
+    def left_out(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        return self if tracing.as_in_eager_mode and not self.source else follow(self, tx, *args, **kwargs)
+
+    if check is None:
+        TensorVariable.method_requires_grad_ = left_out
+    else:
+        setattr(OutputGraph, name, check_outputs)
+
+
+@functools.cache
+def _refuse_generators() -> None:
+    from torch._dynamo.variables.misc import RandomVariable
+
+    is_followed = RandomVariable.is_supported_random_obj
+
+    def none(generator: Any) -> bool:
+        return not tracing.as_in_eager_mode and is_followed(generator)
+
+    setattr(RandomVariable, "is_supported_random_obj", staticmethod(none))  # noqa: B010 - its type is narrower
+
+
+Modules = Sequence[tuple[str, str]]  # (path from the traced function, class) of nested modules, the outermost first
+
+
+@functools.cache
+def _note_modules() -> None:
+    """Let Dynamo note in an exception which modules are running where it is raised."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    run = InstructionTranslatorBase.run
+
+    def noting(self: Any) -> Any:
+        try:
+            return run(self)
+        except Exception as error:
+            if tracing.as_in_eager_mode and not modules_at(error):
+                error.running_modules = _named(self.nn_module_stack)  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    InstructionTranslatorBase.run = noting
+
+
+def modules_at(error: BaseException | None) -> Modules:
+    """The modules that were running when Dynamo stopped; none if that is not known."""
+    while error is not None:
+        if found := getattr(error, "running_modules", ()):
+            return found
+        error = error.__context__
+    return ()
+
+
+def modules_of(node: fx.Node) -> Modules:
+    """The modules that were running when a node was made; none if that is not known."""
+    return _named(node.meta.get("nn_module_stack") or {})
+
+
+def _named(stack: Mapping[str, tuple[str, Any]]) -> Modules:
+    return [(path, getattr(kind, "__name__", str(kind))) for path, kind in stack.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -693,6 +798,12 @@ def compiler_stance() -> str:
     return torch._dynamo.eval_frame._stance.stance
 
 
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or differentiation in forward mode is active."""
+    levels: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return levels.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def primals_of(graph: fx.GraphModule) -> tuple[Any, ...]:
     """The real tensors behind the placeholders of a graph that Dynamo hands to its backend."""
     return tuple(node.meta["grapharg"].example for node in graph.graph.find_nodes(op="placeholder"))
@@ -742,6 +853,11 @@ def primal_index(place: fx.Node) -> int:
     """Index of the primal that a placeholder holds."""
     description: Any = place.meta["desc"]
     return description.idx
+
+
+def is_tangent(place: fx.Node) -> bool:
+    """Whether a placeholder of a training graph holds the gradient of an output."""
+    return place.name.startswith("tangents")
 
 
 def differentiated_output(tangent: fx.Node) -> Any:

@@ -17,6 +17,7 @@ from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
 from remat.execution import Peaks, StepPlan, check_options, default_cache, implementations_of, is_fraction, parse_budget
+from remat.frontends.spec import first_line
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
@@ -25,6 +26,7 @@ from remat.torch._loss import Outside
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
+from remat.torch._refusals import check_given_tensors
 from remat.torch._self_check import check_untested_version
 from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
 from remat.torch._state import State
@@ -137,6 +139,7 @@ def rematerialize(
         implementations = operators
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
+    check_given_tensors(model, sample_args, kwargs)
     strategy, scope = str(strategy), str(parse_scope(scope))
     _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
     in_backward = None
@@ -407,9 +410,10 @@ def _plain_peak(
         return Peaks(fixed_bytes + _measured(model, args, kwargs, planner))
     try:
         plain = plain_step(model, args, kwargs, planner.outside)
+    except InvalidInput:
+        raise
     except Exception as error:  # fake tensors do not support everything that compiles
-        text = (str(error).strip().splitlines() or [""])[0][:160]
-        return Peaks(None, f"the model does not run on tensors without contents ({type(error).__name__}: {text})")
+        return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
     planner.left_bytes = plain.left_bytes
     _warn_of_truth(model, args, kwargs, plain)
     calls = calls_graph(planner.name, plain.signatures)

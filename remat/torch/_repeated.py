@@ -214,7 +214,7 @@ def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], l
     try:
         followed = plain_step(step, args, {}, Outside(taken=at_loss), lambda _: calls.found.clear(), calls)
     except Exception as error:  # fake tensors do not support everything that can be captured
-        raise InvalidInput(f"it cannot be followed: {type(error).__name__}: {first_line(error)}") from error
+        raise InvalidInput(f"it cannot be followed: {first_line(error)}") from error
     return (calls.found[: end[0]], calls.found[end[0] :]), followed
 
 

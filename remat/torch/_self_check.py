@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remat.cost import load_gpu
 from remat.cost.records import cache_key, read_record, write_record
-from remat.errors import warn
+from remat.errors import headline, warn
 from remat.execution import Peaks, StepPlan, default_cache, fingerprint_of
 from remat.files import digest_of_source
 from remat.plan import Plan
@@ -40,9 +40,8 @@ def check_untested_version(device: str) -> None:
         try:
             differing = differing_results(device)
         except Exception as error:  # a newer PyTorch may fail in any way
-            lines = str(error).strip().splitlines() or [""]
             raise _version.newer_fails(
-                f"a step under a plan fails ({type(error).__name__}: {lines[0]:.160})"
+                f"a step under a plan fails ({type(error).__name__}: {headline(error, 160)})"
             ) from error
         _keep(path, {**provenance, "differing": differing})
         if not differing:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remat.errors import InvalidInput, unknown_name
-from remat.frontends.spec import DTYPES, ModelSpec, check_options
+from remat.frontends.spec import DTYPES, ModelSpec, check_options, first_line
 from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -127,10 +127,9 @@ def output_of(
             f"the model looks at values ({error}): control flow and shapes must not depend on them"
         ) from error
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:200]
         shapes = ", ".join(str(list(x.shape)) for x in args if isinstance(x, Tensor))
         raise InvalidInput(
-            f"the model does not accept its sample input of shape {shapes}: {type(error).__name__}: {text}"
+            f"the model does not accept its sample input of shape {shapes}: {first_line(error)}"
         ) from error
 
 

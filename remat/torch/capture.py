@@ -8,7 +8,6 @@ activation is allocated. docs/decisions/0004-training-graphs-from-pytorch.md giv
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,17 +24,16 @@ from remat.torch._branches import NewBranches, Values
 from remat.torch._numbers import NumbersChange, numbers_apart
 from remat.torch._private import (
     BackendCompilerFailed,
-    FailOnRecompileLimitHit,
     OpOverload,
     TorchDynamoException,
     primals_of,
 )
 from remat.torch._random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.torch._recurrent import gru_cell, replace_recurrent
+from remat.torch._refusals import MOST_GRAPHS, check_sizes, refusals
 from remat.torch.layouts import layouts_of_kernels
 
 T = TypeVar("T")
-MOST_GRAPHS = 256
 MOST_TOLD = 10  # places at which a model hears the truth, see `compiling`
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
 
@@ -68,7 +66,7 @@ class TrainingGraph:
     @property
     def tangents(self) -> tuple[fx.Node, ...]:
         """The placeholders of the outputs' gradients, with which the backward pass starts."""
-        return tuple(n for n in self.module.graph.find_nodes(op="placeholder") if n.name.startswith("tangents"))
+        return tuple(filter(_private.is_tangent, self.module.graph.find_nodes(op="placeholder")))
 
     @property
     def n_mutations(self) -> int:
@@ -258,45 +256,20 @@ def compiling(call: Callable[[], T], told: _private.Told, values: Values | None 
                     values.found.clear()
 
 
-@contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Turn a refusal of the compiler into an `InvalidInput` of one line, which begins with `what`.
-
-    Raises:
-        InvalidInput: the step cannot be captured in one graph.
-    """
-    try:
-        yield
-    except BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, RematError):
-            raise error.inner_exception from None
-        raise InvalidInput(f"{what}: {_one_line(error.inner_exception)}") from error
-    except FailOnRecompileLimitHit as error:
-        raise InvalidInput(
-            f"{what}: the model has been compiled for {MOST_GRAPHS} different shapes, modes or Python values; "
-            "pad inputs to few shapes, and pass numbers that change as tensors"
-        ) from error
-    except TorchDynamoException as error:
-        if "fake tensor call" in _one_line(error):
-            raise InvalidInput(f"the model does not take these arguments: {_why(error)}") from error
-        raise InvalidInput(
-            f"the model does not compile into one graph: {_reason(error)}{_where(error)}; "
-            "change that until torch.compile(model, fullgraph=True) accepts it, or give parts=[names of submodules]"
-        ) from error
-
-
 def read_training_graph(
     module: fx.GraphModule, n_forward_outputs: int, primals: tuple[Any, ...], lowering: _private.Lowering | None = None
 ) -> TrainingGraph:
     """The training graph that a partition function received, changed in place to follow eager mode.
 
     Raises:
-        InvalidInput: arguments overlap in memory, so that the compiler makes them views of a common base.
+        InvalidInput: sizes depend on values; or arguments overlap in memory, so that the compiler makes them views of
+            a common base.
     """
     if any(map(_private.is_view_base, module.graph.find_nodes(op="placeholder"))):
         raise InvalidInput("arguments that overlap in memory are modified in place; pass copies of them")
     _drop_unread_statistics(module)
     _mark_backward(module.graph, n_forward_outputs, is_complete=lowering is None)
+    check_sizes(module)
     if lowering is not None:
         _private.merge_equal_calls(module)
     mutated = map(_private.mutated_input, _private.descriptions_of_outputs(module.graph))
@@ -336,36 +309,6 @@ def _mark_backward(graph: fx.Graph, n_forward_outputs: int, is_complete: bool) -
 
 def _unused(module: fx.GraphModule, _inputs: Any) -> Any:
     return module
-
-
-def _reason(error: BaseException) -> str:
-    """The compiler's headline, and its reason if it gives one."""
-    headline, why = _one_line(error), _why(error)
-    return f"{headline} ({why})" if why else headline
-
-
-def _where(error: BaseException) -> str:
-    """The line of the model's code at which the compiler stopped, if it says so."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', str(error).partition("from user code:")[2])
-    return f", at line {frames[-1][1]} of {frames[-1][0]} (in {frames[-1][2]})" if frames else ""
-
-
-def _why(error: BaseException) -> str:
-    """The error that the model raised if there is one, else the compiler's explanation."""
-    lines, headline = _lines(error), _one_line(error)
-    errors = re.findall(r"got (\w+(?:Error|Exception)\(.*)", str(error))
-    errors += [line for line in lines if re.search(r"\w(Error|Exception)\b", line) and line != headline]
-    explained = (line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:"))
-    why = next(iter(errors), "") or next(explained, "")
-    return why.removeprefix("Developer debug context:").strip()[:240]
-
-
-def _one_line(error: BaseException) -> str:
-    return next(iter(_lines(error)), type(error).__name__)[:200]
-
-
-def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
 def _drop_unread_statistics(module: fx.GraphModule) -> None:

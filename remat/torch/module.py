@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import itertools
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +21,16 @@ from remat.torch._branches import NewBranches, Values
 from remat.torch._emit import emit
 from remat.torch._in_backward import Given, InBackward
 from remat.torch._numbers import check_containers, numbers_apart
-from remat.torch._private import BatchNorm, Told, is_fake, primals_of, share_tables, storage_key, tree_map
+from remat.torch._private import Told, is_fake, primals_of, share_tables, storage_key, tree_map
 from remat.torch._recurrent import replace_recurrent
+from remat.torch._refusals import (
+    causes,
+    check_given_tensors,
+    check_history,
+    check_momentum,
+    check_own_tensors,
+    refusals,
+)
 from remat.torch._sums import Sums
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
@@ -240,8 +246,8 @@ class _CompiledStep:
                 self.compiled[key] = torch.compile(step, backend=self._compile, fullgraph=True, dynamic=False)
             return self.compiled[key](*args, **kwargs)
 
-        refusals = capture.refusals("this step cannot be executed under a plan")
-        with _refusals(self.model, args, kwargs), refusals:
+        check_given_tensors(self.model, args, kwargs)
+        with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
             outputs = capture.compiling(call, told_of(self.model), values)
         inputs = self.called.inputs
 
@@ -283,50 +289,6 @@ def told_of(model: nn.Module) -> Told:
     return _told_of.setdefault(model, Told())
 
 
-@contextmanager
-def _refusals(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """If the compiler refuses a call inside, look for the cause in the model and in the arguments.
-
-    Raises:
-        InvalidInput: names the cause if it is known, else the compiler's own.
-    """
-    try:
-        yield
-    except InvalidInput:
-        check_momentum(model)
-        _check_arguments(model, args, kwargs)
-        raise
-
-
-def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the model's `forward` does not take.
-
-    Raises:
-        InvalidInput: with the signature of `forward`.
-    """
-    signature = inspect.signature(model.forward)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        name = f"{type(model).__name__}.forward{signature}"
-        raise InvalidInput(f"{name} does not take these arguments: {error}") from None
-
-
-def check_momentum(model: nn.Module) -> None:
-    """Refuse batch norms that average over all steps: each step computes their factor from a tensor.
-
-    Raises:
-        InvalidInput: naming the first one.
-    """
-    for name, module in model.named_modules():
-        averages = isinstance(module, BatchNorm) and module.training and module.track_running_stats
-        if averages and module.momentum is None:
-            raise InvalidInput(
-                f"{name or 'the model'} ({type(module).__name__}) has momentum=None, which cannot be compiled: "
-                "set its momentum to a number, e.g. 0.1"
-            )
-
-
 def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The keyword arguments as a dict.
 
@@ -345,12 +307,14 @@ def captured_step(
 ) -> step_graph.CapturedStep:  # fmt: skip
     """The step on these arguments, equal to the one that the compiled call captures; nothing is computed."""
     check_momentum(model)
+    check_own_tensors(model)
+    check_given_tensors(model, args, kwargs)
 
     def captured() -> capture.TrainingGraph:
         values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
         return capture.capture_module(call_of(model), args, kwargs, _aot.backend_of(backend), told_of(model), values)
 
-    with _refusals(model, args, kwargs), torch.enable_grad():
+    with causes(model, args, kwargs), torch.enable_grad():
         try:
             training_graph = captured()
         except InvalidInput:
@@ -403,7 +367,12 @@ def step_of(
     in_backward: InBackward | None = None,
 ) -> step_graph.CapturedStep:  # fmt: skip
     """The step of a training graph, with all tensors of the model resident, and with other implementations or with the
-    updates of an optimizer."""
+    updates of an optimizer.
+
+    Raises:
+        InvalidInput: a buffer keeps gradient history, or an implementation or an update is not possible.
+    """
+    check_history(model, training_graph.primals, training_graph.tangents)
     resident = (*model.parameters(), *model.buffers())
     step = step_graph.split_graph_of(training_graph, name, resident, replays_random=backend == "eager")
     if in_backward is not None:

@@ -38,6 +38,7 @@ from remat.torch._private import (
     tree_leaves,
     tree_map,
 )
+from remat.torch._refusals import check_buffers
 from remat.torch._state import State, replaced_tensors
 from remat.torch._work import call_signature, dense_bytes, storage_bytes, tensors_of
 from remat.torch.layouts import layouts_of_kernels
@@ -168,6 +169,7 @@ def _step(
 
     with follower, seen or nullcontext():
         outside.backward_from(model(*args, **kwargs), loss)
+    check_buffers(model)
     left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
     return FollowedStep(
         tuple(follower.signatures), tuple(follower.held), left_bytes=sum(follower.alive[key] for key in left)

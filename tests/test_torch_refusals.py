@@ -1,0 +1,456 @@
+"""Refusals of a PyTorch step: one line with the user's line, the module and the way out; what is refused no more."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import remat.torch as rt  # noqa: E402
+from remat.errors import InvalidInput, headline, shortened  # noqa: E402
+from remat.torch.measure import difference_of_steps  # noqa: E402
+
+pytestmark = [pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed"), pytest.mark.filterwarnings("ignore")]
+PARTS = "give parts="
+NO_CHECK = "PyTorch 2.11 does not follow requires_grad_() of a tensor that the model made"
+
+
+def rematerialize(model: nn.Module, *args: Tensor, **options) -> rt.Rematerialized:
+    quick = {"budget": "1GB", "cost": "flops", "time_limit_s": 0.5, "strategy": "search"}
+    return rt.rematerialize(model, args, **{**quick, **options})
+
+
+def refused(call: Callable[[], object], *words: str) -> str:
+    """The message of a refusal, which is one line, holds all the words and does not end inside of one."""
+    with pytest.raises(InvalidInput) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+def line_of(function: Callable[..., object], text: str) -> str:
+    """How a refusal names the line of a function that holds a text."""
+    lines, first = inspect.getsourcelines(function)
+    (number,) = [first + i for i, line in enumerate(lines) if text in line]
+    return f"at line {number} of {__file__} (in {function.__name__})"
+
+
+class Net(nn.Module):
+    """Layers with something that a test adds between them."""
+
+    def __init__(self, between: Callable[..., Tensor] = lambda x, *_: x, *, own: nn.Module | None = None) -> None:
+        super().__init__()
+        self.between, self.own = between, own or nn.Tanh()
+        self.first, self.last = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        return self.last(self.own(self.between(self.first(x), *others)))
+
+
+def rows(n: int = 6) -> Tensor:
+    return torch.randn(n, 8)
+
+
+# Sizes and numbers that depend on values
+
+
+def masked(x: Tensor) -> Tensor:
+    return x[x.sum(1) > 0]  # here
+
+
+def indexed(x: Tensor) -> Tensor:
+    places = torch.nonzero(x[:, 0] > 0)  # here
+    return x.index_select(0, places[:, 0])
+
+
+def selected(x: Tensor) -> Tensor:
+    return torch.masked_select(x, x > 0).sum() * x  # here
+
+
+def set_where(x: Tensor) -> Tensor:
+    made = torch.zeros_like(x)
+    made[x[:, 0] > 0] = x[x[:, 0] > 0] * 2  # here
+    return made
+
+
+def grouped(x: Tensor) -> Tensor:
+    groups, group = torch.unique((x[:, 0] > 0).long(), return_inverse=True)  # here
+    return x.new_zeros(len(groups), 8).index_add(0, group, x)
+
+
+def repeated(x: Tensor) -> Tensor:
+    return x.repeat_interleave((x[:, 0] > 0).long() + 1, 0)  # here
+
+
+def propagated(x: Tensor, edges: Tensor) -> Tensor:
+    """Graph convolution as torch_geometric writes it: loops of the graph are replaced by loops at all nodes."""
+    edges = edges[:, edges[0] != edges[1]]  # here
+    loops = torch.arange(len(x))
+    source, target = torch.cat([edges, torch.stack([loops, loops])], 1)
+    degree = torch.zeros(len(x)).scatter_add_(0, target, torch.ones(len(target)))
+    weight = degree.pow(-0.5)[source] * degree.pow(-0.5)[target]
+    return torch.zeros_like(x).index_add_(0, target, x[source] * weight[:, None])
+
+
+def attended(x: Tensor, edges: Tensor) -> Tensor:
+    """Graph attention: a softmax over the edges that arrive at a node."""
+    source, target = edges[:, edges[0] != edges[1]]  # here
+    score = F.leaky_relu((x[source] * x[target]).sum(1)).exp()
+    total = torch.zeros(len(x)).index_add(0, target, score)
+    return torch.zeros_like(x).index_add(0, target, x[source] * (score / (total[target] + 1e-9))[:, None])
+
+
+@pytest.mark.parametrize("between", [masked, indexed, selected, set_where, grouped, repeated])
+def test_a_size_that_depends_on_values_is_refused_with_its_line(between) -> None:
+    refused(lambda: rematerialize(Net(between), rows()), "size of a tensor", line_of(between, "# here"), PARTS)
+
+
+@pytest.mark.parametrize("between", [propagated, attended])
+def test_graph_convolutions_train_in_parts(between) -> None:
+    args = rows(), torch.randint(0, 6, (2, 20))
+    model = Net(between)
+    refused(lambda: rematerialize(model, *args), "size of a tensor", line_of(between, "# here"), PARTS)
+    planned = rematerialize(model, *args, parts=["first", "last"])
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+
+
+def test_a_refusal_in_the_loop_is_the_same() -> None:
+    model = Net(lambda x: masked(x) if len(x) > 4 else x)
+    planned = rematerialize(model, rows(4))
+    refused(lambda: planned(rows(6)), "size of a tensor", line_of(masked, "# here"))
+
+
+def scaled(x: Tensor) -> Tensor:
+    n = (x > 0).sum().item()  # here
+    return x / n
+
+
+def clamped(x: Tensor) -> Tensor:
+    return x.clamp(max=x.detach().max().item() / 2)
+
+
+def test_a_number_that_both_passes_read_is_refused_and_others_are_not() -> None:
+    refused(lambda: rematerialize(Net(scaled), rows()), "reads a number", line_of(scaled, "# here"), ".item()", PARTS)
+    model, args = Net(clamped), (rows(),)
+    assert difference_of_steps(model, rematerialize(model, *args), args, {}, "cpu") == 0
+
+
+def test_a_size_that_is_marked_as_dynamic_is_refused() -> None:
+    x = rows()
+    torch._dynamo.mark_dynamic(x, 0)
+    refused(lambda: rematerialize(Net(), x), "mark_dynamic", "unmark it")
+
+
+# Tensors that are more than tensors
+
+
+class Image(Tensor):
+    """A subclass that says nothing about dispatch, as monai's and torchvision's."""
+
+
+def test_tensors_of_other_kinds_are_refused_with_the_way_out() -> None:
+    rows_of_lengths = [torch.randn(n, 8) for n in (3, 5)]
+    for x, *words in (
+        (rows().as_subclass(Image), "'x' holds a Image, a subclass", "x.as_subclass(torch.Tensor)"),
+        (torch.nested.nested_tensor(rows_of_lengths, layout=torch.jagged), "nested tensor", "to_padded_tensor"),
+        (torch.nested.nested_tensor(rows_of_lengths), "nested tensor", "to_padded_tensor"),
+        (rows().to_sparse(), "torch.sparse_coo", "x.to_dense()"),
+    ):
+        refused(lambda x=x: rematerialize(Net(), x), "argument 'x'", *words)
+        refused(lambda x=x: rematerialize(Net(), x, parts=["first", "last"]), "argument 'x'", *words)
+    planned = rematerialize(Net(), rows())
+    refused(lambda: planned(rows().as_subclass(Image)), "argument 'x'", "x.as_subclass(torch.Tensor)")
+    planned(rows().as_subclass(Image).as_subclass(Tensor)).sum().backward()
+
+    model = Net(lambda x, *others: x + sum(others))
+    refused(lambda: rematerialize(model, rows(), rows(), rows().as_subclass(Image)), "argument 'others'", "Image")
+    model.register_buffer("scale", torch.ones(8).as_subclass(Image))
+    refused(lambda: rematerialize(model, rows()), "buffer 'scale' is a Image")
+
+
+def test_a_parameter_that_consists_of_several_tensors_is_refused_by_name() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model = Net()
+    model.last.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)))
+    refused(lambda: rematerialize(model, rows()), "the parameter 'last.weight' is a TwoTensor")
+
+
+# Buffers that keep gradient history
+
+
+class Averaging(nn.Module):
+    def __init__(self, update: Callable[[nn.Module, Tensor], None]) -> None:
+        super().__init__()
+        self.layer, self.update = nn.Linear(8, 8), update
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layer(x))
+        self.update(self, x)
+        return x * 2 + self.mean
+
+
+def in_place(model: nn.Module, x: Tensor) -> None:
+    model.mean.mul_(0.9).add_(x.mean(0))
+
+
+def assigned(model: nn.Module, x: Tensor) -> None:
+    model.mean = 0.9 * model.mean + x.mean(0)
+
+
+@pytest.mark.parametrize("update", [in_place, assigned])
+def test_a_buffer_that_keeps_history_is_refused_by_name(update) -> None:
+    model = nn.Sequential(Averaging(update), nn.Linear(8, 8))
+    refused(lambda: rematerialize(model, rows()), "the buffer '0.mean' keeps the gradient history", "h.detach()")
+    model(rows()).sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):  # as the plain model does in its second step
+        model(rows()).sum().backward()
+
+
+@pytest.mark.parametrize("update", [in_place, assigned])
+def test_a_buffer_without_history_is_not(update) -> None:
+    model, args = Averaging(lambda model, x: update(model, x.detach())), (rows(),)
+    planned = rematerialize(copy.deepcopy(model), *args)
+    for _ in range(2):
+        for each in (model, planned):
+            each(*args).square().sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), planned.buffers(), strict=True))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), planned.parameters(), strict=True))
+
+
+# Where it stops
+
+
+def test_a_module_with_a_backward_hook_is_named() -> None:
+    for register in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"):
+        model = Net()
+        getattr(model.first[1], register)(lambda *_: None)
+        refused(lambda model=model: rematerialize(model, rows()), "first.1 (Tanh) has a backward hook", "register_hook")
+    model = Net()
+    model.register_full_backward_hook(lambda *_: None)
+    refused(lambda: rematerialize(model, rows()), "the model (Net) has a backward hook", "on the planned module")
+    everywhere = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        refused(lambda: rematerialize(Net(), rows()), "backward hooks of all modules")
+    finally:
+        everywhere.remove()
+
+
+def test_what_is_said_instead_of_a_backward_hook_works() -> None:
+    def doubled(_module: nn.Module, _args: object, output: Tensor) -> None:
+        output.register_hook(lambda gradient: 2 * gradient)
+
+    model, args = Net(), (rows(),)
+    model.first[1].register_forward_hook(doubled)
+    assert difference_of_steps(model, rematerialize(model, *args), args, {}, "cpu") == 0
+    planned, seen = rematerialize(Net(), *args), list[int]()
+    planned.register_full_backward_hook(lambda *_: seen.append(1))
+    planned(*args).sum().backward()
+    assert seen == [1]
+
+
+def test_an_observer_of_quantization_is_named_by_its_module() -> None:
+    from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+    model = Net().train()
+    model.qconfig = get_default_qat_qconfig("fbgemm")
+    prepare_qat(model, inplace=True)
+    message = refused(lambda: rematerialize(model, rows()), "FakeQuantize", "in the module 'first.0' (Linear)")
+    assert line_of(Net.forward, "self.last") in message
+
+
+def test_a_library_is_named_behind_the_users_line() -> None:
+    opt_einsum = pytest.importorskip("opt_einsum")
+
+    def between(x: Tensor) -> Tensor:
+        return opt_einsum.contract("bi,ij,jk->bk", x, x.T @ x, x.T @ x)  # here
+
+    message = refused(lambda: rematerialize(Net(between), rows()), "which reaches line ", "of opt_einsum/paths.py")
+    assert line_of(between, "# here") in message
+
+
+def test_lines_of_pytorch_and_of_python_are_never_named() -> None:
+    def between(x: Tensor) -> Tensor:
+        return torch.distributions.Normal(x, x.exp(), validate_args=True).rsample()  # here
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x  # in the module
+
+    for model, *words in (
+        (Net(between), line_of(between, "# here")),
+        (
+            nn.Sequential(nn.Linear(8, 8), Reads()),
+            line_of(Reads.forward, "# in the module"),
+            "in the module '1' (Reads)",
+        ),
+        (
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+            "more than 1 value per channel",
+            "the module '1' (BatchNorm",
+        ),
+        (nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 8)), "reduction dim", "in the module '1' (Linear)"),
+    ):
+        x = rows(1) if "more than 1 value per channel" in words else rows()
+        message = refused(lambda model=model, x=x: rematerialize(model, x), *words)
+        assert "torch/nn/modules" not in message
+        assert message.count("at line") == (words[0].startswith("at line"))
+
+
+def test_texts_are_cut_between_words() -> None:
+    assert shortened("  several\n words   here ", 40) == "several words here"
+    text = "several words stand here, one after another"
+    for most in range(20, 40):
+        cut = shortened(text, most)
+        assert len(cut) <= most
+        assert cut.endswith(" ...")
+        assert set(cut.removesuffix(" ...").split()) <= {*text.split()}
+    assert shortened("x" * 50, 20) == "x" * 16 + " ..."
+    assert headline(ValueError("\n\n first line\nsecond")) == "first line"
+    assert headline(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+# Transforms, and gradients of gradients
+
+
+def test_torch_func_names_the_plain_model() -> None:
+    x, planned = rows(), rematerialize(Net(), rows())
+    parameters = {name: p.detach() for name, p in planned.named_parameters()}
+
+    def functional(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(planned, parameters, (x,)).sum()
+
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        refused(lambda: planned(dual), "use .model inside")
+    for call in (
+        lambda: torch.func.vmap(planned)(x[None]),
+        lambda: torch.func.grad(lambda x: planned(x).sum())(x),
+        lambda: torch.func.jvp(planned, (x,), (x,)),
+        lambda: torch.func.grad(functional)(parameters),
+    ):
+        refused(call, "torch.func", "use .model inside")
+    plain = torch.func.vmap(planned.model)(x[None])[0]
+    assert torch.equal(torch.func.functional_call(planned, parameters, (x,)), plain)
+    with torch.no_grad():  # where the plain model runs
+        assert torch.equal(torch.func.vmap(planned)(x[None])[0], plain)
+
+
+def test_gradients_of_gradients_name_the_plain_model() -> None:
+    x = rows().requires_grad_()
+    planned = rematerialize(Net(), x)
+
+    def penalty(critic: nn.Module) -> Tensor:
+        (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return (gradient.norm(2, 1) - 1).square().mean()
+
+    refused(lambda: penalty(planned), "create_graph=True", "use .model")
+    # PyTorch would return zeros here, because it finds no way back to the inputs.
+    refused(lambda: torch.autograd.functional.hessian(lambda x: planned(x).sum(), x), "create_graph=True")
+    penalty(planned.model).backward()  # beside the planned steps
+    expected = copy.deepcopy(planned.model)
+    expected.zero_grad()
+    penalty(expected).backward()
+    pairs = zip(planned.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs if b.grad is not None)
+    planned(x).sum().backward()
+
+
+class Molecule(nn.Module):
+    """An energy and the forces on atoms, its derivatives, which a loss reads too."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.layers = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        positions = self.prepare(positions)
+        energy = self.layers(positions).sum()
+        (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+        return energy, -slope
+
+
+def own_leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(True)
+
+
+def own_attribute(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.requires_grad = True
+    return x
+
+
+def follows_leaves() -> bool:
+    from torch._dynamo.output_graph import OutputGraph
+
+    return hasattr(OutputGraph, "_check_requires_grad_intermediate_outputs")
+
+
+@pytest.mark.parametrize(("prepare", "is_leaf"), [(lambda x: x, True), (own_leaf, False), (own_attribute, False)])
+def test_forces_in_forward_have_the_bits_of_the_plain_step(prepare, is_leaf) -> None:
+    if not is_leaf and not follows_leaves():
+        pytest.skip(NO_CHECK)
+    model = Molecule(prepare)
+    planned = rematerialize(copy.deepcopy(model), torch.randn(50, 3).requires_grad_(is_leaf), budget=0.75)
+    assert planned.plan.recomputed
+    for seed in range(2):
+        found = []
+        for each in (model, planned):
+            each.zero_grad()
+            torch.manual_seed(seed)
+            x = torch.randn(50, 3).requires_grad_(is_leaf)
+            energy, forces = each(x)
+            (energy + forces.square().sum()).backward()
+            found.append([energy, forces, *([x.grad] if is_leaf else []), *(p.grad for p in each.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_leaf_that_is_an_argument_or_an_output_is_refused() -> None:
+    model = Molecule(lambda x: x.requires_grad_(True))
+    words = "lets an argument require a gradient", "call requires_grad_() on it before the module"
+    refused(lambda: rematerialize(model, torch.randn(4, 3)), *words, f"line {line_of_lambda(model.prepare)} of")
+    rematerialize(model, torch.randn(4, 3).requires_grad_())  # as it says
+
+    class Returns(Net):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.clone().requires_grad_(True)
+            return super().forward(x), x
+
+    if follows_leaves():
+        refused(lambda: rematerialize(Returns(), rows()), "returns a tensor for which it called requires_grad_()")
+
+
+def line_of_lambda(function: Callable[..., object]) -> int:
+    return function.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize("how", ["method", "attribute"])
+def test_an_embedding_that_is_made_to_require_a_gradient_trains(how) -> None:
+    """As peft's `enable_input_require_grads` does for checkpoints: everything below is frozen."""
+
+    def require(_module: nn.Module, _args: object, output: Tensor) -> None:
+        if how == "method":
+            output.requires_grad_(True)
+        else:
+            output.requires_grad = True
+
+    embedding = nn.Embedding(10, 8)
+    embedding.register_forward_hook(require)
+    model = nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), Net()).requires_grad_(False)
+    model[3].requires_grad_(True)
+    args = (torch.randint(0, 10, (16,)),)
+    planned = rematerialize(model, *args, budget=0.9)
+    assert planned.plan.recomputed
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
