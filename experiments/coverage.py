@@ -72,8 +72,9 @@ def covered(
 def _steps(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:
     """The arguments of steps without a mask, and by the name of a mask."""
     parameters, steps = inspect.signature(model.forward).parameters, {NO_MASK: inputs}
-    if "attention_mask" in parameters:
-        given = next(iter(inputs.values()))
+    given = next(iter(inputs.values()))
+    is_sequence = given.dim() == 2 or "input_features" in inputs  # tokens, a wave, frames of speech
+    if "attention_mask" in parameters and is_sequence:
         ones = torch.ones(given.shape[0], given.shape[-1], dtype=torch.long)
         left, right = ones.clone(), ones.clone()
         left[::2, :PADDING] = right[::2, -PADDING:] = 0
