@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     trained = [row for row in rows if row["trains"]]
     same = sum(row["difference"] == 0 for row in trained)
     print(f"{len(trained)} of {len(rows)} architectures train, {same} of them with the plain model's bits")
-    print(f"with a mask: {under_masks(rows)}")
+    print(f"with the plain model's bits under a mask: {under_masks(rows)}")
 
 
 if __name__ == "__main__":

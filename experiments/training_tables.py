@@ -24,7 +24,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
         f"{coverage['date']}, PyTorch {coverage['torch']}, transformers {coverage['transformers']}, {coverage['cpu']}: "
         f"**{len(rows) - len(refused)} of {len(rows)} architectures train**, {_same(rows)} of them with the plain "
         f"model's bits ({coverage['cost']} costs, {coverage['time_limit_s']:g} s of search). "
-        f"With a mask: {under_masks(rows)}.",
+        f"With the plain model's bits under a mask: {under_masks(rows)}.",
         markdown_table(["group", "architectures", "train", "the plain model's bits", "seconds to plan, median"],
                        [_group(rows, name) for name in dict.fromkeys(row["group"] for row in rows)]),
         "\n".join(f"- **{row['name']}** is refused: {row['message']}" for row in refused) or "None is refused.",
@@ -39,10 +39,8 @@ def draw(arguments: Sequence[str]) -> Drawing:
 def under_masks(rows: Sequence[dict[str, Any]]) -> str:
     """How many architectures have the plain model's bits with each kind of mask."""
     masks = [row["masks"] for row in rows if row.get("masks")]
-    return ", ".join(
-        f"{sum(mask[kind] == 0 for mask in masks)} of {len(masks)} with the plain model's bits ({kind})"
-        for kind in (masks[0] if masks else ())
-    )
+    kinds = masks[0] if masks else ()
+    return ", ".join(f"{kind} {sum(mask[kind] == 0 for mask in masks)} of {len(masks)}" for kind in kinds)
 
 
 def _same(rows: Sequence[dict[str, Any]]) -> int:
