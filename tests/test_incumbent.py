@@ -281,7 +281,7 @@ def start(plugin: Path, strategy: str, limit_s: float) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("strategy", "limit_s", "ended", "words"),
-    [("killed", 60, "crashed", "SIGKILL"), ("hangs", 3, "killed", "killed after 3.0 s")],
+    [("killed", 60, "crashed", "SIGKILL"), ("hangs", 8, "killed", "killed after 8.0 s")],
 )
 def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s, ended, words) -> None:
     out, errors = start(plugin, strategy, limit_s).communicate(timeout=60)

@@ -121,11 +121,11 @@ def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
     graph = layered(n=150)
     budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
     for name in ("portfolio", "search"):
-        for more in ({}, {"deterministic": True}):
-            solution = solve_sweep(graph, [budget], name, time_limit_s=0.4, threads=1, **more)[0]
+        for repeats in (False, True):
+            solution = solve_sweep(graph, [budget], name, time_limit_s=0.4, threads=1, deterministic=repeats)[0]
             assert solution.plan is not None
             assert COLD in solution.message
-            assert bool(solution.cut_by_clock) is bool(more)
+            assert bool(solution.cut_by_clock) is repeats
     assert cold.begun == 1  # it goes on for the next solve
     assert solve_sweep(conv_relu(), [101], "search", time_limit_s=0.4)[0].plan is not None
 
@@ -205,6 +205,7 @@ def test_the_start_of_a_process_is_not_time_of_a_family(slow_start: None) -> Non
 def test_greedy_plans_do_not_wait_for_a_process(slow_start: None) -> None:
     late = solve_sweep(BLOCKS, [TIGHT], "interval_cp", time_limit_s=0.2, isolate=True)[0]
     assert late.status is Status.FEASIBLE
+    assert late.plan is not None
     assert simulate(BLOCKS, late.plan).peak_bytes <= TIGHT
     assert "its process was still starting" in late.message
     published = solve_sweep(BLOCKS, [TIGHT], "moccasin", time_limit_s=0.2)[0]  # it has no plans of ours
@@ -279,6 +280,6 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
             run = online.run_online(graph, budget, heuristic, 7, 200)
             runs.append((run.order.tolist(), run.failed_at, run.is_stopped))
         assert runs[0] == runs[1] == runs[2]
-    stopped = online.run_online(graph, budget, heuristic, 7, 200, lambda: True)
+    stopped = online.run_online(BLOCKS, TIGHT, heuristic, 7, 200, lambda: True)
     assert stopped.is_stopped
     assert stopped.failed_at >= 0

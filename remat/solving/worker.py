@@ -346,7 +346,8 @@ def _exchange(
         if events.began is None:
             waited_s = time.monotonic() - events.asked_at
             return None, Status.TIMEOUT, f"its process was still starting after {waited_s:.1f} s, and was ended"
-        return None, Status.TIMEOUT, f"did not stop by itself; killed after {limit_s:.1f} s{_compiling(strategy)}"
+        asked_s = context.options.time_limit_s  # of which what came before the worker has taken a part
+        return None, Status.TIMEOUT, f"did not stop by itself; killed after {asked_s:.1f} s{_compiling(strategy)}"
     how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
         how += ", as the system does when memory runs out"
