@@ -364,6 +364,19 @@ def test_the_budget_counts_tensors_in_attributes(is_read: bool) -> None:
         assert peak <= ours.predicted_peak_bytes
 
 
+def test_parts_carry_their_state() -> None:
+    def reads_a_value(self: Any, h: torch.Tensor) -> torch.Tensor:
+        self.seen.append(h.detach().mean())
+        return remembered(self, h * 2 if float(self.seen[-1]) > 5 else h)
+
+    between = Two(reads_a_value, seen=[], mem=None)
+    parts = nn.Sequential(Two(averaged_in_place, mean=torch.ones(WIDTH)), between, Two(counted, n=0))
+    plain, before, x = copy.deepcopy(parts), _state(parts), torch.randn(8, WIDTH)
+    ours = rematerialize(parts, (x,), parts=["0", "2"])
+    assert _state(parts) == before
+    assert_carried(parts, ours, plain)
+
+
 class Tied(nn.Module):
     """Its embedding is also the weight of its last layer."""
 

@@ -29,7 +29,7 @@ from remat.torch._private import storage_key
 from remat.torch._refusals import check_given_tensors
 from remat.torch._self_check import check_untested_version
 from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
-from remat.torch._state import State
+from remat.torch._state import read_in_attributes
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
@@ -158,7 +158,7 @@ def rematerialize(
     def beside(training_graph: TrainingGraph) -> dict[str, int]:
         gradients = _gradient_bytes(training_graph) if accumulate else 0
         fixed = {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
-        left = planner.left_bytes and max(0, planner.left_bytes - _read_in_attributes(model, training_graph))
+        left = planner.left_bytes and max(0, planner.left_bytes - read_in_attributes(model, training_graph.primals))
         return fixed | ({"tensors in attributes": left} if left else {})
 
     planner = Planner(
@@ -381,14 +381,6 @@ def _implementations(implementations: str, backend: str, plan: Any) -> str:
 def _gradient_bytes(training_graph: TrainingGraph) -> int:
     gradients = [n for n in training_graph.outputs[training_graph.n_forward_outputs :] if n is not None]
     return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
-
-
-def _read_in_attributes(model: nn.Module, training_graph: TrainingGraph) -> int:
-    """Bytes of the tensors in attributes that a step reads; its graph counts them."""
-    own = {storage_key(x) for x in (*model.parameters(), *model.buffers())}
-    held = {storage_key(x): storage_bytes(x) for x in State(model).tensors}
-    read = {storage_key(x) for x in training_graph.primals} & held.keys()
-    return sum(held[key] for key in read - own)
 
 
 def _plain_peak(

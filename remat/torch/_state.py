@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from remat.execution import Planned
+from remat.torch._private import storage_key
+from remat.torch._work import storage_bytes
 
 DEEPEST = 2  # objects within objects, e.g. a cache and its layers; what is further away is not the model's
 _CONTAINERS = (dict, list, deque, set)
@@ -148,6 +150,14 @@ def contents_kept(model: nn.Module) -> Iterator[None]:
                 for x, version, old in before:
                     if x._version != version:
                         x.copy_(old)
+
+
+def read_in_attributes(model: nn.Module, read: Iterable[Any]) -> int:
+    """Bytes of the tensors in attributes, except parameters and buffers, that are among those that a step reads."""
+    own = {storage_key(x) for x in (*model.parameters(), *model.buffers())}
+    held = {storage_key(x): storage_bytes(x) for x in State(model).tensors}
+    keys = {storage_key(x) for x in read if isinstance(x, Tensor)} & held.keys()
+    return sum(held[key] for key in keys - own)
 
 
 def _is_ordinary(x: Tensor) -> bool:

@@ -398,12 +398,13 @@ class Planner:
         """The inputs of a step that has no plan, and what else may be new if a plan has the same."""
         if all(plan.fingerprint.inputs != inputs for plan in self.plans.values()):
             return inputs
-        return f"{inputs} (planned before with another mode, other gradients, values of a mask or configuration)"
+        kinds = "another mode, other gradients, values of a mask, attributes or configuration"
+        return f"{inputs} (planned before with {kinds})"
 
     def _what_the_budget_is_for(self, inputs: str) -> str:
         """The end of an error: for which arguments the budget was given, and what to do."""
         if inputs == self.sample:
-            other = "in another mode, or with other gradients or values of a mask"
+            other = "in another mode, or with other gradients, values of a mask or tensors in attributes"
             return f"the budget was given for this step {other}: give a larger one"
         return (
             f"this step is of {inputs}, the budget was given for {self.sample}: "
