@@ -195,7 +195,7 @@ def test_a_plan_that_recomputes_branches_keeps_its_promise():
 # --- where a plan is the compiled step ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["inside", "outside"])
+@pytest.mark.parametrize("place", ["inside", pytest.param("outside", marks=pytest.mark.slow)])
 def test_a_branch_not_taken_gives_gradients_of_zeros_as_in_the_compiled_step(place):
     """Eager mode gives None, and the optimizer leaves the variable out: another step where zeros move it."""
 
@@ -233,7 +233,7 @@ def soft(x):
 # --- optimizers in branches --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["variables", "tensors", "gradients"])
+@pytest.mark.parametrize("kind", ["variables", pytest.param("tensors", marks=pytest.mark.slow), "gradients"])
 def test_gradients_are_accumulated_by_hand(kind):
     """`optimizer.apply` in a branch of `tf.cond`: of variables, of what the branch computes, of outer gradients."""
 
