@@ -64,7 +64,7 @@ def test_messages_of_the_guide_are_those_of_the_package():
     sources = " ".join(path.read_text() for path in Path(rtf.__file__).parents[1].rglob("*.py"))
     text = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that go on in the next line
     quoted = [piece for found in MESSAGES.findall(GUIDE.read_text()) for piece in found if piece]
-    assert len(quoted) == 12
+    assert len(quoted) == 14
     for piece in quoted:
         for part in piece.split("..."):
             assert part.strip() in text, piece

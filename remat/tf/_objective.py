@@ -50,7 +50,7 @@ class Objective:
         self.values: list[Any] = []
 
     def differentiate(
-        self, inputs: Any, labels: Any, weights: Any = None, scale: Callable[[Any], Any] = lambda x: x
+        self, inputs: Any, labels: Any, scale: Callable[[Any], Any] = lambda x: x, weights: Any = None
     ) -> tuple[Any, Any, list[Any]]:
         """(prediction, loss, gradients of the scaled loss with respect to the trainable variables)."""
         prediction, value, gradients = differentiate(
@@ -62,7 +62,7 @@ class Objective:
 
     def step(self, inputs: Any, labels: Any, *weights: Any) -> tuple[Any, list[Any]]:
         """(loss, gradients); `weights` are sample weights, if there are any."""
-        _, value, gradients = self.differentiate(inputs, labels, *weights)
+        _, value, gradients = self.differentiate(inputs, labels, weights=weights[0] if weights else None)
         return value, gradients
 
     def _loss(self, labels: Any, prediction: Any, weights: Any) -> Any:

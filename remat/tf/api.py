@@ -138,7 +138,8 @@ def compile(
         optimizer.build(model.trainable_variables)
 
     def train_iteration(inputs: Any, labels: Any, *weights: Any) -> tuple[Any, Any]:
-        prediction, value, gradients = objective.differentiate(inputs, labels, *weights, scale=optimizer.scale_loss)
+        given = weights[0] if weights else None
+        prediction, value, gradients = objective.differentiate(inputs, labels, optimizer.scale_loss, given)
         optimizer.apply(gradients, model.trainable_variables)
         return prediction, value
 
