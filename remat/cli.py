@@ -109,16 +109,17 @@ def _file_name(name: str) -> str:
 
 def _explain(given: argparse.Namespace) -> int:
     sys.path.insert(0, "")  # as for `python -m`: the factory may lie in this folder
-    if given.gpu is None and given.budget is None:
-        raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     from remat.torch import explain  # imports PyTorch
 
     for path in filter(None, (given.out, given.snapshot)):
         if path.is_dir() or not path.parent.is_dir():
             raise InvalidInput(f"{path} cannot be written: name a file in a folder that exists")
+    options = _options(given.options, explain)
+    if given.gpu is None and given.budget is None:
+        raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
         given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        time_limit_s=given.time_limit, **_options(given.options, explain),
+        time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(explained)
     if given.out is not None:
