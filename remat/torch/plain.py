@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat.errors import InvalidInput
+from remat.frontends.spec import first_line
 from remat.graph import Graph, Operation, Work
 from remat.torch._branches import is_readable
 from remat.torch._loss import NO_LOSS, Outside, differentiated
@@ -221,9 +222,8 @@ def followed_loss(
     except InvalidInput:
         raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0][:160]
         raise InvalidInput(
-            f"loss= fails on the module's outputs for the sample arguments ({type(error).__name__}: {text}): give a "
+            f"loss= fails on the module's outputs for the sample arguments ({first_line(error)}): give a "
             "function of these outputs, or leave it out"
         ) from error
 
