@@ -230,7 +230,7 @@ def test_a_retained_graph_keeps_the_promise_when_asked(share: float, tmp_path: P
     assert needs[2] == pytest.approx(ours.predicted_peak_bytes, rel=0.005)
     ours.plan.save(tmp_path / "plan.json")
     again = planned(ours.model, x, None, plan=tmp_path / "plan.json", retain_graph=True, loss=loss)
-    assert again.predicted_peak_bytes == ours.predicted_peak_bytes
+    assert again.predicted_peak_bytes == pytest.approx(ours.predicted_peak_bytes, abs=8)
 
 
 def test_a_retained_graph_that_is_not_counted_is_told_before_the_budget_is_exceeded() -> None:

@@ -165,7 +165,7 @@ def gradients_restored(loss: Tensor) -> Iterator[None]:
         node = todo.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            leaves += [node.variable] if hasattr(node, "variable") else []
+            leaves += [x for x in (getattr(node, "variable", None),) if isinstance(x, Tensor)]
             todo += [before for before, _ in node.next_functions]
     before = [(x, x.grad) for x in leaves]
     try:

@@ -184,10 +184,10 @@ class FollowedLoss:
     """A loss outside of a module, followed alone, from the module's outputs to the beginning of its backward pass.
 
     Attributes:
-        step: what it makes, the gradients of outputs included; the outputs themselves do not count.
+        step: what it makes, the gradients of outputs included, and the copies of these that the backward pass makes if
+            their layout is not the output's; the outputs themselves do not count.
         held_bytes: when the module's backward pass begins.
         given_bytes: of the gradients of outputs that are there then.
-        copied_bytes: of those among them that the backward pass copies, because their layout is not the output's.
         outputs_bytes: of gradients for all outputs that may have one.
         read_bytes: of tensors from outside that it reads.
     """
@@ -195,7 +195,6 @@ class FollowedLoss:
     step: FollowedStep
     held_bytes: int
     given_bytes: int
-    copied_bytes: int
     outputs_bytes: int
     read_bytes: int
 
@@ -242,8 +241,10 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
     def begins(gradients: Sequence[Tensor | None]) -> None:
         pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]
         own = {storage_key(g): storage_bytes(g) for _, g in pairs if storage_key(g) in follower.alive}
-        copied = sum(dense_bytes(x) for x, g in pairs if g.stride() != x.stride() and storage_bytes(g) > 8)
-        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()), copied_bytes=copied)
+        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()))
+        for x, g in pairs:
+            if g.stride() != x.stride():
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(g)
 
     outputs = iter(_Standing.apply(begins, start, *(x.detach() for x in found)) if found else ())  # pyright: ignore[reportArgumentType]
     standing = {id(x): next(outputs) for x in found}
