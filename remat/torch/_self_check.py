@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from remat.cost import load_gpu
 from remat.cost.records import cache_key, read_record, write_record
 from remat.errors import headline, warn
-from remat.execution import Peaks, StepPlan, default_cache, fingerprint_of
+from remat.execution import Peaks, StepPlan, default_cache
 from remat.files import digest_of_source
 from remat.plan import Plan
 from remat.torch import _version
 from remat.torch.mincut import order_with
 from remat.torch.module import Rematerialized, captured_step
-from remat.torch.planner import VERSION, Planner, describe_inputs
+from remat.torch.planner import Planner, describe_inputs, fingerprint_of_step
 
 SIZE = 12  # of the batch and of every layer
 
@@ -92,7 +92,7 @@ def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     step = captured_step(model, (x,), {}, "eager", "default")
     graph, fixed = planner.with_everything_resident(step)
     plan = Plan.from_order(graph, order_with(graph, set()))
-    fingerprint = fingerprint_of(graph, "torch", VERSION, inputs)
+    fingerprint = fingerprint_of_step(step, inputs)
     step_plan = StepPlan(plan, graph, fingerprint, "self-check", None, None, fixed, "")
     planner.plans[fingerprint.sha256] = step_plan
     return Rematerialized(model, planner, step_plan, "eager")

@@ -174,7 +174,9 @@ def _step(
     check_buffers(model)
     left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
     return FollowedStep(
-        tuple(follower.signatures), tuple(follower.held), left_bytes=sum(follower.alive[key] for key in left),
+        tuple(follower.signatures),
+        tuple(follower.held),
+        left_bytes=sum(follower.alive[key] for key in left),
         loss="".join(each.text for each in taken),
     )
 
