@@ -182,7 +182,9 @@ OTHERS: dict[str, Callable[[Tensor], LossOf]] = {
 def _loss(rng: random.Random, outputs: Any) -> tuple[str, LossOf, bool]:
     """(name, loss, whether remat assumes as much without being told)."""
     found = differentiable(outputs)
-    usable = [i for i, x in enumerate(found) if 2 <= x.dim() <= 4 and x.is_contiguous() and x.shape[-1] > 1]
+    # A gradient in another layout than the output's may change the last bits, as the guide says.
+    alike = all(x.is_contiguous() for x in found)
+    usable = [i for i, x in enumerate(found) if alike and 2 <= x.dim() <= 4 and x.shape[-1] > 1]
     name = rng.choice(["squares", *ASSUMED, *ASSUMED, *OTHERS])
     if (len(found) == 1 and found[0].numel() == 1) or name == "squares" or not usable:
         return "squares", squares, all(x.numel() == 1 for x in found)

@@ -17,7 +17,7 @@ from experiments.device.folder import Row
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from remat.cost.profile import provenance_of
 from remat.errors import InvalidInput
-from remat.execution import Peaks, StepPlan, fingerprint_of
+from remat.execution import Peaks, StepPlan
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.plan import Plan
@@ -25,7 +25,7 @@ from remat.solution import Solution
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import plain_step
-from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
+from remat.torch.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
 
 Find = Callable[[Graph, int, Sequence[Plan]], Solution]
 
@@ -88,7 +88,7 @@ class Subject:
         step = captured_step(self.module, self.args, {}, self.backend, "default")
         self.step = replace(step, graph=replace(step.graph, name=self.spec.graph_name))
         self.graph, self.fixed = self.planner.with_everything_resident(self.step)
-        self.fingerprint = fingerprint_of(self.graph.default(), "torch", VERSION, self.inputs)
+        self.fingerprint = fingerprint_of_step(self.step, self.inputs)
         self.fixed_bytes = self.step.graph.fixed_bytes
 
     def resize(self, batch: int) -> None:

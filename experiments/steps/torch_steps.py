@@ -25,7 +25,7 @@ from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
-from remat.execution import Peaks, StepPlan, find_plan, fingerprint_of
+from remat.execution import Peaks, StepPlan, find_plan
 from remat.frontends.spec import ModelSpec
 from remat.torch import capture
 from remat.torch import graphs as frontend
@@ -33,7 +33,7 @@ from remat.torch.blocks import blocks_of
 from remat.torch.measure import peak_of_step
 from remat.torch.module import Rematerialized, call_of, step_of
 from remat.torch.plain import FollowedStep, plain_step
-from remat.torch.planner import VERSION, Planner, default_gpu, describe_inputs
+from remat.torch.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
 
 
 class TorchSteps:
@@ -67,7 +67,7 @@ class TorchSteps:
         graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.graph = self.planner.weigh(graph, self.step)
         frontend.remember(self.step, self.graph)  # for torch_mincut
-        self.fingerprint = fingerprint_of(graph.default(), "torch", VERSION, describe_inputs(self.args))
+        self.fingerprint = fingerprint_of_step(self.step, describe_inputs(self.args))
         self.fixed_bytes = self.step.graph.fixed_bytes
         self.known: list[remat.Plan] = []  # the portfolio starts from these
 

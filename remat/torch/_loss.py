@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,13 +62,14 @@ def assumed(outputs: Sequence[Tensor], retains: bool = False) -> Needs:
     large = [x for x in outputs if x.numel() > 1]
     for x in large:
         is_half = x.element_size() < torch.float32.itemsize
-        most += ((HALF_TIMES if is_half else FULL_TIMES) - 2) * dense_bytes(x)
+        rows = x.numel() // max(1, min(x.shape[1:], default=1))  # cross-entropy sums over classes
+        most += ((HALF_TIMES if is_half else FULL_TIMES) - 2) * dense_bytes(x) + rows * torch.float32.itemsize
         held += (2 if is_half and retains else 1) * max(dense_bytes(x), x.numel() * torch.float32.itemsize)
     total = sum(map(dense_bytes, large))
     times = sorted({HALF_TIMES if x.element_size() < torch.float32.itemsize else FULL_TIMES for x in large})
     text = (
-        f"not given: taken to need {' or '.join(map(str, times))} times the outputs' {format_size(total)}, these and "
-        "their gradients included, as cross-entropy or mean squared error do; loss= counts yours"
+        f"not given: taken to need {' or '.join(map(str, times))} times the outputs' {format_size(total)}, them and "
+        "their gradients included (cross-entropy, mean squared error); loss= counts yours"
     )
     return Needs(most, held, 0, total, text if large else "")
 
@@ -111,10 +112,13 @@ class Outside:
         """Differentiate a module's outputs as the loop does; `meanwhile` stands for a loss that is not given."""
         if self.given is None:
             loss = backward_from(outputs, meanwhile, self.retains)
-        else:
-            loss = self.loss(outputs)
-            loss.backward(retain_graph=self.retains)
-        if self.retains and loss is not None:
+            if self.retains and loss is not None:
+                loss.backward()
+            return
+        loss = self.loss(outputs)
+        with gradients_restored(loss):
+            if self.retains:
+                loss.backward(retain_graph=True)
             loss.backward()
 
 
@@ -151,6 +155,24 @@ def backward_from(outputs: Any, meanwhile: Meanwhile = nothing, retains: bool = 
     loss: Tensor = _LossOutside.apply(lambda: meanwhile(found), *found)  # pyright: ignore[reportAssignmentType]
     loss.backward(retain_graph=retains)
     return loss
+
+
+@contextmanager
+def gradients_restored(loss: Tensor) -> Iterator[None]:
+    """Let gradients be afterwards what they were; the loss may have parameters of its own."""
+    leaves, seen, todo = list[Tensor](), set[Any](), [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            leaves += [x for x in (getattr(node, "variable", None),) if isinstance(x, Tensor)]
+            todo += [before for before, _ in node.next_functions]
+    before = [(x, x.grad) for x in leaves]
+    try:
+        yield
+    finally:
+        for x, gradient in before:
+            x.grad = gradient
 
 
 def differentiated(outputs: Any) -> list[Tensor]:

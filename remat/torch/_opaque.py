@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
-from remat.torch._loss import Outside
+from remat.torch._loss import ANY_LOSS, Outside
 from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch._shard import Sharding
 from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
@@ -135,7 +135,7 @@ def followed_parts(
 
 def followed_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
-    outside: Outside, begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
+    outside: Outside = ANY_LOSS, begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
 ) -> FollowedStep:  # fmt: skip
     """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
     with sharding.stands_in(model) if sharding else nullcontext(lambda _: None) as begin_sharded:

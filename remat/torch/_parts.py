@@ -245,6 +245,7 @@ class PartsSearch:
             self.planner.name, plans,
             self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(chosen, moments),
             self.planner.plain.plain_bytes, ranks=self.sharding.ranks if self.sharding else 1,
+            loss=self.planner.loss_needs.text if self.planner.loss_needs else step.loss,
         )  # fmt: skip
 
     def plans_for(

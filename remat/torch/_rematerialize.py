@@ -22,7 +22,7 @@ from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
 from remat.torch._in_backward import OPTION, InBackward
-from remat.torch._loss import Outside
+from remat.torch._loss import Needs, Outside
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
@@ -184,7 +184,7 @@ def rematerialize(
         planner.follow_loss(model, sample_args, kwargs)
     if plan is None or is_fraction(budget):
         planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
-    planner.follow_loss(model, sample_args, kwargs)  # its calls are measured by now
+    planner.follow_loss(model, sample_args, kwargs)
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
         try:
@@ -288,7 +288,10 @@ def _in_parts(
     gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
     fixed_bytes = sum(resident.values()) + shards + planner.state_bytes() + gradients
     plain = followed_step(model, args, kwargs, planner.device, planner.outside, sharding=sharding)
-    planner.plain = Peaks(fixed_bytes + plain.peak_bytes(planner.workspaces_of(plain.signatures)))
+    workspaces = planner.workspaces_of(plain.signatures)
+    planner.follow_loss(model, args, kwargs)
+    fixed_bytes += planner.read_bytes
+    planner.plain = Peaks(fixed_bytes + plain.peak_bytes(workspaces))
     planner.budget_bytes = parse_budget(budget, planner.plain)
     module = InParts(model, search, search.plan(model, args, kwargs, names, fixed_bytes), accumulate)
     if verify:
@@ -383,6 +386,19 @@ def _gradient_bytes(training_graph: TrainingGraph) -> int:
     return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
 
 
+def _followed(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner) -> FollowedStep:
+    """The plain step; where the given loss reads values, with one that needs as much."""
+    try:
+        return plain_step(model, args, kwargs, planner.outside)
+    except InvalidInput:
+        raise
+    except Exception:  # whatever stops it: the model alone shows whether it is the loss
+        if planner.outside.given is None:
+            raise
+    planner.follow_loss(model, args, kwargs)
+    return plain_step(model, args, kwargs, Outside(taken=lambda *_: planner.loss_needs or Needs()))
+
+
 def _plain_peak(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep,
     *, may_run: bool,
@@ -399,9 +415,10 @@ def _plain_peak(
     if has_recurrent_layer(model):
         if not may_run:
             return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
-        return Peaks(fixed_bytes + _measured(model, args, kwargs, planner))
+        planner.follow_loss(model, args, kwargs)
+        return Peaks(fixed_bytes + planner.read_bytes + _measured(model, args, kwargs, planner))
     try:
-        plain = plain_step(model, args, kwargs, planner.outside)
+        plain = _followed(model, args, kwargs, planner)
     except InvalidInput:
         raise
     except Exception as error:  # fake tensors do not support everything that compiles
@@ -414,4 +431,5 @@ def _plain_peak(
     both = Graph(planner.name, (*calls.operations, *other), ())
     sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
-    return Peaks(fixed_bytes + plain.peak_bytes(workspaces))
+    planner.follow_loss(model, args, kwargs)  # its calls are measured by now
+    return Peaks(fixed_bytes + planner.read_bytes + plain.peak_bytes(workspaces))

@@ -22,7 +22,7 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import first_line
 from remat.graph import Graph, Operation, Work
 from remat.torch._branches import is_readable
-from remat.torch._loss import NO_LOSS, Outside, differentiated
+from remat.torch._loss import NO_LOSS, Needs, Outside, differentiated, gradients_restored
 from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -59,12 +59,14 @@ class FollowedStep:
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
         is_eager: the model took the way of eager mode, because it reads no values that are not known.
         left_bytes: of the tensors that the step leaves in the model's attributes.
+        loss: what a loss outside of the module was taken to need, for people.
     """
 
     signatures: tuple[str, ...]
     held_bytes: tuple[int, ...]
     is_eager: bool = field(default=True, kw_only=True)
     left_bytes: int = field(default=0, kw_only=True)
+    loss: str = field(default="", kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -156,16 +158,16 @@ def _step(
 ) -> FollowedStep:  # fmt: skip
     known = [*State(model).tensors, *tensors_of((args, kwargs))]  # held, so that no new storage takes the place of one
     follower = Follower(known, readable)
-    held = list[int]()  # by the loss, since the first backward pass began
+    taken = list[Needs]()  # of the loss, since the first backward pass began
     begin(follower)
 
     @contextmanager
     def loss(found: list[Tensor]) -> Iterator[None]:
         needs = outside.assumed(found)
-        with follower.holding(needs.most_bytes - sum(held)):
+        with follower.holding(needs.most_bytes - sum(each.held_bytes for each in taken)):
             yield
-        if not held:
-            held.append(needs.held_bytes)
+        if not taken:
+            taken.append(needs)
             follower.hold(needs.held_bytes)
 
     with follower, seen or nullcontext():
@@ -173,7 +175,10 @@ def _step(
     check_buffers(model)
     left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
     return FollowedStep(
-        tuple(follower.signatures), tuple(follower.held), left_bytes=sum(follower.alive[key] for key in left)
+        tuple(follower.signatures),
+        tuple(follower.held),
+        left_bytes=sum(follower.alive[key] for key in left),
+        loss="".join(each.text for each in taken),
     )
 
 
@@ -182,10 +187,10 @@ class FollowedLoss:
     """A loss outside of a module, followed alone, from the module's outputs to the beginning of its backward pass.
 
     Attributes:
-        step: what it makes, the gradients of outputs included; the outputs themselves do not count.
+        step: what it makes, the gradients of outputs included, and the copies of these that the backward pass makes if
+            their layout is not the output's; the outputs themselves do not count.
         held_bytes: when the module's backward pass begins.
         given_bytes: of the gradients of outputs that are there then.
-        copied_bytes: of those among them that the backward pass copies, because their layout is not the output's.
         outputs_bytes: of gradients for all outputs that may have one.
         read_bytes: of tensors from outside that it reads.
     """
@@ -193,7 +198,6 @@ class FollowedLoss:
     step: FollowedStep
     held_bytes: int
     given_bytes: int
-    copied_bytes: int
     outputs_bytes: int
     read_bytes: int
 
@@ -239,24 +243,26 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
     def begins(gradients: Sequence[Tensor | None]) -> None:
         pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]
         own = {storage_key(g): storage_bytes(g) for _, g in pairs if storage_key(g) in follower.alive}
-        copied = sum(dense_bytes(x) for x, g in pairs if g.stride() != x.stride() and storage_bytes(g) > 8)
-        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()), copied_bytes=copied)
+        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()))
+        for x, g in pairs:
+            if g.stride() != x.stride():
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(g)
 
     outputs = iter(_Standing.apply(begins, start, *(x.detach() for x in found)) if found else ())  # pyright: ignore[reportArgumentType]
     standing = {id(x): next(outputs) for x in found}
     stands_for = tree_map(lambda x: standing.get(id(x), x), made)
     del made
-    follower.read = {}
     with follower:
         loss = outside.loss(stands_for)
-        loss.backward(retain_graph=outside.retains)
+        with gradients_restored(loss):
+            loss.backward(retain_graph=outside.retains)
     if not begun:
         raise InvalidInput("loss= does not depend on the module's outputs: give a function of these")
     del loss
     step = FollowedStep(tuple(follower.signatures), tuple(follower.held))
     return FollowedLoss(
         step, **begun, outputs_bytes=sum(dense_bytes(x) for x in found if x.numel() > 1),
-        read_bytes=sum(follower.read.values()),
+        read_bytes=sum(n_bytes for _, n_bytes in follower.outside.values()),
     )  # fmt: skip
 
 
@@ -291,7 +297,7 @@ class Follower(TorchDispatchMode):
             self.constants[fake] = x
         self.most_constant = max([MOST_CONSTANT, *(x.numel() for _, x in readable)])
         self.alive: dict[int, int] = {}
-        self.read: dict[int, int] | None = None  # bytes of tensors from outside, by storage, once these are noted
+        self.outside: dict[int, tuple[Tensor, int]] = {}  # storage -> (a tensor from outside with it, its bytes)
         self.total_bytes = self.extra_bytes = 0
         self.sees = True
         self.signatures: list[str] = []
@@ -329,8 +335,7 @@ class Follower(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0] in self.constants:
             with outside_modes():
                 return self.constants[args[0]].item()  # the model branches on it
-        if self.read is not None:
-            self._note_outside(tensors_of((args, kwargs)), self.read)
+        self._note_outside(tensors_of((args, kwargs)))
         signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
         made = func(*args, **kwargs)
         self._note_constant(func, args, kwargs, made)
@@ -339,15 +344,18 @@ class Follower(TorchDispatchMode):
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
-    def _note_outside(self, given: Iterable[Tensor], read: dict[int, int]) -> None:
-        """Note tensors that were there before; on tensors without contents, each has a counterpart."""
+    def _note_outside(self, given: Iterable[Tensor]) -> None:
+        """Note tensors that were there before; of one with contents, its counterpart without.
+
+        They are held, so that no later storage gets the place of one of theirs.
+        """
         mode = current_dispatch_mode()
         for x in given:
             inside = mode.from_tensor(x) if isinstance(mode, FakeTensorMode) and not is_fake(x) else x
             key = storage_key(inside)
             if key not in self.known and key not in self.alive:
                 self.known.add(key)
-                read[key] = storage_bytes(x)
+                self.outside[key] = inside, storage_bytes(x)
 
     def _note_constant(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Compute what depends on readable arguments at most, e.g. on `torch.arange` only, if it is small."""

@@ -207,6 +207,11 @@ class Planner:
             remedy = f"give rematerialize(..., retain_graph=True), or {remedy}"
         warn(f"backward(retain_graph=True) keeps what the plan frees{needs if plans else ''}: {remedy}")
 
+    @property
+    def read_bytes(self) -> int:
+        """Of tensors that the given loss reads."""
+        return self.loss_needs.read_bytes if self.loss_needs else 0
+
     def follow_loss(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Find what the given loss needs on the sample arguments, if one is given.
 
@@ -216,9 +221,9 @@ class Planner:
         if self.outside.given is None or self.loss_needs is not None:
             return
         found = followed_loss(model, args, kwargs, self.outside, self.device)
-        held = found.held_bytes - found.given_bytes + found.copied_bytes
+        held = found.held_bytes - found.given_bytes
         step_bytes = found.step.peak_bytes(self.workspaces_of(found.step.signatures))
-        most = max(held, max(step_bytes, found.held_bytes + found.copied_bytes) - found.outputs_bytes)
+        most = max(held, step_bytes - found.outputs_bytes)
         read = f", and reads {format_size(found.read_bytes)}" if found.read_bytes else ""
         text = f"given: needs {format_size(most)} beside the outputs and their gradients{read}"
         self.loss_needs = Needs(most, held, found.read_bytes, found.outputs_bytes, text)
@@ -564,7 +569,7 @@ def _start_bytes(training_graph: TrainingGraph) -> int:
     outputs = [node.meta["val"] for node in training_graph.tangents]
     cuda = any(x.device.type == "cuda" for x in outputs)
     one = CUDA_BLOCK_BYTES if cuda else max((x.element_size() for x in outputs), default=0)
-    return one if len(outputs) == 1 and outputs[0].numel() == 1 else 2 * one
+    return one if len(outputs) == 1 and outputs[0].numel() == 1 else 2 * max(one, torch.float32.itemsize)
 
 
 def _same_calls(one: Graph, other: Graph) -> bool:

@@ -1,0 +1,285 @@
+"""The loss outside of a module: what it needs, as PyTorch's allocator counts it, and what is promised."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import remat.torch as rt
+from remat.errors import InvalidInput
+from remat.torch.planner import READ_BY_LOSS, there_before
+
+pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+ROWS, WIDTH = 256, 48
+Loss = Callable[[Any], Tensor]
+
+
+def net(outputs: int, n: int = 4) -> nn.Sequential:
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH)) for _ in range(n)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
+
+
+def planned(model: nn.Module, x: Tensor, budget: Any = 0.8, **options: Any) -> rt.Rematerialized:
+    return rt.rematerialize(model, (x,), budget, cost="flops", strategy="search", time_limit_s=0.5, **options)
+
+
+def half() -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def peak(module: nn.Module, x: Tensor, loss_of: Loss, context: Context, backward_passes: int = 1) -> int:
+    """Of a step as people write it: outputs and loss are held to its end."""
+
+    def step() -> None:
+        with context():
+            outputs = module(x)
+            loss = loss_of(outputs)
+        for left in reversed(range(backward_passes)):
+            loss.backward(retain_graph=left > 0)
+
+    step()  # compiles
+    module.zero_grad()
+    found = rt.measured_peak(step)
+    module.zero_grad()
+    return found
+
+
+def promised(ours: rt.Rematerialized) -> int:
+    assert ours.budget_bytes is not None
+    return ours.budget_bytes
+
+
+def labels(n: int) -> Tensor:
+    return torch.randint(0, n, (ROWS,))
+
+
+def ctc(outputs: Tensor) -> Tensor:
+    log_probs = F.log_softmax(outputs.unflatten(0, (16, 16)), -1)
+    lengths = torch.full((16,), 16), torch.full((16,), 3)
+    return F.ctc_loss(log_probs, torch.ones(16, 3, dtype=torch.long), *lengths)
+
+
+def against(function: Callable[..., Tensor], target: Callable[[int], Tensor], **options: Any) -> Callable[[int], Loss]:
+    """(width of outputs) -> the loss that compares outputs with a target."""
+
+    def made(width: int) -> Loss:
+        wanted = target(width)
+        return lambda out: function(out, wanted, **options)
+
+    return made
+
+
+def numbers(width: int) -> Tensor:
+    return torch.rand(ROWS, width)
+
+
+LOSSES: dict[str, Callable[[int], Loss]] = {
+    "cross_entropy": against(F.cross_entropy, labels),
+    "of_floats": against(lambda out, y: F.cross_entropy(out.float(), y), labels),
+    "smoothed": against(F.cross_entropy, labels, label_smoothing=0.1),
+    "mse": against(F.mse_loss, numbers),
+    "smooth_l1": against(F.smooth_l1_loss, numbers),
+    "l1": against(F.l1_loss, numbers),
+    "bce": against(F.binary_cross_entropy_with_logits, numbers),
+    "kl": against(lambda out, y: F.kl_div(F.log_softmax(out, -1), y, reduction="batchmean"), numbers),
+    "transposed": against(lambda out, y: F.mse_loss(out.t().contiguous(), y.t()), numbers),
+    "reads_values": against(lambda out, y: F.cross_entropy(out, y) * (2 if out.sum() > 0 else 3), labels),
+    "ctc": lambda _: ctc,
+}
+ASSUMED = ("cross_entropy", "of_floats", "smoothed", "mse", "smooth_l1", "bce")
+
+
+QUICK = ["mse-float32", "ctc-float32", "cross_entropy-autocast"]  # and the others in the long tier
+CONTEXTS: dict[str, Context] = {"float32": contextlib.nullcontext, "autocast": half}
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        pytest.param(name, CONTEXTS[type_], id=each, marks=[] if each in QUICK else pytest.mark.slow)
+        for name in LOSSES for type_ in CONTEXTS for each in [f"{name}-{type_}"]
+    ],
+)  # fmt: skip
+def test_a_given_loss_is_counted_exactly(name: str, context: Context) -> None:
+    """The plain step's prediction, and what a plan promises that recomputes nothing; wide outputs make the peak."""
+    model, x, loss = net(6 * WIDTH, 2), torch.randn(ROWS, WIDTH), LOSSES[name](6 * WIDTH)
+    with context():
+        ours = planned(model, x, 1.0, loss=loss)
+    before = there_before(ours.plan)
+    assert ours.plan.plain_peak_bytes == pytest.approx(before + peak(model, x, loss, context), rel=0.005)
+    needs = before + peak(ours, x, loss, context)
+    assert needs <= promised(ours)
+    assert ours.predicted_peak_bytes == pytest.approx(needs, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("width", "context"),
+    [
+        (WIDTH // 2, contextlib.nullcontext), (4 * WIDTH, half),
+        pytest.param(WIDTH // 2, half, marks=pytest.mark.slow),
+        pytest.param(4 * WIDTH, contextlib.nullcontext, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_losses_that_are_not_given_keep_the_promise(width: int, context: Context) -> None:
+    """A plan that fills its budget, with every loss that is no more than the one that is assumed."""
+    model, x = net(width), torch.randn(ROWS, WIDTH)
+    with context():
+        ours = planned(model, x)
+    ours = planned_at_its_peak(ours, x, context)
+    assert ours.plan.recomputed
+    assert "loss outside    not given" in str(ours.plan)
+    for name in ASSUMED:
+        needs = there_before(ours.plan) + peak(ours, x, LOSSES[name](width), context)
+        assert needs <= promised(ours), name
+
+
+def planned_at_its_peak(ours: rt.Rematerialized, x: Tensor, context: Context) -> rt.Rematerialized:
+    with context():
+        return rt.rematerialize(ours.model, (x,), ours.predicted_peak_bytes, plan=ours.plan)
+
+
+def test_a_plan_that_fills_its_budget_keeps_it_with_the_given_loss() -> None:
+    """The mean squared error keeps the storage of all squares: one output more, to the end of the step."""
+    x, loss = torch.randn(ROWS, WIDTH), LOSSES["mse"](WIDTH // 2)
+    ours = planned(net(WIDTH // 2), x, loss=loss)
+    needs = there_before(ours.plan) + peak(ours, x, loss, contextlib.nullcontext)
+    assert ours.plan.recomputed
+    assert needs == pytest.approx(ours.predicted_peak_bytes, rel=0.002)
+
+
+@pytest.mark.slow
+def test_the_given_loss_is_measured_and_goes_with_a_known_plan() -> None:
+    x, loss = torch.randn(ROWS, WIDTH), LOSSES["mse"](WIDTH // 2)
+    ours = planned(net(WIDTH // 2), x, loss=loss)
+    verified = planned(ours.model, x, ours.budget_bytes, loss=loss, verify=True)
+    assert verified.measured_peak_bytes == pytest.approx(verified.predicted_peak_bytes, rel=0.002)
+    other = planned(ours.model, x, "1GB", plan=ours.plan, loss=LOSSES["l1"](WIDTH // 2))
+    needs = there_before(other.plan) + peak(other, x, LOSSES["l1"](WIDTH // 2), contextlib.nullcontext)
+    assert needs <= other.predicted_peak_bytes
+
+
+def test_what_the_loss_reads_counts_once() -> None:
+    """Labels are there before the step; an argument of the module counts already."""
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    model = net(WIDTH, 1)
+    assert (
+        planned(model, x, "1GB", loss=lambda out: F.mse_loss(out, y.flatten(0).view(ROWS, WIDTH))).plan.fixed[
+            READ_BY_LOSS
+        ]
+        == y.nbytes
+    )
+    assert READ_BY_LOSS not in planned(model, x, "1GB", loss=lambda out: F.mse_loss(out, x)).plan.fixed
+    assert READ_BY_LOSS not in planned(model, x, "1GB").plan.fixed
+
+
+def test_a_loss_with_parameters_of_its_own_is_left_as_it_is() -> None:
+    x, head = torch.randn(ROWS, WIDTH), nn.Linear(WIDTH, 4)
+    before = head.weight.detach().clone()
+    ours = planned(net(WIDTH, 1), x, "1GB", loss=lambda out: head(out).square().mean())
+    assert head.weight.grad is None
+    assert torch.equal(before, head.weight)
+    assert ours.plan.fixed[READ_BY_LOSS] == sum(p.nbytes for p in head.parameters())
+
+
+def test_another_batch_needs_in_proportion() -> None:
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, 6 * WIDTH)
+    ours = planned(net(6 * WIDTH, 2), x, "100MB", loss=lambda out: F.l1_loss(out, y[: len(out)]))
+    (small,) = ours.prepare((x[: ROWS // 2],))
+    needs = there_before(small) + peak(
+        ours, x[: ROWS // 2], lambda out: F.l1_loss(out, y[: ROWS // 2]), contextlib.nullcontext
+    )
+    assert needs == pytest.approx(small.peak_bytes, rel=0.01)
+
+
+class Branching(nn.Module):
+    """Breaks the graph between its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = net(WIDTH, 2), net(4 * WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.b(x / 2 if x.mean().item() > 100 else x)
+
+
+def test_parts_count_the_loss_too() -> None:
+    x, loss = torch.randn(ROWS, WIDTH), LOSSES["l1"](4 * WIDTH)
+    ours = planned(Branching(), x, 0.9, parts=["a", "b"], loss=loss)
+    fixed: int = ours.plan.fixed_bytes  # pyright: ignore[reportAttributeAccessIssue] - of a plan in parts
+    assert fixed + peak(ours, x, loss, contextlib.nullcontext) <= promised(ours)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("mse", "loss must be a function"),
+        (lambda out: out, "must return a scalar"),
+        (lambda _: torch.ones((), requires_grad=True) * 2, "does not depend on the module's outputs"),
+        (lambda out: F.cross_entropy(out, torch.zeros(3, dtype=torch.long)), "fails on the module's outputs"),
+    ],
+)
+def test_a_loss_that_cannot_be_counted_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as error:
+        planned(net(8, 1), torch.randn(ROWS, WIDTH), "1GB", loss=loss)
+    assert "\n" not in str(error.value)
+
+
+# Several backward passes through one forward pass
+
+
+@pytest.mark.parametrize("share", [pytest.param(0.9, marks=pytest.mark.slow), 0.7])
+def test_a_retained_graph_keeps_the_promise_when_asked(share: float, tmp_path: Path) -> None:
+    model, x, loss = net(10), torch.randn(ROWS, WIDTH), LOSSES["cross_entropy"](10)
+    ours = planned(model, x, share, retain_graph=True, loss=loss)
+    before = there_before(ours.plan)
+    assert ours.plan.recomputed
+    assert ours.plan.plain_peak_bytes == pytest.approx(
+        before + peak(model, x, loss, contextlib.nullcontext, 2), rel=0.005
+    )
+    with warnings.catch_warnings(action="error"):
+        needs = [before + peak(ours, x, loss, contextlib.nullcontext, n) for n in (1, 2, 3)]
+    assert max(needs) <= promised(ours)
+    assert needs[2] == pytest.approx(ours.predicted_peak_bytes, rel=0.005)
+    ours.plan.save(tmp_path / "plan.json")
+    again = planned(ours.model, x, None, plan=tmp_path / "plan.json", retain_graph=True, loss=loss)
+    assert again.predicted_peak_bytes == pytest.approx(ours.predicted_peak_bytes, abs=8)
+
+
+def test_a_retained_graph_that_is_not_counted_is_told_before_the_budget_is_exceeded() -> None:
+    x = torch.randn(ROWS, WIDTH)
+    ours = planned(net(10), x, 0.7)
+    loss = ours(x).square().mean()
+    with pytest.warns(UserWarning, match=r"keeps what the plan frees: .* rematerialize\(..., retain_graph=True\)"):
+        loss.backward(retain_graph=True)
+    with warnings.catch_warnings(action="error"):  # once, and not where nothing is exceeded
+        loss.backward(retain_graph=True)
+        roomy = planned(net(10), x, "1GB")
+        roomy(x).square().mean().backward(retain_graph=True)
+
+
+@pytest.mark.slow
+def test_a_retained_graph_that_fits_nowhere_is_refused() -> None:
+    x = torch.randn(ROWS, WIDTH)
+    least = planned(net(10), x, 0.6).predicted_peak_bytes
+    with pytest.raises(InvalidInput, match=r"with retain_graph=True, .* call backward"):
+        planned(net(10), x, round(0.9 * least), retain_graph=True)
+
+
+def test_a_retained_graph_is_not_counted_with_every_option() -> None:
+    with pytest.raises(InvalidInput, match="retain_graph=True needs backend='eager'"):
+        planned(net(10), torch.randn(ROWS, WIDTH), 0.9, retain_graph=True, backend="inductor")
