@@ -116,7 +116,7 @@ def published(folder: Path) -> Iterator[Case]:
     """The instances of a folder, with the results of its records.json."""
     file = folder / "records.json"
     records = read_json(file) if file.exists() else []
-    for path in sorted(folder.glob("*/*.json")):
+    for path in graph_files(folder):
         graph, kind = load_graph(path), path.parent.name
         name = f"{kind}/{path.stem}"
         mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
@@ -130,6 +130,12 @@ def published(folder: Path) -> Iterator[Case]:
             for scope, overhead in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
                 budget = share_of_peak(graph, share)
                 yield Case(name, graph, budget, f"{share:.0%}", scope, published_overhead=overhead)
+
+
+def graph_files(folder: Path) -> list[Path]:
+    """The graphs of a folder of instances; other documents may stand beside them."""
+    paths = sorted(folder.glob("*/*.json"))
+    return [path for path in paths if str(read_json(path).get("format")).startswith("remat-graph/")]
 
 
 def _record_gap(record: Mapping[str, Any]) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from remat.context import Context
 from remat.graph import Graph, Operation, Value
+from remat.implementation import Implementation
 from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
 
@@ -75,3 +76,33 @@ def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
         add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
     add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
     return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
+
+
+def conv_relu() -> Graph:
+    """x -> conv y -> relu z -> loss -> relu backward -> conv backward; the mask of relu is an extra value.
+
+    Values: 0 x, 1 y, 2 z, 3 loss, 4 grad y, 5 grad x, 6 mask. By default relu's backward reads y.
+    """
+    operations = (
+        Operation("x", "input", (), (0,), 1),
+        Operation(
+            "conv", "conv", (0,), (1,), 10,
+            implementations=(Implementation("fast", (0,), (1,), 6, workspace_bytes=30),),
+        ),
+        Operation(
+            "relu", "relu", (1,), (2,), 2,
+            implementations=(
+                Implementation("mask", (1,), (2, 6), 3),
+                Implementation("in_place", (1,), (2,), 2, overwrites=1),
+            ),
+        ),
+        Operation("loss", "loss", (2,), (3,), 1),
+        Operation(
+            "relu_back", "relu_back", (1, 3), (4,), 2, is_backward=True,
+            implementations=(Implementation("mask", (3, 6), (4,), 2), Implementation("output", (2, 3), (4,), 2)),
+        ),
+        Operation("conv_back", "conv_back", (0, 4), (5,), 10, is_backward=True),
+    )  # fmt: skip
+    sizes = {"x": 16, "y": 32, "z": 32, "loss": 32, "gy": 32, "gx": 16, "mask": 1}
+    values = tuple(Value(name, size, keep=name == "gx") for name, size in sizes.items())
+    return Graph("conv_relu", operations, values, fixed_bytes=5, loss=3)

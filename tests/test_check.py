@@ -16,6 +16,7 @@ from brute_force import small_graphs
 from hypothesis import HealthCheck, given, settings
 
 import remat
+from experiments.bench_cases import graph_files
 from remat.check import check_file
 from remat.cli import main
 from remat.extraction import extract_in_child
@@ -291,7 +292,7 @@ def test_graphs_with_everything_fit_their_schema() -> None:
 
 
 def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> None:
-    paths = sorted(instances.glob("*/*.json"))
+    paths = graph_files(instances)
     assert paths
     for path in paths:
         document = json.loads(path.read_text())
@@ -304,7 +305,7 @@ def test_published_instances_and_the_zoo_fit_their_schemas(instances: Path) -> N
 
 
 def test_every_published_instance_passes_the_check(instances: Path) -> None:
-    paths = sorted(instances.glob("*/*.json"))
+    paths = graph_files(instances)
     assert paths
     for path in paths:
         line, remarks = check_file(path)

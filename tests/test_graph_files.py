@@ -10,6 +10,7 @@ import pytest
 from brute_force import small_graphs
 from hypothesis import HealthCheck, given, settings
 
+from experiments.bench_cases import graph_files
 from remat import Graph, InvalidGraph, Work, load_graph, save_graph, simulate
 from remat.frontends.json import graph_from_dict, graph_to_dict
 from remat.plan import Plan
@@ -136,7 +137,7 @@ def test_absent_files_and_folders_are_refused(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_published_instances_load(instances):
-    paths = sorted(instances.glob("*/*.json"))
+    paths = graph_files(instances)
     assert len(paths) >= 8
     for path in paths:
         graph = load_graph(path)

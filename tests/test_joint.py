@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from brute_force import optimum
+from helpers import conv_relu
 
 import remat
 from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
@@ -20,36 +21,6 @@ from remat.programs.backends import Answer, Backend, Verdict
 from remat.search.choices import Choices, choose
 from remat.solvers import choose as joint_search
 from remat.solvers._monet_windows import improve_by_windows
-
-
-def conv_relu() -> Graph:
-    """x -> conv y -> relu z -> loss -> relu backward -> conv backward; the mask of relu is an extra value.
-
-    Values: 0 x, 1 y, 2 z, 3 loss, 4 grad y, 5 grad x, 6 mask. By default relu's backward reads y.
-    """
-    operations = (
-        Operation("x", "input", (), (0,), 1),
-        Operation(
-            "conv", "conv", (0,), (1,), 10,
-            implementations=(Implementation("fast", (0,), (1,), 6, workspace_bytes=30),),
-        ),
-        Operation(
-            "relu", "relu", (1,), (2,), 2,
-            implementations=(
-                Implementation("mask", (1,), (2, 6), 3),
-                Implementation("in_place", (1,), (2,), 2, overwrites=1),
-            ),
-        ),
-        Operation("loss", "loss", (2,), (3,), 1),
-        Operation(
-            "relu_back", "relu_back", (1, 3), (4,), 2, is_backward=True,
-            implementations=(Implementation("mask", (3, 6), (4,), 2), Implementation("output", (2, 3), (4,), 2)),
-        ),
-        Operation("conv_back", "conv_back", (0, 4), (5,), 10, is_backward=True),
-    )  # fmt: skip
-    sizes = {"x": 16, "y": 32, "z": 32, "loss": 32, "gy": 32, "gx": 16, "mask": 1}
-    values = tuple(Value(name, size, keep=name == "gx") for name, size in sizes.items())
-    return Graph("conv_relu", operations, values, fixed_bytes=5, loss=3)
 
 
 def test_the_default_graph_is_untouched() -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import random_graph
-from helpers import context_of, install_package, step_of
-from test_joint import conv_relu
+from helpers import context_of, conv_relu, install_package, step_of
 
 import remat
 from baselines import _hierarchy
@@ -41,8 +40,7 @@ TIGHT = (BLOCKS.largest_working_set()[0] + plain_peak(BLOCKS)) // 2
 COLD_SOLVES = """
     import json, sys
     sys.path.insert(0, sys.argv[1])
-    from test_joint import conv_relu
-    from helpers import step_of
+    from helpers import conv_relu, step_of
     import remat
     from remat.search import kernel, online, sequence
     from remat.search.ordering import kernel as orders

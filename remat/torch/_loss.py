@@ -138,7 +138,8 @@ def backward_from(outputs: Any, meanwhile: Meanwhile = nothing, retains: bool = 
     parameters, arguments or views of these are left out, because the caller had them before.
 
     Args:
-        meanwhile: (differentiated outputs) -> a context that is entered while their gradients are made.
+        meanwhile: (differentiated outputs) -> a context that is entered while their gradients are made; what it gives
+            lives as long as the loss.
         retains: whether the graph is retained.
 
     Returns:
@@ -196,7 +197,8 @@ class _LossOutside(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with ctx.meanwhile():
+        ctx.held = None  # of an earlier pass
+        with ctx.meanwhile() as ctx.held:
             return None, *(
                 torch.empty_strided(shape, strides, dtype=dtype, device=device).fill_(1)
                 for shape, strides, dtype, device in ctx.like

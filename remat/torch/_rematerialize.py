@@ -224,10 +224,14 @@ def _measured(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     """Most bytes of a step that runs, with the loss that is given, or one that holds what it is taken to hold."""
 
     @contextmanager
-    def meanwhile(outputs: list[Tensor]) -> Iterator[None]:
-        held = torch.empty(planner.outside.assumed(outputs).most_bytes, dtype=torch.uint8, device=planner.device)
-        yield
-        del held
+    def meanwhile(outputs: list[Tensor]) -> Iterator[Tensor]:
+        needs = planner.outside.assumed(outputs)
+        held, rest = (
+            torch.empty(n_bytes, dtype=torch.uint8, device=planner.device)
+            for n_bytes in (needs.held_bytes, needs.most_bytes - needs.held_bytes)
+        )
+        yield held
+        del rest
 
     return peak_of_step(model, args, kwargs, planner.device, meanwhile, planner.outside)
 

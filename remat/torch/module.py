@@ -249,7 +249,6 @@ class _CompiledStep:
         check_given_tensors(self.model, args, kwargs)
         with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
             outputs = capture.compiling(call, told_of(self.model), values)
-        inputs = self.called.inputs
 
         def watch(node: Any) -> None:
             node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
