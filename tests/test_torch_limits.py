@@ -54,7 +54,7 @@ HELD = {  # words of the guide, and the tests that hold them
     "call `rematerialize` inside the context": "limits::test_the_plan_is_that_of_the_autocast_in_force",
     "State that the model keeps": "state::test_state_in_attributes_moves_from_step_to_step_as_in_the_plain_loop",
     "Planning leaves attributes": "state::test_a_run_that_is_not_the_users_step_leaves_attributes_alone",
-    "hooks and flags that a model sets up": "state::test_what_a_model_sets_up_in_its_first_call_is_kept",
+    "Hooks and flags stay that a model sets up": "state::test_what_a_model_sets_up_in_its_first_call_is_kept",
     "Other methods": "limits::test_other_methods_are_the_plain_models",
     "one at a time": "limits::test_steps_in_another_thread",
     "is not pickled": "execution::test_what_is_set_on_it_reaches_the_model",

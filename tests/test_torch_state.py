@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import warnings
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -257,6 +260,56 @@ def test_what_a_model_sets_up_in_its_first_call_is_kept() -> None:
     assert (model.is_set_up, model.n, len(model.second._forward_hooks)) == (True, 0, 1)
     x = torch.randn(8, WIDTH)
     assert all(map(torch.equal, losses(plain, x), losses(ours, x)))
+
+
+class Averaged(nn.Module):
+    """Batch norm, whose kernel notes no new version of its statistics, and a buffer that is written behind autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.first(x))
+        self.mean.data.mul_(0.9).add_(h.detach().mean(0))
+        return torch.tanh(h)
+
+
+def test_runs_on_real_tensors_put_back_what_no_version_tells_of() -> None:
+    model, x = Averaged(), torch.randn(8, WIDTH)
+    before = copy.deepcopy(model.state_dict())
+    assert rematerialize(model, (x,), verify=True).plan.difference == 0
+    peak_of_step(model, (x,), {}, "cpu")
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+
+
+def test_what_a_refused_model_sets_up_is_put_back() -> None:
+    def broken(self: Any, h: torch.Tensor) -> torch.Tensor:
+        if not self.is_built:
+            open(os.devnull).close()  # cannot be traced
+            self.scale, self.is_built = torch.ones(WIDTH), True
+        return h * self.scale
+
+    model, x = Two(broken, is_built=False, scale=None), torch.randn(4, WIDTH)
+    with pytest.raises(InvalidInput):
+        rematerialize(model, (x,))
+    assert (model.is_built, model.scale) == (False, None)
+    assert model(x).isfinite().all()
+
+
+def test_neither_samples_nor_arguments_are_held() -> None:
+    x = torch.randn(4, WIDTH)
+    sample, planned = weakref.ref(x), rematerialize(nn.Linear(WIDTH, WIDTH), (x,))
+    del x
+    gc.collect()
+    assert sample() is None
+    x = torch.randn(4, WIDTH)
+    argument = weakref.ref(x)
+    planned(x).sum().backward()
+    del x
+    gc.collect()
+    assert argument() is None
 
 
 def test_objects_that_a_step_makes_are_no_state() -> None:

@@ -144,7 +144,10 @@ def capture_module(
         compiling(call, told or _private.Told(), values)
     if "joint" not in found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
-    return found["joint"]
+    joint = found["joint"]
+    found.clear()  # the compiler keeps the functions above, which must not keep the arguments
+    values = None
+    return joint
 
 
 def eager_backend(

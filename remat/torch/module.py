@@ -31,6 +31,7 @@ from remat.torch._refusals import (
     check_own_tensors,
     refusals,
 )
+from remat.torch._state import State
 from remat.torch._sums import Sums
 from remat.torch._updates import with_updates
 from remat.torch._with_implementations import with_implementations
@@ -247,8 +248,11 @@ class _CompiledStep:
             return self.compiled[key](*args, **kwargs)
 
         check_given_tensors(self.model, args, kwargs)
-        with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
-            outputs = capture.compiling(call, told_of(self.model), values)
+        try:
+            with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
+                outputs = capture.compiling(call, told_of(self.model), values)
+        finally:
+            del self.called.values  # which holds the arguments
 
         def watch(node: Any) -> None:
             node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
@@ -317,9 +321,14 @@ def captured_step(
         try:
             training_graph = captured()
         except InvalidInput:
+            before = State(model)
             if not _is_set_up(model, args, kwargs):
                 raise
-            training_graph = captured()
+            try:
+                training_graph = captured()
+            except InvalidInput:
+                before.put_back()
+                raise
     return step_of(training_graph, type(model).__name__, model, backend, implementations, in_backward)
 
 
