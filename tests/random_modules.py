@@ -712,7 +712,7 @@ class Net(nn.Module):
             return {"last": x, "taken": taken, "none": None, "n": len(taken)} | constant
         if self.returns == "views":
             return x, x[:1], [y.flatten() for y in taken if y is not x]
-        return {"loss": x.float().square().mean(), "last": x, "given": given, "weight": next(self.parameters()),
+        return {"mean": x.float().square().mean(), "last": x, "given": given, "weight": next(self.parameters()),
                 "again": (x, taken)}  # fmt: skip
 
 

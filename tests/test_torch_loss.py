@@ -283,3 +283,26 @@ def test_a_retained_graph_that_fits_nowhere_is_refused() -> None:
 def test_a_retained_graph_is_not_counted_with_every_option() -> None:
     with pytest.raises(InvalidInput, match="retain_graph=True needs backend='eager'"):
         planned(net(10), torch.randn(ROWS, WIDTH), 0.9, retain_graph=True, backend="inductor")
+
+
+class WithLoss(nn.Module):
+    """Returns its loss beside large outputs, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(400)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"loss": F.cross_entropy(logits, x[:, 0].abs().long()), "logits": logits}
+
+
+def test_a_loss_that_the_module_returns_is_the_loops() -> None:
+    model, x = WithLoss(), torch.randn(ROWS, WIDTH)
+    ours = planned(model, x, "100MB", verify=True)
+    there = there_before(ours.plan)
+    plain = there + peak(model, x, lambda out: out["loss"], contextlib.nullcontext)
+    assert ours.plan.plain_peak_bytes == pytest.approx(plain, rel=0.01)
+    assert there + peak(ours, x, lambda out: out["loss"], contextlib.nullcontext) <= ours.predicted_peak_bytes
+    assert ours.predicted_peak_bytes <= plain + 4 * ROWS * 400 + 64  # the gradient of the logits, which nobody makes
+    assert "returns it" in str(ours.plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,8 +108,17 @@ class Outside:
             )
         return loss
 
+    def knowing(self, outputs: Any) -> Outside:
+        """The same; a scalar that outputs hold as ``loss`` is the given one if none is given (transformers' models)."""
+        loss = outputs.get("loss") if self.given is None and isinstance(outputs, Mapping) else None
+        is_own = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+        return replace(self, given=lambda outputs: outputs["loss"]) if is_own else self
+
     def backward_from(self, outputs: Any, meanwhile: Meanwhile) -> None:
         """Differentiate a module's outputs as the loop does; `meanwhile` stands for a loss that is not given."""
+        if (known := self.knowing(outputs)) is not self:
+            known.backward_from(outputs, meanwhile)
+            return
         if self.given is None:
             loss = backward_from(outputs, meanwhile, self.retains)
             if self.retains and loss is not None:
@@ -122,6 +131,7 @@ class Outside:
             loss.backward()
 
 
+OWN_LOSS = Needs(text="none: the module returns it as 'loss', which alone is differentiated; loss= counts more")
 NO_LOSS = Outside(taken=lambda *_: Needs())
 ANY_LOSS = Outside()
 

@@ -22,7 +22,7 @@ from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private
 from remat.torch._in_backward import OPTION, InBackward
-from remat.torch._loss import Needs, Outside
+from remat.torch._loss import OWN_LOSS, Needs, Outside
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
@@ -201,16 +201,16 @@ def rematerialize(
 
 
 def _warn_of_truth(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plain: FollowedStep
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plain: FollowedStep, outside: Outside
 ) -> None:  # fmt: skip
     """Warn if a model makes other calls than in eager mode, because it had to hear that it is traced.
 
     Args:
-        plain: its step where it hears of no tracing.
+        plain: its step with the loss `outside`, where it hears of no tracing.
     """
     if not (told := told_of(model).places):
         return
-    traced = plain_step(model, args, kwargs, told=told)
+    traced = plain_step(model, args, kwargs, outside, told=told)
     if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
         return
     where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:-1][:2]}))
@@ -428,7 +428,9 @@ def _plain_peak(
     except Exception as error:  # fake tensors do not support everything that compiles
         return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
     planner.left_bytes = plain.left_bytes
-    _warn_of_truth(model, args, kwargs, plain)
+    if plain.returns_loss:
+        planner.loss_needs = OWN_LOSS
+    _warn_of_truth(model, args, kwargs, plain, planner.outside)
     calls = calls_graph(planner.name, plain.signatures)
     # Measure also the operations of the plan: the process that measures takes seconds to start.
     other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)

@@ -60,6 +60,7 @@ class FollowedStep:
         is_eager: the model took the way of eager mode, because it reads no values that are not known.
         left_bytes: of the tensors that the step leaves in the model's attributes.
         loss: what a loss outside of the module was taken to need, for people.
+        returns_loss: the module's outputs have the loss.
     """
 
     signatures: tuple[str, ...]
@@ -67,6 +68,7 @@ class FollowedStep:
     is_eager: bool = field(default=True, kw_only=True)
     left_bytes: int = field(default=0, kw_only=True)
     loss: str = field(default="", kw_only=True)
+    returns_loss: bool = field(default=False, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -171,7 +173,10 @@ def _step(
             follower.hold(needs.held_bytes)
 
     with follower, seen or nullcontext():
-        outside.backward_from(model(*args, **kwargs), loss)
+        outputs = model(*args, **kwargs)
+        returns_loss = outside.knowing(outputs) is not outside
+        outside.backward_from(outputs, loss)
+        del outputs
     check_buffers(model)
     left = {storage_key(x) for x in State(model).tensors} & follower.alive.keys()
     return FollowedStep(
@@ -179,6 +184,7 @@ def _step(
         tuple(follower.held),
         left_bytes=sum(follower.alive[key] for key in left),
         loss="".join(each.text for each in taken),
+        returns_loss=returns_loss,
     )
 
 
