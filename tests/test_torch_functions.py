@@ -16,6 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
 
 import remat.torch as rt  # noqa: E402
+from remat.errors import InvalidInput  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.torch._private import tree_leaves  # noqa: E402
@@ -187,3 +188,41 @@ def _gradients(model: nn.Module, x: Tensor, scale: float) -> dict[str, Tensor]:
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     gradients |= {} if x.grad is None else {"x": x.grad.clone()}
     return gradients | {f"output {i}": each.detach() for i, each in enumerate(outputs)}
+
+
+class View(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, copies: bool) -> Tensor:
+        return x.clone() if copies else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return -0.3 * gradient, None
+
+
+class Beside(nn.Module):
+    """Returns a Function's result beside what it was made of."""
+
+    def __init__(self, copies: bool, of_argument: bool):
+        super().__init__()
+        self.layer, self.copies, self.of_argument = nn.Linear(8, 8), copies, of_argument
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.layer(x)
+        return h, View.apply(x if self.of_argument else h, self.copies)
+
+
+@pytest.mark.parametrize("of_argument", [False, True])
+def test_a_view_by_a_function_beside_its_argument_is_refused_and_a_copy_trains(of_argument: bool) -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    options: dict[str, Any] = {"cost": "flops", "strategy": "search", "time_limit_s": 0.5}
+    with pytest.raises(InvalidInput, match=r"output 2 .*return x.clone\(\)"):
+        rt.rematerialize(Beside(False, of_argument), (x,), "1MB", **options)
+    plain = Beside(True, of_argument)
+    ours, found = rt.rematerialize(copy.deepcopy(plain), (x,), "1MB", **options), []
+    for model in (plain, ours):
+        h, reversed_h = model(x)
+        x.grad = None
+        (h.square().sum() + reversed_h.abs().sum()).backward()
+        found.append((x.grad, model.layer.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

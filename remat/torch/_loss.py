@@ -102,6 +102,7 @@ class Outside:
         loss = self.given(outputs)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             made = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            made += " without a gradient" if isinstance(loss, Tensor) and not loss.requires_grad else ""
             raise InvalidInput(
                 f"loss= must return a scalar that depends on the module's outputs, not {made}; e.g. "
                 "loss=lambda out: F.cross_entropy(out, labels)"

@@ -819,6 +819,11 @@ def example_of(node: fx.Node) -> Any:
     return node.meta.get("example_value")
 
 
+def is_function(node: fx.Node) -> bool:
+    """Whether a node of such a graph is the call of a `torch.autograd.Function`."""
+    return getattr(node.target, "__name__", "") == "autograd_function_apply"
+
+
 # What AOT autograd writes into the nodes of a training graph
 
 FORWARD, BACKWARD = "is_forward", "is_backward"

@@ -24,12 +24,15 @@ from remat.torch._private import (
     backward_hooks,
     consists_of_tensors,
     differentiated_output,
+    example_of,
+    is_function,
     is_in_backward,
     is_symbol,
     is_tangent,
     modules_at,
     modules_of,
     mutated_input,
+    storage_key,
 )
 from remat.torch._work import tensors_of
 
@@ -151,6 +154,45 @@ def check_sizes(module: fx.GraphModule) -> None:
         return
     where = place_of(node.stack_trace or "", modules_of(node))
     raise InvalidInput(f"{_ONE_GRAPH}: {what}{where}; {instead}, or {PARTS}")
+
+
+def check_functions(graph: fx.GraphModule) -> None:
+    """Refuse outputs that are views made by a `torch.autograd.Function` of another output or of an argument.
+
+    AOT autograd makes such an output again, as a view that knows nothing of the Function's backward pass.
+
+    Args:
+        graph: of Dynamo.
+
+    Raises:
+        InvalidInput: with the way out.
+    """
+    outputs = [x for x in graph.graph.find_nodes(op="output")[0].args[0] if isinstance(x, fx.Node)]
+    others = {*outputs, *graph.graph.find_nodes(op="placeholder")}
+    for i, output in enumerate(outputs, 1):
+        chain = _same_storage(output)
+        beside = (x for x in others - chain if _storage_of(x) == _storage_of(output))
+        if any(map(is_function, chain)) and any(beside):
+            raise InvalidInput(
+                f"output {i} of the model is a view, made by a torch.autograd.Function, of another output or of an "
+                "argument, so that the Function's backward pass would be lost: return x.clone() in its forward"
+            )
+
+
+def _same_storage(node: fx.Node) -> set[fx.Node]:
+    """The node and those before it back to the last `torch.autograd.Function`, as long as the storage is the same."""
+    found, todo = set[fx.Node](), [node]
+    while todo:
+        x = todo.pop()
+        found.add(x)
+        if not is_function(x):
+            todo += [y for y in x.all_input_nodes if is_function(y) or _storage_of(y) == _storage_of(node)]
+    return found
+
+
+def _storage_of(node: fx.Node) -> int | None:
+    example = example_of(node)
+    return storage_key(example) if isinstance(example, Tensor) and example.layout is torch.strided else None
 
 
 def _sizes_of(node: fx.Node) -> list[Any]:

@@ -30,7 +30,7 @@ from remat.torch._private import (
 )
 from remat.torch._random import bernoulli, bernoulli_like, rrelu, rrelu_
 from remat.torch._recurrent import gru_cell, replace_recurrent
-from remat.torch._refusals import MOST_GRAPHS, check_sizes, refusals
+from remat.torch._refusals import MOST_GRAPHS, check_functions, check_sizes, refusals
 from remat.torch.layouts import layouts_of_kernels
 
 T = TypeVar("T")
@@ -125,6 +125,7 @@ def capture_module(
     def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if values is not None:
             values.learn()
+        check_functions(graph)
         graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)

@@ -25,6 +25,7 @@ from remat.torch._private import Told, is_fake, primals_of, share_tables, storag
 from remat.torch._recurrent import replace_recurrent
 from remat.torch._refusals import (
     causes,
+    check_functions,
     check_given_tensors,
     check_history,
     check_momentum,
@@ -264,6 +265,7 @@ class _CompiledStep:
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.called.values.learn():
             raise NewBranches
+        check_functions(graph)
         graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
         check_containers(self.states, self.called.inputs)
         primals, planner, used = primals_of(graph), self.planner, _features.used_features(graph)
