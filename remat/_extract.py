@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from remat.errors import RematError
+from remat.errors import RematError, first_line
 from remat.extraction import extract
 from remat.files import write_text
 from remat.frontends.json import save_graph
-from remat.frontends.spec import ModelSpec, first_line, place_in_target
+from remat.frontends.spec import ModelSpec, place_in_target
 
 
 def main(spec_file: str, out: str) -> int:

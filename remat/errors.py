@@ -96,6 +96,12 @@ def headline(error: BaseException, most: int = 200) -> str:
     return shortened(next(lines, type(error).__name__), most)
 
 
+def first_line(error: BaseException) -> str:
+    """Type and first line of an exception, for a message of one line."""
+    text = headline(error)
+    return f"{type(error).__name__}: {text}" if str(error).strip() else text
+
+
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)

@@ -188,13 +188,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     machines of a shared file system, do not disturb each other; the last file stays.
 
     Raises:
-        InvalidInput: the path names no file, e.g. it is empty.
+        InvalidInput: the path can name no file, e.g. it is empty, or a folder's.
         DiskFull: there is no room for the file.
         OSError: any other error of the system, with the path.
     """
     if not _can_name_a_file(path):
         raise InvalidInput(f"the path of a file to write is needed, not {shown(path)}")
     path = Path(path)
+    if path.is_dir():
+        raise InvalidInput(f"{path}: cannot be written: it is a folder; name a file in it")
+    if (file := next(filter(Path.is_file, path.parents), None)) is not None:
+        raise InvalidInput(f"{path}: cannot be written: {file} is a file; name a folder")
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         try:

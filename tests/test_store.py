@@ -166,16 +166,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
 
 
 def test_other_errors_of_the_system_are_not_called_a_full_disk(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_text("a file where a folder should be")
-    with pytest.raises(OSError, match=r"exists|directory"):
-        Store(tmp_path).write_row(make_row())
-
-
-def test_a_folder_where_a_file_should_be_is_named_and_no_scratch_file_is(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError) as caught:
-        files.write_text(tmp_path, "plan")
-    assert caught.value.filename == str(tmp_path)
+    with pytest.raises(OSError, match="too long") as caught:
+        files.write_text(path := tmp_path / ("x" * 300), "plan")
+    assert caught.value.filename == str(path)
     assert ".part" not in str(caught.value)
+
+
+def test_folders_and_files_in_each_others_places_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("a file where a folder should be")
+    with pytest.raises(remat.InvalidInput, match=rf"cannot be written: {tmp_path}/rows is a file; name a folder"):
+        Store(tmp_path).write_row(make_row())
+    with pytest.raises(remat.InvalidInput, match=rf"^{tmp_path}: cannot be written: it is a folder; name a file in it"):
+        files.write_text(tmp_path, "plan")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
 
 
 def test_the_graph_is_stored_once_under_its_hash(tmp_path: Path, graph: remat.Graph) -> None:

@@ -128,6 +128,24 @@ class Product(Function):
         return of_x, x.T @ gradient if ctx.needs_input_grad[1] else None
 
 
+class Missing(Function):
+    """Tells a gradient that is missing from one of zeros; beside a result there may be another, or places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, beside: str) -> Any:
+        ctx.set_materialize_grads(False)
+        if beside == "places":
+            ctx.mark_non_differentiable(places := x.argmax(1, keepdim=True))
+            return x * 1, places
+        return (x * 1, x * 2) if beside else x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, None]:
+        if gradient is None:
+            return None, None
+        return gradient + sum(5.0 if each is None else each for each in others), None
+
+
 class Model(nn.Module):
     """Two layers; the function gets what the second one makes, and may be anything in terms of Functions."""
 
@@ -155,6 +173,7 @@ CASES: dict[str, Callable[[Model, Tensor], Any]] = {
     "of a parameter": lambda m, h: Product.apply(h.detach(), m.a.weight),
     "of both": lambda m, h: Product.apply(h, m.a.weight),
     "of the same twice": lambda m, h: Product.apply(h.T @ h, Reversal.apply(h.T @ h)),
+    "missing": lambda m, h: m.a(Missing.apply(h, "")),
     "of a constant": lambda m, h: h + Clipped.apply(torch.ones(16), 0.0),
 }
 
@@ -226,3 +245,20 @@ def test_a_view_by_a_function_beside_its_argument_is_refused_and_a_copy_trains(o
         (h.square().sum() + reversed_h.abs().sum()).backward()
         found.append((x.grad, model.layer.weight.grad))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("beside", ["another", "places"])
+def test_a_function_that_asks_for_missing_gradients_is_refused_or_left_out_of_a_plan(beside: str) -> None:
+    plain, x = Model(lambda m, h: m.a(Missing.apply(h, beside)[0])), torch.randn(8, 16)
+    words = (
+        r"the torch\.autograd\.Function Missing calls ctx\.set_materialize_grads\(False\) and has .*, at line \d+ of "
+    )
+    with pytest.raises(
+        InvalidInput, match=words + r".*; leave set_materialize_grads out, .*, or give parts="
+    ) as caught:
+        rt.rematerialize(copy.deepcopy(plain), (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search")
+    assert "\n" not in str(caught.value)
+    model = copy.deepcopy(plain)
+    ours = rt.rematerialize(model, (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search", parts=["b"])
+    expected, found = (_gradients(each, x, 1.0) for each in (plain, ours))
+    assert all(torch.equal(expected[key], found[key]) for key in expected)

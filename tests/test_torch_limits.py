@@ -42,6 +42,9 @@ HELD = {  # words of the guide, and the tests that hold them
     "(`create_graph=True`)": "refusals::test_gradients_of_gradients_name_the_plain_model",
     "`torch.func` and forward-mode": "refusals::test_torch_func_names_the_plain_model",
     "forces as `torch.autograd.grad(": "refusals::test_forces_in_forward_have_the_bits_of_the_plain_step",
+    "`ctx.set_materialize_grads(False)`": (
+        "functions::test_a_function_that_asks_for_missing_gradients_is_refused_or_left_out_of_a_plan"
+    ),
     "Sparse gradients": "execution::test_bad_input_gets_one_line",
     "`BatchNorm(momentum=None)`": "loops::test_a_batch_norm_that_averages_over_all_steps_is_refused_by_name",
     "`F.ctc_loss`": "limits::test_ctc_loss_is_refused",

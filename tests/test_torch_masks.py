@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
+from remat.torch._private import Calculation  # noqa: E402
 from remat.torch.measure import peak_of_step  # noqa: E402
 from remat.torch.plain import plain_step  # noqa: E402
 
@@ -119,6 +122,43 @@ def changed(x: Tensor, mask: Tensor) -> Tensor:
     return x * 2 if mask.all() else x
 
 
+# Ways to add to a mask of numbers in place; not every name ends with "_".
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "iadd": lambda m: operator.iadd(m, 1),
+    "dunder": lambda m: m.__iadd__(1),
+    "of the data": lambda m: operator.isub(m.data, -1),
+    "out": lambda m: torch.add(m, 1, out=m),
+    "setitem": lambda m: m.__setitem__(slice(None), m + 1),
+    "operator": lambda m: torch.ops.aten.add_(m, 1),
+    "inplace=True": lambda m: F.threshold(m, 1, 1, inplace=True),
+}
+
+
+def of_an_argument(x: Tensor, mask: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    write(mask)
+    return x * 2 if (mask > 0).all() else x
+
+
+def of_a_view(x: Tensor, mask: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    made = mask.clone()
+    seen = made.view(-1)
+    write(made)
+    return x * 2 if (seen > 0).all() else x
+
+
+def of_a_constant(x: Tensor, _mask: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    made = torch.arange(4)
+    seen = made.view(-1)
+    write(made)
+    return x * 2 if (seen > 0).all() else x
+
+
+def beside(x: Tensor, mask: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    one_hot = F.one_hot(mask, 2)  # is written in place where it is made
+    write(made := mask.clone())
+    return x * 2 if one_hot[..., 1].all() else x + made.unsqueeze(-1)
+
+
 def drawn(x: Tensor, mask: Tensor) -> Tensor:
     return x * 2 if torch.bernoulli(mask.float()).all() else x
 
@@ -143,6 +183,28 @@ class Between(nn.Module):
 def test_other_branches_on_masks_are_refused(between: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"one graph: Data-dependent .*{__name__}.py"):
         rematerialize(Between(between), (torch.randn(BATCH, LENGTH, 32), masks()["ones"]))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_branches_on_what_changes_in_place_are_refused(name: str) -> None:
+    x, given = torch.randn(BATCH, LENGTH, 32), masks()["left"]
+    for branch in (of_an_argument, of_a_view, of_a_constant):
+        with pytest.raises(InvalidInput, match=rf"one graph: Data-dependent .*{__name__}.py"):
+            rematerialize(Between(lambda x, mask, branch=branch: branch(x, mask, IN_PLACE[name])), (x, given.clone()))
+
+
+@pytest.mark.parametrize("name", ["iadd", "inplace=True"])
+def test_a_branch_beside_what_changes_in_place_is_followed(name: str) -> None:
+    plain, x = Between(lambda x, mask: beside(x, mask, IN_PLACE[name])), torch.randn(BATCH, LENGTH, 32)
+    ours = rematerialize(copy.deepcopy(plain), (x, masks()["left"]))
+    for given in masks().values():
+        same_bits(plain, ours, x, given)
+
+
+def test_a_calculation_changes_no_argument() -> None:
+    given = masks()["left"]
+    assert Calculation("", (0,), lambda m: m.zero_().any().logical_not()).outcome([given])
+    assert torch.equal(given, masks()["left"])
 
 
 def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:

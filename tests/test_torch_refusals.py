@@ -145,6 +145,17 @@ def test_a_number_that_both_passes_read_is_refused_and_others_are_not() -> None:
     assert difference_of_steps(model, rematerialize(model, *args), args, {}, "cpu") == 0
 
 
+def branched(x: Tensor) -> Tensor:
+    n = int(torch.ones(3).sum())
+    return x * 2 if n == 3 else x  # here
+
+
+def test_a_branch_on_a_number_of_a_tensor_is_refused_in_plain_words() -> None:
+    """The compiler's own headline differs between versions of PyTorch."""
+    words = "a branch or a size depends on values", line_of(branched, "# here"), PARTS
+    assert "guard" not in refused(lambda: rematerialize(Net(branched), rows()), *words)
+
+
 def test_a_size_that_is_marked_as_dynamic_is_refused() -> None:
     x = rows()
     torch._dynamo.mark_dynamic(x, 0)

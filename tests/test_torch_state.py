@@ -340,6 +340,19 @@ def scaled(self: Any, h: torch.Tensor) -> torch.Tensor:
     return h * self.n
 
 
+class Counter:
+    """An object without a `__dict__`."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+def scaled_elsewhere(self: Any, h: torch.Tensor) -> torch.Tensor:
+    return scaled(self.counter, h)
+
+
 def cooled(self: Any, h: torch.Tensor) -> torch.Tensor:
     self.heat = 0.9 * self.heat
     return h * self.heat
@@ -354,6 +367,7 @@ def queued(self: Any, h: torch.Tensor) -> torch.Tensor:
     ("between", "state", "message"),
     [
         (scaled, {"n": 0}, "'0.n' is a number that changes in each step, and tensors depend on it"),
+        (scaled_elsewhere, {"counter": Counter()}, "'0.counter.n' is a number that changes in each step"),
         (cooled, {"heat": 1.0}, r"'0.heat' is a number that changes in each step \(1 to 0.9\)"),
         (queued, {"queue": deque(maxlen=2)}, "'0.queue' is a deque with maxlen"),
     ],

@@ -3,6 +3,7 @@
 # pyright: reportArgumentType=false
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -144,6 +145,8 @@ def test_what_was_accepted_silently_is_refused() -> None:
         (lambda: remat.load_graph(None), "a file's path is needed, not None"),
         (lambda: PLAN.save(""), "the path of a file to write is needed, not ''"),
         (lambda: PLAN.save(None), "the path of a file to write is needed, not None"),
+        (lambda: PLAN.save(tempfile.gettempdir()), "cannot be written: it is a folder; name a file in it"),
+        (lambda: BOUND.save(Path(__file__) / "a.json.gz"), r"test_wrong_arguments\.py is a file; name a folder"),
         (lambda: remat.save_graph(GRAPH, "a\0b"), r"the path of a file to write is needed, not 'a\\x00b'"),
         (lambda: remat.Graph.from_nodes("g", [[], [0]], [1], [1, 1]), "bytes has 1 entries, but deps has 2"),
         (lambda: remat.Graph.from_nodes("g", [[], [0]], [1, 2], [1] * 3), "costs has 3 entries, but deps has 2"),

@@ -26,10 +26,9 @@ from experiments.device.folder import (
 )
 from experiments.device.models import spec_of
 from experiments.device.subject import Find, Subject, is_out_of_memory
-from remat.errors import BudgetTooSmall, InvalidInput
+from remat.errors import BudgetTooSmall, InvalidInput, first_line
 from remat.execution import StepPlan, cheapest_fitting
 from remat.files import read_json
-from remat.frontends.spec import first_line
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.solution import Solution, Status

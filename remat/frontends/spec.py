@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, headline
+from remat.errors import InvalidInput, first_line
 
 FRAMEWORKS = ("keras", "torch", "synthetic")
 GRANULARITIES = ("layer", "operation")
@@ -110,12 +110,6 @@ def load_target(target: str) -> Any:
     if not hasattr(module, attribute):
         raise InvalidInput(f"target '{target}': module '{module_name}' has no '{attribute}'")
     return getattr(module, attribute)
-
-
-def first_line(error: BaseException) -> str:
-    """Type and first line of an exception, for a message of one line."""
-    text = headline(error)
-    return f"{type(error).__name__}: {text}" if str(error).strip() else text
 
 
 def place_in_target(error: BaseException, target: str) -> str:

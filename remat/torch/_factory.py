@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from remat.cost import Gpu
-from remat.errors import InvalidInput, RematError
-from remat.frontends.spec import ModelSpec, first_line, load_target, place_in_target
+from remat.errors import InvalidInput, RematError, first_line
+from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.torch import build
 from remat.torch._gpu_kernels import kernels_of, with_workspaces, workspace_of_call
 from remat.torch._shard import Sharding, blocks_in_rows

@@ -6,7 +6,8 @@ The interfaces, and where PyTorch keeps them:
 - trees of tensors: ``torch.utils._pytree``
 - tensors without contents: ``torch._subclasses.fake_tensor``, with the one function that dispatches their operators
 - dispatch modes: ``torch.utils._python_dispatch``
-- Dynamo: its settings, its stance, its exceptions, its notes in a graph's nodes, its notes of what a step changes
+- Dynamo: its settings, its stance, its exceptions, its notes in a graph's nodes, its notes of what a step changes,
+  the function that runs a call on tensors without contents, the one that follows a `torch.autograd.Function`
 - AOT autograd: its entry, its settings, its descriptions of inputs and outputs, its guess of a gradient's layout
 - the min-cut partitioner and its settings; Inductor's entry, and its setting for another partitioner
 - kernels that are registered for tracing: ``OpOverload.py_kernels``, `torch._C.DispatchKey`
@@ -61,7 +62,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._guards import TracingContext
 from torch._guards import tracing as tracing_in
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -249,7 +250,7 @@ def will_run(node: Any) -> bool:
     return torch._C._will_engine_execute_node(node)
 
 
-def number_of_backward_pass() -> int:
+def backward_pass() -> int:
     """Which backward pass runs now in this thread."""
     return torch._C._current_graph_task_id()
 
@@ -265,11 +266,6 @@ def gets_gradient(leaf: Any) -> bool:
 def hooks_of(tensor: Tensor) -> Any:
     """The hooks that see a tensor's gradient, by their numbers; None if there never was one."""
     return tensor._backward_hooks
-
-
-def backward_pass() -> int:
-    """A number of the backward pass that runs now."""
-    return torch._C._current_graph_task_id()
 
 
 def goes_on(tensor: Tensor) -> bool:
@@ -436,6 +432,7 @@ class _Everywhere:
 
 
 EVERYWHERE: Container[Place] = _Everywhere()
+_READS_ONLY = "remat_reads_only"  # meta of a call of Dynamo's graph
 
 
 class _Tracing(threading.local):
@@ -468,6 +465,7 @@ def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[Non
     - A branch on `values` is followed too, see `remat.torch._branches`.
     - A tensor that the model has made may be told to require a gradient, see `_let_leaves_through`.
     - Python's random generators in objects are refused: Dynamo would repeat the numbers of the first call.
+    - A Function of the user's that tells missing gradients from zeros is refused: Dynamo gives it zeros.
     - A refusal notes in which module it stops, for `modules_at`.
     """
     _answer_questions()
@@ -475,6 +473,8 @@ def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[Non
     _let_leaves_through()
     _refuse_generators()
     _note_modules()
+    _note_writes()
+    _refuse_missing_gradients()
     before = tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values
     tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = True, told, None, values
     try:
@@ -530,7 +530,7 @@ def changed_numbers() -> dict[str, tuple[Any, Any]]:
             name = f"{_name_of(owner.source)}.{attribute}"
             if name not in read or not made.is_python_constant() or not hasattr(owner, "value"):
                 continue
-            before, after = vars(owner.value).get(attribute), made.as_python_constant()
+            before, after = getattr(owner.value, attribute, None), made.as_python_constant()
             if {type(before), type(after)} <= {int, float} and before != after:
                 found[name] = before, after
     return found
@@ -671,6 +671,38 @@ def _refuse_generators() -> None:
     setattr(RandomVariable, "is_supported_random_obj", staticmethod(none))  # noqa: B010 - its type is narrower
 
 
+MISSING_GRADIENTS = "calls ctx.set_materialize_grads(False) and has several outputs"
+
+
+@functools.cache
+def _refuse_missing_gradients() -> None:
+    from torch._dynamo.exc import Unsupported
+    from torch._dynamo.variables import TensorVariable
+    from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
+    from torch._dynamo.variables.misc import AutogradFunctionContextVariable
+
+    follow = AutogradFunctionApplyVariable.call_function
+
+    def asking(tx: Any) -> set[int]:
+        """The contexts of Functions that ask for missing gradients as None."""
+        return {
+            id(owner) for owner, stored in tx.output.side_effects.store_attr_mutations.items()
+            if isinstance(owner, AutogradFunctionContextVariable)
+            and "materialize_grads" in stored and not stored["materialize_grads"].as_python_constant()
+        }  # fmt: skip
+
+    def unless_missing(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        before = asking(tx)
+        made = follow(self, tx, args, kwargs)
+        outputs = [x for x in getattr(made, "items", [made]) if isinstance(x, TensorVariable)]
+        if tracing.as_in_eager_mode and len(outputs) > 1 and asking(tx) - before:
+            name = self.bwd_fn.__qualname__.rpartition(".")[0].rpartition("<locals>.")[2]
+            raise Unsupported(f"the torch.autograd.Function {name} {MISSING_GRADIENTS}")
+        return made
+
+    AutogradFunctionApplyVariable.call_function = unless_missing
+
+
 Modules = Sequence[tuple[str, str]]  # (path from the traced function, class) of nested modules, the outermost first
 
 
@@ -726,7 +758,7 @@ class Calculation:
     def outcome(self, leaves: Sequence[Any]) -> bool:
         """Whether the result is not 0, for these leaves."""
         with outside_modes(), torch.no_grad():
-            return bool(self.function(*(leaves[i] for i in self.arguments)))
+            return bool(self.function(*(leaves[i].clone() for i in self.arguments)))  # the user's own stay as they are
 
 
 def _calculation_of(node: fx.Node) -> Calculation | None:
@@ -782,10 +814,33 @@ def _outcome_of(node: fx.Node) -> bool | None:
     return values.outcome(calculation) if calculation.arguments else outcome
 
 
+@functools.cache
+def _note_writes() -> None:
+    """Let Dynamo note in a call whether it leaves the tensors that it takes as they are."""
+    from torch._dynamo import utils
+
+    run = utils.run_node
+
+    def noting(tracer: Any, node: fx.Node, args: Any, kwargs: Any, module: Any) -> Any:
+        before = _versions((args, kwargs))
+        made = run(tracer, node, args, kwargs, module)
+        is_seen = not isinstance(node.target, HigherOrderOperator)  # a kernel behind it does not run while it is traced
+        node.meta[_READS_ONLY] = is_seen and before is not None and before == _versions((args, kwargs))
+        return made
+
+    utils.run_node = noting
+
+
+def _versions(args: Any) -> list[int] | None:
+    """How often each tensor among arguments has changed in place; None if that is not counted."""
+    tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+    return None if any(x.is_inference() for x in tensors) else [x._version for x in tensors]
+
+
 def _writes(node: fx.Node) -> bool:
     """Whether a call of Dynamo's graph may change its arguments."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name == "setitem" or "out" in node.kwargs
+    schemas = [schema_of(node.target)] if isinstance(node.target, OpOverload) else []
+    return not node.meta.get(_READS_ONLY) or any(schema.is_mutable for schema in schemas)
 
 
 def compiler_is_disabled() -> bool:

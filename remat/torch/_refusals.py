@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from remat.errors import InvalidInput, RematError, headline, shortened
 from remat.torch._private import (
+    MISSING_GRADIENTS,
     BackendCompilerFailed,
     BatchNorm,
     FailOnRecompileLimitHit,
@@ -46,7 +47,7 @@ _REMAT, _TORCH, _PYTHON = (
     str(Path(folder) / "_")[:-1]
     for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
 )
-# Headlines of the compiler, in words that say what the model does, and the way out.
+# What headlines of the compiler contain, in words that say what the model does ('' for its own), and the way out.
 _LEAF = ("the model lets an argument require a gradient", "call requires_grad_() on it before the module")
 _MEANINGS = {
     "Could not guard on data-dependent expression": ("a branch or a size depends on values", UNLESS),
@@ -56,6 +57,7 @@ _MEANINGS = {
     "returning intermediate with requires_grad_()": (
         "the model returns a tensor for which it called requires_grad_()", "make that tensor outside, as an argument",
     ),
+    MISSING_GRADIENTS: ("", f"leave set_materialize_grads out, so that missing gradients are zeros, or {PARTS}"),
 }  # fmt: skip
 
 
@@ -88,9 +90,9 @@ def refusals(what: str) -> Iterator[None]:
 def _reason(error: BaseException) -> tuple[str, str]:
     """The compiler's headline with its reason if it gives one, and the way out."""
     line, why = headline(error), _why(error)
-    for begin, meaning in _MEANINGS.items():
-        if line.startswith(begin):
-            return meaning
+    for words, (meaning, instead) in _MEANINGS.items():
+        if words in line:
+            return meaning or line, instead
     return f"{line} ({why})" if why else line, UNLESS
 
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from remat import zoo
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
+from remat.errors import InvalidInput, InvalidPlan, first_line, unknown_name, warn
 from remat.execution import Peaks, StepPlan, check_options, default_cache, implementations_of, is_fraction, parse_budget
-from remat.frontends.spec import first_line
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.torch import _aot, _optimizer, _private

@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput
-from remat.frontends.spec import first_line
+from remat.errors import InvalidInput, first_line
 from remat.graph import Graph
 from remat.search.repeats import find_repeats, with_blocks
 from remat.torch._loss import Needs, Outside

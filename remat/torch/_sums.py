@@ -37,7 +37,7 @@ class Sums:
             node.register_prehook(self._note_pass)
 
     def _note_pass(self, _gradients: Any) -> None:
-        this_pass, last_pass = _private.number_of_backward_pass(), self._last_pass
+        this_pass, last_pass = _private.backward_pass(), self._last_pass
         self._last_pass = this_pass
         if this_pass == last_pass and not self._has_warned:
             self._has_warned = True

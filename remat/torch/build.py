@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remat.errors import InvalidInput, unknown_name
-from remat.frontends.spec import DTYPES, ModelSpec, check_options, first_line
+from remat.errors import InvalidInput, first_line, unknown_name
+from remat.frontends.spec import DTYPES, ModelSpec, check_options
 from remat.torch._private import (
     DataDependentOutputException,
     DynamicOutputShapeException,

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from remat.errors import InvalidInput
-from remat.frontends.spec import first_line
+from remat.errors import InvalidInput, first_line
 from remat.graph import Graph, Operation, Work
 from remat.torch._branches import is_readable
 from remat.torch._loss import NO_LOSS, Needs, Outside, differentiated, gradients_restored
