@@ -152,7 +152,10 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
     assert difference_of_steps(planned, other, args, {}, "cpu") == 0
 
 
-@pytest.mark.parametrize(("model", "names", "n_steps"), [(Twice(2), PARTS, 3), (Repeating(), ["part"], 3)])
+@pytest.mark.parametrize(
+    ("model", "names", "n_steps"),
+    [(Twice(2), PARTS, 3), pytest.param(Repeating(), ["part"], 3, marks=pytest.mark.slow)],
+)
 def test_any_plans_of_parts_that_run_again_keep_the_promise(model, names, n_steps, monkeypatch) -> None:
     """Plans drawn by chance show what the cheapest ones hide; the allocator judges."""
     draw = random.Random(0)

@@ -228,7 +228,8 @@ def by_key(runs: Iterable[Run]) -> dict[str, Run]:
     """[key] a run with it; runs of a part that may differ in more than contents of tensors get different keys."""
     kinds, found = dict[str, list[Any]](), dict[str, Run]()
     for run in runs:
-        known, kind = kinds.setdefault(run.part, []), (bares(run), describe_inputs((run.args, run.kwargs)), run.autocast)
+        kind = bares(run), describe_inputs((run.args, run.kwargs)), run.autocast
+        known = kinds.setdefault(run.part, [])
         if kind not in known:
             known.append(kind)
         at = known.index(kind)
