@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,18 +162,6 @@ def test_prepared_steps_are_not_planned_in_the_loop(device: str, caplog: pytest.
     for wrong in ((images(5),), (), ([images(5)],), ([],)):
         with pytest.raises(remat.InvalidInput, match=r"prepare takes tuples .*prepare\(\(x,\), \(y,\)\)"):
             ours.prepare(*wrong)
-
-
-def test_arguments_of_a_step_are_let_go() -> None:
-    """Those of a part are activations; those of a model are a batch that would be held while the next one is made."""
-    planned = rematerialize(Net(), (images(4),))
-    for _ in range(2):  # the first call compiles
-        x = images(4)
-        let_go = weakref.ref(x)
-        planned(x).sum().backward()
-        planned.zero_grad()
-        del x
-        assert let_go() is None
 
 
 def test_a_batch_norm_that_averages_over_all_steps_is_refused_by_name() -> None:
