@@ -16,6 +16,7 @@ from remat.torch._loss import ANY_LOSS, Outside
 from remat.torch._private import places_of_children, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch._shard import Sharding
 from remat.torch.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
+from remat.torch.planner import describe_inputs
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Run:
 
     Attributes:
         args, kwargs: without contents.
-        key: one for all runs of the part that may have the same plan.
+        key: one for all runs of the part that have the same plan.
         autocast: (whether it is on, its type, whether it keeps casts) where the part runs.
         forward: (bytes that all else holds, the outputs included, numbers of the step's calls when it begins and ends).
         backward: the same of its backward pass, the gradients of outputs included.
@@ -224,13 +225,14 @@ class _Opaque(torch.autograd.Function):
 
 
 def by_key(runs: Iterable[Run]) -> dict[str, Run]:
-    """[key] a run with it; runs of a part that differ in what needs a gradient get different keys."""
+    """[key] a run with it; runs of a part that may differ in more than contents of tensors get different keys."""
     kinds, found = dict[str, list[Any]](), dict[str, Run]()
     for run in runs:
-        known, needs = kinds.setdefault(run.part, []), [x.needs_gradient for x in bares(run)]
-        if needs not in known:
-            known.append(needs)
-        at = known.index(needs)
+        kind = bares(run), describe_inputs((run.args, run.kwargs)), run.autocast
+        known = kinds.setdefault(run.part, [])
+        if kind not in known:
+            known.append(kind)
+        at = known.index(kind)
         run.key = f"{run.part} ({at + 1})" if at else run.part
         found.setdefault(run.key, run)
     return found

@@ -222,6 +222,7 @@ class PartsSearch:
         parts = {key: self._part(model, key, run) for key, run in by_key(runs).items()}
         read = {part.name for part in parts.values() if part.reads_outputs}
         step, runs = followed_parts(model, args, kwargs, names, self.planner.device, outside, read, self.sharding)
+        parts = _one_of_each_step(parts, runs)
         moments = [*self._moments(step, runs)]
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
@@ -321,6 +322,17 @@ def _check_runs(model: nn.Module, name: str, runs: Sequence[Run]) -> None:
         raise InvalidInput(f"the part '{name}' needs no gradient, so that it saves nothing; leave it out of parts=")
     if any([x.layout for x in bares(run)] != [x.layout for x in bares(runs[0])] for run in runs):
         raise InvalidInput(f"the part '{name}' runs on different shapes within a step, which parts= cannot plan")
+
+
+def _one_of_each_step(parts: Mapping[str, _Part], runs: Sequence[Run]) -> dict[str, _Part]:
+    """The parts without those whose step another one has, which gets their runs: a loop follows one plan of a step."""
+    first, keys = dict[tuple[str, str], _Part](), dict[str, str]()
+    for key, part in parts.items():
+        same = part.name, fingerprint_of_step(part.step, part.planner.sample).sha256
+        keys[key] = first.setdefault(same, part).key
+    for run in runs:
+        run.key = keys[run.key]
+    return {part.key: part for part in first.values()}
 
 
 def _captured(part: nn.Module, run: Run, given: Any, planner: Planner) -> CapturedStep:
