@@ -22,7 +22,7 @@ from remat.errors import InvalidInput, UnknownName, unknown_name, warn
 from remat.graph import Graph
 
 GROUP = "remat.strategies"
-LARGEST_WITHOUT_CLOCK = 2000  # operations: a baseline takes about half a second for one plan
+LARGEST_WITHOUT_CLOCK = 5000  # operations: a baseline takes a fraction of a second for one plan
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 

@@ -263,7 +263,7 @@ def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> Non
     ("change", "message"),
     [
         ({"format": ["remat-bound/2"]}, "format is not remat-bound/1"),
-        ({"scope": "x\ny"}, "unknown scope 'x y'"),
+        ({"scope": "x\ny"}, r"unknown scope 'x\\ny'"),
         ({"format": "remat-bound/9"}, "format is not remat-bound/1 or remat-bound/2"),
         ({"bound": 1.5}, "bound must be an integer"),
         ({"bound": 10**160}, "bound must be an integer, within 2"),

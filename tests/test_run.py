@@ -388,7 +388,7 @@ def test_an_own_model_is_run_as_its_factory_made_it_and_called_by_its_name(
     heads = [json.loads(path.read_text()) for path in here.glob("runs/my_models-factory_v100_*/run.json")]
     assert [head["title"].startswith("my_models:factory, batch 4, 1.00 MB") for head in heads] == [True, True]
     said = complaint(capsys, *own, "model.options.widht=16")
-    assert "options of the factory: model.options.width=8, model.options.half=False" in said
+    assert "options of the factory (of a run: model.options.NAME): width=8, half=False" in said
 
 
 def test_equal_graphs_of_other_types_have_rows_of_their_own() -> None:

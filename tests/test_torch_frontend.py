@@ -546,7 +546,7 @@ def classifier(classes: int = 4) -> nn.Module:
         ({"target": f"{__name__}:wrong_size"}, "sample input"),
         (
             {"target": f"{__name__}:classifier", "options": {"clases": 3}},
-            r"'clases'; options of the factory: model\.options\.classes=4$",
+            r"'clases'; options of the factory \(of a run: model\.options\.NAME\): classes=4$",
         ),
         ({"target": f"{__name__}:classifier", "options": {"loss": "crossentropy"}}, "cross_entropy"),
         ({"target": f"{__name__}:classifier", "dtype": "float31"}, "float32"),

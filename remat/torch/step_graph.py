@@ -12,6 +12,7 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
+from remat.implementation import Implementation
 from remat.torch import _private
 from remat.torch._loss import Needs
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
@@ -398,11 +399,23 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
         operations[end].workspace_bytes, outside.most_bytes + of_views - only_bases,
         outside.held_bytes + of_views + 2 * max(bases, default=0),
     )  # fmt: skip
-    outputs, values = operations[end].outputs, graph.values
-    if outside.held_bytes:
-        outputs, values = (*outputs, len(values)), (*values, Value("loss", outside.held_bytes, keep=True))
-    operations[end] = replace(operations[end], workspace_bytes=max(0, most - outside.held_bytes), outputs=outputs)
-    return replace(graph, operations=tuple(operations), values=values), outside
+    operations[end] = replace(operations[end], workspace_bytes=max(0, most - outside.held_bytes))
+    graph = replace(graph, operations=tuple(operations))
+    kept = Value("loss", outside.held_bytes, keep=True)
+    return (_with_output(graph, end, kept) if outside.held_bytes else graph), outside
+
+
+def _with_output(graph: Graph, k: int, value: Value) -> Graph:
+    """The graph where operation `k` makes one more value; extra values of implementations stay the last ones."""
+    at = len(graph.values) - graph.n_extra
+
+    def moved(implementation: Implementation) -> Implementation:
+        inputs, outputs = (tuple(v + (v >= at) for v in ids) for ids in (implementation.inputs, implementation.outputs))
+        return replace(implementation, inputs=inputs, outputs=outputs)  # what it overwrites is no extra value
+
+    operations = [replace(op, implementations=tuple(map(moved, op.implementations))) for op in graph.operations]
+    operations[k] = replace(operations[k], outputs=(*operations[k].outputs, at))
+    return replace(graph, operations=tuple(operations), values=(*graph.values[:at], value, *graph.values[at:]))
 
 
 def _views_of_outputs(training_graph: TrainingGraph) -> dict[fx.Node, list[fx.Node]]:
