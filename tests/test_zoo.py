@@ -131,8 +131,9 @@ def test_a_step_follows_the_plan_of_the_zoo() -> None:
     module = rt.rematerialize(model, (x,), plan=f"zoo:{STEP}", verify=True)
     assert any(module.plan.recomputed)
     # When the zoo was made, the states of six random operations were counted; now they lie outside of the allocator.
-    states = 6 * torch.get_rng_state().nbytes
-    assert module.predicted_peak_bytes == entry["peak_bytes"] - states <= entry["budget_bytes"]
+    # A loss outside was not taken to hold a tensor of the outputs' size to the end of the step, as it is now.
+    states, held = 6 * torch.get_rng_state().nbytes, model(x).nbytes
+    assert module.predicted_peak_bytes == entry["peak_bytes"] - states + held <= entry["budget_bytes"]
     assert module.measured_peak_bytes is not None
     assert module.measured_peak_bytes <= entry["budget_bytes"]
     torch.manual_seed(1)
