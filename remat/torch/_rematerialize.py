@@ -116,8 +116,9 @@ def rematerialize(
             optimizer state. `parts`, by default the model's repeated blocks, are gathered one by one. In processes of
             `torch.distributed`, as many as ranks, this call shards the model, so that its optimizer is made afterwards.
         loss: (the module's outputs) -> the scalar that is differentiated, where the module does not return it:
-            ``lambda out: F.cross_entropy(out, labels)``. Its memory is then counted exactly; else it is taken to be
-            that of cross-entropy or the mean squared error. It is called on tensors without contents.
+            ``lambda out: F.cross_entropy(out, labels)``. Its memory is then counted exactly; it is called on tensors
+            without contents. By default it is the scalar that outputs hold as ``loss`` (transformers' models); where
+            there is none, it is taken to need the memory of cross-entropy or the mean squared error.
         retain_graph: count several backward passes through one forward pass, ``loss.backward(retain_graph=True)``,
             which keep what a plan frees.
         operators: the earlier name of `implementations`; it still works, with a warning.
