@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -169,3 +170,125 @@ def test_features_can_be_pickled() -> None:
     _, ours = both(Features())
     _, h = ours(torch.randn(8, 16))
     assert torch.equal(pickle.loads(pickle.dumps(h)), h)
+
+
+def _said(of: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        of()
+    return [str(each.message) for each in told]
+
+
+def test_a_gradient_asked_for_together_with_those_of_parameters_is_said_to_be_incomplete() -> None:
+    plain, ours = both(Features())
+    x = torch.randn(8, 16)
+
+    def asked(model: nn.Module, *more: str) -> Any:
+        y, h = model(x)
+        wanted = [h, *model.parameters()] if more else [*model.parameters()]
+        return torch.autograd.grad(y + h.square().sum(), wanted)
+
+    assert not _said(lambda: asked(ours))
+    assert any("gives only the part from outside" in text for text in _said(lambda: asked(ours, "h")))
+    for one, other in zip(asked(plain, "h")[1:], asked(ours, "h")[1:], strict=True):
+        assert torch.equal(one, other)
+
+
+class SharedGradient(nn.Module):
+    """Two outputs whose gradient is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.a(x))
+        return self.b(h), h
+
+
+def test_a_gradient_that_flows_into_two_outputs_is_not_taken_for_one_that_is_asked_for() -> None:
+    plain, ours = both(SharedGradient())
+    x = torch.randn(8, 16)
+
+    def step(model: nn.Module) -> list[Any]:
+        y, h = model(x)
+        return list(torch.autograd.grad((y + h).square().sum(), [*model.parameters()]))
+
+    assert not _said(lambda: step(ours))
+    assert all(map(torch.equal, step(plain), step(ours)))
+
+
+class FeatureAndView(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.tanh(self.a(x))
+        part = h[:, ::2]
+        return self.b(torch.sigmoid(part)).sum(), h, part
+
+
+def test_gradients_of_a_feature_and_a_view_of_it_are_said_to_be_added_in_another_order() -> None:
+    plain, ours = both(FeatureAndView())
+    x = torch.randn(8, 16)
+
+    def step(model: nn.Module, of: Callable[..., Tensor]) -> list[Any]:
+        model.zero_grad()
+        of(*model(x)).backward()
+        return [p.grad for p in model.parameters()]
+
+    def of_one(y: Tensor, h: Tensor, _part: Tensor) -> Tensor:
+        return y + h.square().sum()
+
+    def of_both(y: Tensor, h: Tensor, part: Tensor) -> Tensor:
+        return y + h.square().sum() + part.exp().sum()
+
+    assert not _said(lambda: step(ours, of_one))
+    assert all(map(torch.equal, step(plain, of_one), step(ours, of_one)))
+    assert any("same memory" in text for text in _said(lambda: step(ours, of_both)))
+    assert not _said(lambda: step(ours, of_both)), "once is enough"
+    for one, other in zip(step(plain, of_both), step(ours, of_both), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class FeatureAndPart(nn.Module):
+    """A view of a hidden tensor, and a part of that view; both returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        g = torch.tanh(self.a(x))
+        h = self.b(g).view(4, 32)
+        return h, h[:1], g.view(-1)
+
+
+def test_the_gradient_of_a_view_that_reaches_it_through_a_part_of_it_is_refused_to_readers() -> None:
+    plain, ours = both(FeatureAndPart())
+    x = torch.randn(8, 16)
+
+    def read(model: nn.Module, retains: bool) -> Any:
+        h, part, _ = model(x)
+        if retains:
+            h.retain_grad()
+        part.square().sum().backward()
+        return h.grad
+
+    assert read(plain, True) is not None
+    with pytest.raises(InvalidInput, match=REFUSED):
+        read(ours, True)
+
+
+def test_a_loss_of_one_output_reaches_what_another_output_was_made_of() -> None:
+    """Gradients that are missing must not stop those of a hidden tensor of which the outputs are views."""
+    plain, ours = both(FeatureAndPart())
+    x = torch.randn(8, 16)
+    gradients = []
+    for model in (plain, ours):
+        model.zero_grad()
+        model(x)[1].square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert len(gradients[0]) == 4
+    assert all(map(torch.equal, *gradients))

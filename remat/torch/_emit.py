@@ -135,13 +135,16 @@ class _Emitter:
         return forward, backward
 
     def _output_of_tangents(self) -> dict[str, int]:
-        """Name of the placeholder of an output's gradient in the backward half -> index of that forward output."""
-        named = {}
-        for node in self.training_graph.tangents:
-            output = _private.differentiated_output(node)
-            if _private.is_plain_output(output):
-                named[self.backward.made[node].name] = self.training_graph.n_mutations + output.idx
-        return named
+        """Name of the placeholder of an output's gradient in the backward half -> index of that forward output.
+
+        A gradient of something else, of which nobody says whether it is missing, has -1.
+        """
+        outputs = _private.descriptions_of_outputs(self.training_graph.module.graph)
+        described = {node: _private.differentiated_output(node) for node in self.training_graph.tangents}
+        return {
+            self.backward.made[node].name: outputs.index(output) if output in outputs else -1
+            for node, output in described.items()
+        }
 
     def _update(self, k: int) -> None:
         if self.half is self.forward or self.update_of is None:

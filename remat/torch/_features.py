@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils.hooks import unserializable_hook
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, warn
 from remat.torch import _private
 from remat.torch._work import tensors_of
 
@@ -22,6 +22,14 @@ _NOT_THE_USER = ("remat.", "torch.distributed.")  # their hooks do not read the 
 _REFUSED = (
     "a hook, retain_grad() or autograd.grad on a tensor that the module returns or stores, and also uses, would miss "
     "the gradient from inside of the planned step: use .model for that, or use the tensor outside of the module alone"
+)
+_INCOMPLETE = (
+    "torch.autograd.grad gives only the part from outside of the planned step of the gradient of a tensor that the "
+    "module returns or stores, and also uses: use .model for that"
+)
+_OTHER_ORDER = (
+    "the module returns several tensors with the same memory, and also uses them: PyTorch adds these gradients in "
+    "another order, so that last bits may differ"
 )
 
 
@@ -52,47 +60,105 @@ def _needs_gradient(node: fx.Node) -> bool:
     return not tensors or any(x.requires_grad for x in tensors)
 
 
-def watched(step: Callable[..., Sequence[Any]], used: Mapping[int, frozenset[int]]) -> Callable[..., Sequence[Any]]:
+class Watched:
     """A compiled step of Dynamo's graph that refuses to give a part of a feature's gradient.
+
+    Where it cannot tell for certain, it warns, once.
 
     Args:
         used: as `used_features` gives it.
     """
 
-    def run(*args: Any) -> Sequence[Any]:
-        outputs, given = step(*args), set(map(id, args))  # the gradient of an argument is complete
+    def __init__(self, step: Callable[..., Sequence[Any]], used: Mapping[int, frozenset[int]]):
+        self.step, self.used = step, used
+        self._warned = set[str]()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        outputs, given = self.step(*args), set(map(id, args))  # the gradient of an argument is complete
         needs = {i: x for i, x in enumerate(outputs) if isinstance(x, Tensor) and x.requires_grad}
-        _watch({i: x for i, x in needs.items() if id(x) not in given}, used)
+        self._watch({i: x for i, x in needs.items() if id(x) not in given})
         return outputs
 
-    return run
+    def _watch(self, needs: Mapping[int, Tensor]) -> None:
+        """Let the backward pass look whether somebody reads the gradient of a feature."""
+        used = {i: others for i, others in self.used.items() if i in needs}
+        passes: dict[int, int] = {}  # output -> the last backward pass that brought it a gradient
+        alike = _with_same_memory(needs)
+        for i in sorted((frozenset[int]().union(*used.values(), *alike.values())) & needs.keys()):
+            _note(i, needs[i], passes)
+        for i in used:
+            self._check(i, needs[i], passes)
+        for i, others in alike.items():
+            # Eager mode adds the gradients of these and those from inside one by one, a planned step the former first.
+            if frozenset[int]().union(*(used.get(j, ()) for j in (i, *others))) - others - {i}:
+                self._check_order(needs[i], others, passes)
+            for j in used.get(i, frozenset()) & others:  # into which gradients flow from the base, not from `i`
+                _check_passed_over(needs[i], needs[j])
 
-
-def _watch(needs: Mapping[int, Tensor], used: Mapping[int, frozenset[int]]) -> None:
-    """Let the backward pass look whether somebody reads the gradient of a feature."""
-    passes: dict[int, int] = {}  # output -> the last backward pass that brought it a gradient
-
-    def note(i: int) -> None:
+    def _check(self, i: int, x: Tensor, passes: Mapping[int, int]) -> None:
         @unserializable_hook
-        def hook(gradient: Tensor | None) -> None:
-            if gradient is not None:
-                passes[i] = _private.backward_pass()
-
-        needs[i].register_hook(hook)
-
-    def check(i: int) -> None:
-        @unserializable_hook
-        def hook(_gradient: Tensor | None) -> None:
-            if any(passes.get(j) == _private.backward_pass() for j in used[i]) and _is_read(feature(), hooks()):
+        def refuse(_gradient: Tensor | None) -> None:
+            if is_incomplete() and _is_read(feature(), hooks()):
                 raise InvalidInput(_REFUSED)
 
-        needs[i].register_hook(hook)
-        feature, hooks = weakref.ref(needs[i]), weakref.ref(_private.hooks_of(needs[i]))
+        @unserializable_hook
+        def look(gradients: tuple[Tensor | None, ...]) -> None:
+            if is_incomplete() and _private.is_captured(gradients, at):
+                self._warn(_INCOMPLETE)
 
-    for i in sorted(frozenset[int]().union(*used.values()) & needs.keys()):
-        note(i)
-    for i in sorted(used.keys() & needs.keys()):
-        check(i)
+        def is_incomplete() -> bool:
+            return any(passes.get(j) == _private.backward_pass() for j in self.used[i])
+
+        x.register_hook(refuse)
+        feature, hooks, at = weakref.ref(x), weakref.ref(_private.hooks_of(x)), x.output_nr
+        assert x.grad_fn is not None
+        x.grad_fn.register_prehook(look)
+
+    def _check_order(self, x: Tensor, others: frozenset[int], passes: Mapping[int, int]) -> None:
+        @unserializable_hook
+        def hook(gradient: Tensor | None) -> None:
+            if gradient is not None and any(passes.get(j) == _private.backward_pass() for j in others):
+                self._warn(_OTHER_ORDER)
+
+        x.register_hook(hook)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warn(text)
+
+
+def _note(i: int, x: Tensor, passes: dict[int, int]) -> None:
+    """Note the backward passes that bring output `i` a gradient."""
+
+    @unserializable_hook
+    def hook(gradient: Tensor | None) -> None:
+        if gradient is not None:
+            passes[i] = _private.backward_pass()
+
+    x.register_hook(hook)
+
+
+def _check_passed_over(feature: Tensor, made: Tensor) -> None:
+    """Let the backward pass from what was made of a feature look whether somebody reads the feature's gradient."""
+
+    @unserializable_hook
+    def hook(gradient: Tensor | None) -> None:
+        x, y = read(), differentiated()
+        if gradient is not None and y is not None and _private.goes_on(y) and _is_hooked(x, hooks()):
+            raise InvalidInput(_REFUSED)
+
+    made.register_hook(hook)
+    read, differentiated, hooks = weakref.ref(feature), weakref.ref(made), weakref.ref(_private.hooks_of(feature))
+
+
+def _with_same_memory(needs: Mapping[int, Tensor]) -> dict[int, frozenset[int]]:
+    """[output] other outputs that are views of the same tensor; those that have none are left out."""
+    bases: dict[int, set[int]] = {}
+    for i, x in needs.items():
+        viewed = _private.base_of(x)
+        bases.setdefault(id(x if viewed is None else viewed), set()).add(i)
+    return {i: frozenset(same - {i}) for same in bases.values() if len(same) > 1 for i in same}
 
 
 def _is_read(feature: Tensor | None, hooks: Mapping[int, Any] | None) -> bool:
@@ -101,5 +167,9 @@ def _is_read(feature: Tensor | None, hooks: Mapping[int, Any] | None) -> bool:
     Args:
         feature: None if nobody holds it any more; its hooks may still be called.
     """
+    return _is_hooked(feature, hooks) or (feature is not None and not _private.goes_on(feature))
+
+
+def _is_hooked(feature: Tensor | None, hooks: Mapping[int, Any] | None) -> bool:
     is_hooked = any(not str(hook.__module__).startswith(_NOT_THE_USER) for hook in (hooks or {}).values())
-    return is_hooked or (feature is not None and (feature.retains_grad or not _private.goes_on(feature)))
+    return is_hooked or (feature is not None and feature.retains_grad)

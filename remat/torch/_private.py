@@ -268,6 +268,27 @@ def hooks_of(tensor: Tensor) -> Any:
     return tensor._backward_hooks
 
 
+def is_captured(gradients: Sequence[Tensor | None], i: int) -> bool:
+    """Whether somebody holds a gradient that a node's hook gets beside the node, as `torch.autograd.grad` does of a
+    gradient that it returns."""
+    gradient = gradients[i]
+    if gradient is None:
+        return False
+    return gradient._use_count() > _uses_of_gradient() + sum(x is gradient for x in gradients)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@functools.cache
+def _uses_of_gradient() -> int:
+    """How often a gradient that nobody else holds is in use while a node's hook gets it, beside the node's own use."""
+    uses, leaf = list[int](), torch.zeros((), requires_grad=True)
+    with outside_modes(), torch.enable_grad():
+        made = leaf.square()
+        assert made.grad_fn is not None
+        made.grad_fn.register_prehook(lambda gradients: uses.append(gradients[0]._use_count()))  # pyright: ignore[reportAttributeAccessIssue]
+        made.square().backward()
+    return uses[0] - 1
+
+
 def goes_on(tensor: Tensor) -> bool:
     """Whether the backward pass that runs now goes on from a tensor to what it was made of.
 

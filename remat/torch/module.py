@@ -283,7 +283,7 @@ class _CompiledStep:
             return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
         step = _aot.backend_of(self.backend)(graph, example_inputs, partition)
-        return with_numbers(_features.watched(step, used) if used else step)
+        return with_numbers(_features.Watched(step, used) if used else step)
 
 
 _told_of: weakref.WeakKeyDictionary[nn.Module, Told] = weakref.WeakKeyDictionary()
