@@ -585,6 +585,23 @@ def test_what_is_set_on_it_reaches_the_model() -> None:
         ours.__reduce__()
 
 
+def test_hooks_for_all_modules_see_the_calls_of_the_plain_model() -> None:
+    plain, x, seen = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8), list[str]()
+    ours = rematerialize(copy.deepcopy(plain), (x,), "1GB")
+
+    def hook(module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+        seen.append(type(module).__name__)
+        return output * 1.1
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        theirs, mine = plain(x), ours(x)
+    finally:
+        handle.remove()
+    assert torch.equal(theirs, mine)
+    assert seen == ["Linear", "Tanh", "Sequential"] * 2
+
+
 def test_an_exception_inside_the_step_leaves_buffers_alone() -> None:
     class Fails(nn.Module):
         def __init__(self) -> None:

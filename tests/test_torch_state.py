@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -49,6 +50,15 @@ class Held:
 
     def __init__(self, **contents: Any):
         vars(self).update(contents)
+
+
+class Slots:
+    """The same without a dict."""
+
+    __slots__ = "mem", "n"
+
+    def __init__(self) -> None:
+        self.n = 0
 
 
 class Two(nn.Module):
@@ -111,6 +121,17 @@ def reset(self: Any, h: torch.Tensor) -> torch.Tensor:
     return h
 
 
+def in_slots(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.cache.n += 1
+    self.cache.mem = h.detach()
+    return h
+
+
+def in_an_array(self: Any, h: torch.Tensor) -> torch.Tensor:
+    self.counts[0] += 1
+    return h
+
+
 CARRIED = {
     "counter": (counted, {"n": 0}),
     "memory": (remembered, {"mem": None}),
@@ -120,6 +141,8 @@ CARRIED = {
     "containers": (
         in_containers, {"held": {"list": [[torch.zeros(())], {1}]}, "cache": Held(layers=[Held()], n=0)}
     ),
+    "slots": (in_slots, {"cache": Slots()}),
+    "array": (in_an_array, {"counts": np.zeros(2)}),
     "reset": (reset, {"layer": 7}),
 }  # fmt: skip
 
@@ -155,6 +178,8 @@ def _told(x: Any) -> Any:
         return [(name, _told(y)) for name, y in x.items() if name not in ("_modules", "between")]
     if isinstance(x, (list, tuple, set, deque)):
         return type(x).__name__, [_told(y) for y in x]
+    if isinstance(x, Slots):
+        return [(name, _told(getattr(x, name, "nothing"))) for name in x.__slots__]
     return _told(vars(x)) if isinstance(x, Held) else repr(x)
 
 

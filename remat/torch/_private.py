@@ -143,6 +143,12 @@ def share_tables(module: nn.Module, model: nn.Module) -> None:
         module.__dict__[shared] = getattr(model, shared)
 
 
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether hooks of the module's own see its calls."""
+    tables = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(module, table) for table in tables)
+
+
 def flat_weights(layer: nn.RNNBase) -> list[Any]:
     """Weights of a recurrent layer in its kernel's order."""
     return layer._flat_weights

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,31 @@ _WITHOUT_STATE = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property,
     str, bytes, int, float, complex, type(None), range, slice,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The attributes of an object that are in slots, as a container of names and values."""
+
+    owner: Any
+    slots: dict[str, Any]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for name, slot in self.slots.items():
+            with suppress(AttributeError):  # a slot that holds nothing
+                yield name, slot.__get__(self.owner)
+
+    def fill(self, held: list[tuple[str, Any]]) -> None:
+        for name in dict(self).keys() - dict(held).keys():
+            self.slots[name].__delete__(self.owner)
+        for name, x in held:
+            self.slots[name].__set__(self.owner, x)
+
+
+def _slots(x: Any) -> dict[str, Any]:
+    """[name] the descriptor of each slot of an object."""
+    kinds = reversed([kind for kind in type(x).__mro__ if "__slots__" in vars(kind)])
+    return {name: slot for kind in kinds for name, slot in vars(kind).items() if inspect.ismemberdescriptor(slot)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,7 @@ class State:
     def __init__(self, model: nn.Module):
         self._seen = dict[int, Any]()  # keeps objects alive, so that no other takes an identity
         self._containers = list[_Container]()
+        self._arrays = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]()  # with their contents
         todo = deque[tuple[Any, int]]((module, 0) for module in model.modules())
         while todo:
             x, depth = todo.popleft()
@@ -77,8 +105,14 @@ class State:
             if isinstance(x, _CONTAINERS):
                 self._containers.append(_Container(x, held, False))
             yield from ((z, depth) for y in held for z in (y if isinstance(x, dict) else (y,)))
-        elif depth < DEEPEST and not isinstance(x, Tensor) and isinstance(getattr(x, "__dict__", None), dict):
-            yield vars(x), depth + 1
+        elif isinstance(x, np.ndarray):
+            self._arrays.append((x, x.copy()))
+        elif depth < DEEPEST and not isinstance(x, Tensor):
+            if isinstance(getattr(x, "__dict__", None), dict):
+                yield vars(x), depth + 1
+            if slots := _slots(x):
+                self._containers.append(_Container(_Slots(x, slots), _held(_Slots(x, slots)), False))
+                yield from ((y, depth + 1) for _, y in _held(_Slots(x, slots)))
 
     def put_back(self, but_set_up: bool = False) -> None:
         """Let containers hold what they held; they stay the same objects.
@@ -90,6 +124,9 @@ class State:
         for each in self._containers:
             if not but_set_up or id(each.container) not in hooks:
                 each.put_back(but_set_up)
+        for array, contents in self._arrays:
+            if not _is_equal(array, contents):
+                array[...] = contents
 
     def replace(self, replacement: Callable[[Tensor], Tensor]) -> None:
         """Let tensors be their replacements until they are put back; tied ones stay tied."""
@@ -172,8 +209,14 @@ def _base(container: Any) -> Any:
 
 def _held(container: Any) -> list[Any]:
     """The items of a container; of a dict with their keys."""
+    if isinstance(container, _Slots):
+        return list(container)
     base = _base(container)
     return list(base.items(container) if issubclass(base, dict) else container)
+
+
+def _is_equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    return not one.dtype.hasobject and one.tobytes() == other.tobytes()  # bytes, because NaN is not NaN
 
 
 def _is_same(x: Any, y: Any) -> bool:
@@ -183,6 +226,9 @@ def _is_same(x: Any, y: Any) -> bool:
 
 def _fill(container: Any, held: list[Any]) -> None:
     """Let a container hold these items only."""
+    if isinstance(container, _Slots):
+        container.fill(held)
+        return
     base = _base(container)
     base.clear(container)
     if issubclass(base, dict):

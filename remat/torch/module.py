@@ -76,6 +76,10 @@ class Rematerialized(Planned, nn.Module):
         """The model's class, so that trainers and savers treat the module as they treat the model."""
         return type(self.__dict__.get("model", self))
 
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:  # of `nn.Module`: what ``model(...)`` runs
+        """Without hooks of its own the module is no step of its own to hooks for all modules: they see the model."""
+        return super()._call_impl(*args, **kwargs) if _private.has_own_hooks(self) else self.forward(*args, **kwargs)
+
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
