@@ -140,11 +140,11 @@ def _measured(model: nn.Module, case: Case) -> int:
 
     state, peak = _copied_state(model), 0
     with undone(model, case.args, case.kwargs, "cpu") as leaves:
-        for _ in range(2):  # the first step compiles and chooses kernels
+        for _ in range(2):  # the first step compiles and chooses kernels; a number in a dict that moved on would again
             for x in leaves:
                 x.grad = None
             peak = measured_peak(run)
-    _restore_state(model, state)
+            _restore_state(model, state)
     return peak
 
 
@@ -208,7 +208,7 @@ def _copied_state(model: nn.Module) -> list[Any]:
 def _restore_state(model: nn.Module, state: list[Any]) -> None:
     for m, held in zip(model.modules(), state, strict=True):
         if STATE in m.__dict__:
-            m.__dict__[STATE] = held
+            m.__dict__[STATE] = copy.deepcopy(held)
 
 
 def _unlike(theirs: dict[str, Tensor], mine: dict[str, Tensor]) -> str:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.utils.hooks import unserializable_hook
 
@@ -58,6 +59,45 @@ def _differentiable_users(node: fx.Node) -> set[fx.Node]:
 def _needs_gradient(node: fx.Node) -> bool:
     tensors = tensors_of(_private.example_of(node))
     return not tensors or any(x.requires_grad for x in tensors)
+
+
+def detached_apart(graph: fx.GraphModule) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Sequence[Any]]]:
+    """Take detached twins of other outputs out of Dynamo's graph; what is returned adds them to its compiled function.
+
+    Such as ``h.detach()`` that a module stores beside a view ``h`` that it returns: AOT autograd applies the view twice
+    (all versions of PyTorch that we know).
+    """
+    end = graph.graph.find_nodes(op="output")[0]
+    outputs: Any = end.args[0]
+    layouts = [_layout(x) if isinstance(x, fx.Node) else None for x in outputs]
+    differentiable = {layout: i for i, layout in enumerate(layouts) if layout and _needs_gradient(outputs[i])}
+    twin_of = {
+        i: differentiable[layout]
+        for i, layout in enumerate(layouts)
+        if layout in differentiable and outputs[i].op != "placeholder" and not _needs_gradient(outputs[i])
+    }
+    if not twin_of:
+        return lambda compiled: compiled
+    end.args = (tuple(x for i, x in enumerate(outputs) if i not in twin_of),)
+    graph.recompile()
+
+    def with_detached(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        def both(*args: Any) -> Sequence[Any]:
+            made = iter(compiled(*args))
+            found = [None if i in twin_of else next(made) for i in range(len(layouts))]
+            return [found[twin_of[i]].detach() if i in twin_of else x for i, x in enumerate(found)]
+
+        return both
+
+    return with_detached
+
+
+def _layout(node: fx.Node) -> tuple[Any, ...] | None:
+    """Where in memory a tensor is; None of other values."""
+    x = _private.example_of(node)
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        return None
+    return _private.storage_key(x), x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
 
 
 class Watched:

@@ -21,6 +21,7 @@ from remat.errors import InvalidInput, RematError
 from remat.torch import _private
 from remat.torch._autocast import cast_once
 from remat.torch._branches import NewBranches, Values
+from remat.torch._features import detached_apart
 from remat.torch._numbers import NumbersChange, numbers_apart
 from remat.torch._private import (
     BackendCompilerFailed,
@@ -127,10 +128,11 @@ def capture_module(
             values.learn()
         check_functions(graph)
         graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
+        with_detached = detached_apart(graph)
         found["primals"] = primals_of(graph)
         replace_recurrent(graph)
         found["lowering"] = _private.lowering(graph, example_inputs) if backend is _private.inductor else None
-        return with_numbers((backend or eager_backend)(graph, example_inputs, partition))
+        return with_numbers(with_detached((backend or eager_backend)(graph, example_inputs, partition)))
 
     def call() -> None:
         try:

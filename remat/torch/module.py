@@ -272,6 +272,7 @@ class _CompiledStep:
         check_functions(graph)
         graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
         check_containers(self.states, self.called.inputs)
+        with_detached = _features.detached_apart(graph)
         primals, planner, used = primals_of(graph), self.planner, _features.used_features(graph)
         replace_recurrent(graph)
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
@@ -287,7 +288,7 @@ class _CompiledStep:
             return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
 
         step = _aot.backend_of(self.backend)(graph, example_inputs, partition)
-        return with_numbers(_features.Watched(step, used) if used else step)
+        return with_numbers(with_detached(_features.Watched(step, used) if used else step))
 
 
 _told_of: weakref.WeakKeyDictionary[nn.Module, Told] = weakref.WeakKeyDictionary()
