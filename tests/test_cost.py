@@ -650,6 +650,18 @@ def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_ask
     assert timing.workspace(masked, "cpu") == expected
 
 
+def test_bags_of_an_embedding_are_not_measured_empty() -> None:
+    """In mode ``max`` the backward kernel copies the indices of all bags that are not empty."""
+    torch = pytest.importorskip("torch")
+    from remat.torch import timing
+
+    bags, width = 45, 16
+    of_indices = [[360], [bags], [0], [bags], [bags, width]]  # indices, offsets, bags, sizes, largest
+    tensors = [tensor(bags, width), *(tensor(*shape, dtype="int64") for shape in of_indices)]
+    call = json.loads(signature("aten._embedding_bag_backward.default", *tensors, 2, False, 2, False, None))
+    assert timing.workspace(call, "cpu") >= bags * width * torch.int64.itemsize
+
+
 def test_caches_are_written_over_before_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(timing, "LAST_LEVEL_CACHE", tmp_path / "size")
     (tmp_path / "size").write_text("1024K\n")

@@ -106,11 +106,22 @@ def rebuilt_call(description: dict[str, Any], device: str) -> tuple[Callable[[],
     elif name == "_grouped_mm":  # its integers are the ends of groups
         for ends in pending:
             ends.copy_(torch.arange(1, len(ends) + 1) * _divided(args[0], args[1]) // len(ends))
+    elif name in ("_embedding_bag", "_embedding_bag_backward"):
+        _fill_bags(name, args)
     elif name in _INDEX_LIMITS:
         limit = _INDEX_LIMITS[name](args)
         for indices in pending:
             indices.copy_(torch.randint(max(1, limit), indices.shape, device=device))
     return (lambda: call(*args, **kwargs)), tensors_of((args, kwargs))
+
+
+def _fill_bags(name: str, args: list[Any]) -> None:
+    """Share out the indices of a call among its bags; what the backward kernel takes for empty needs no workspace."""
+    indices, offsets = args[1], args[2]
+    offsets.copy_(torch.arange(len(offsets)) * len(indices) // max(1, len(offsets)))
+    if name == "_embedding_bag_backward":  # (gradient, indices, offsets, 3 results of the forward kernel, rows, ...)
+        table = args[0].new_zeros(args[6], args[0].shape[1])
+        args[3:6] = torch.ops.aten._embedding_bag(table, indices, offsets, *args[7:])[1:]
 
 
 def _generated(description: dict[str, Any], device: str) -> tuple[Callable[[], Any], list[torch.Tensor]]:
