@@ -72,7 +72,8 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
         if node.op != "call_function" or not read:
             continue
         of_gradients.add(node)
-        if node.target in (aten.view.default, aten._unsafe_view.default):  # of what may be laid out as in eager mode now
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            # What is viewed may have another layout now, that of eager mode.
             node.target = aten.reshape.default
         if len(absent) == len(read):
             undefined.add(node)

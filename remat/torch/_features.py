@@ -84,7 +84,7 @@ def detached_apart(graph: fx.GraphModule) -> Callable[[Callable[..., Sequence[An
     def with_detached(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         def both(*args: Any) -> Sequence[Any]:
             made = iter(compiled(*args))
-            found = [None if i in twin_of else next(made) for i in range(len(layouts))]
+            found: list[Any] = [None if i in twin_of else next(made) for i in range(len(layouts))]
             return [found[twin_of[i]].detach() if i in twin_of else x for i, x in enumerate(found)]
 
         return both
