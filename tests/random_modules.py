@@ -22,7 +22,7 @@ from random_loops import Loop, attach, differentiable, loop_of, squares
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import remat
 import remat.torch as rt
@@ -125,11 +125,25 @@ def _peak(
         return f"over budget: by {needs / budget_bytes - 1:.2%}{when}, {needs - budget_bytes} bytes"
     if case.loop.backward_passes > 1 and not case.loop.retain_is_told:
         return "ok"  # within the budget by luck
+    if when and _state(case.model):  # a step that reads the state of the step before has a plan of its own
+        return "ok"
     most_off = MOST_OFF * predicted
     is_exact = case.loop.is_exact and "views" not in case.parts  # whose gradients are added up in several ways
+    is_exact = is_exact and _reads_all(case)
     if needs - predicted > most_off or (is_exact and predicted - needs > most_off):
         return f"wrong prediction: {needs / predicted:.3f} of {predicted} bytes{when}"
     return "ok"
+
+
+def _reads_all(case: Case) -> bool:
+    """Whether the loss differentiates all outputs; for others the plan may count a gradient that is not there."""
+    tried = copy.deepcopy(case)
+    with tried.context():
+        outputs = tried.model(*tried.args, **tried.kwargs)
+        found = [x.detach().requires_grad_() for x in differentiable(outputs)]
+        stands_for = dict(zip(map(id, differentiable(outputs)), found, strict=True))
+        loss = tried.loop.of(tree_map(lambda x: stands_for.get(id(x), x), outputs))
+    return all(g is not None for g in torch.autograd.grad(loss, found, allow_unused=True))
 
 
 def _measured(model: nn.Module, case: Case) -> int:
@@ -745,6 +759,8 @@ def make(seed: int) -> Case:
     torch.manual_seed(seed)
     while True:
         case = _draw(rng)
+        if {"autocast", "bilinear"} <= {*case.parts}:  # whose kernel looks for autocast itself, as the guide says
+            continue
         # e.g. an in-place operation on what the backward pass needs
         with contextlib.suppress(*UNTRAINABLE):
             tried = copy.deepcopy(case)
@@ -838,7 +854,7 @@ class _Builder:
         with torch.no_grad():
             try:
                 y = copy.deepcopy(one).to(self.dtype)(self.x)
-            except (RuntimeError, ValueError, IndexError, TypeError):
+            except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
                 return False
         kind = {4: "image", 3: "sequence", 2: "rows"}.get(y.dim())
         if kind is None or y.numel() > 60_000 or 0 in y.shape or not bool(y.isfinite().all()):

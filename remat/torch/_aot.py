@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,32 +61,23 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
     """
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(module.graph, copies))
-    of_gradients, undefined = set[fx.Node](), set[fx.Node]()
-    for node in list(graph.nodes):
-        if node.name in module.meta[TANGENTS]:
-            of_gradients.add(node)
-            if node.name in missing:
-                undefined.add(node)
-        read = [x for x in node.all_input_nodes if x in of_gradients]
-        absent = [x for x in read if x in undefined]
-        if node.op != "call_function" or not read:
-            continue
-        of_gradients.add(node)
+    gradients = [node for node in graph.find_nodes(op="placeholder") if node.name in module.meta[TANGENTS]]
+    of_gradients, undefined = undefined_calls(graph, gradients, {x for x in gradients if x.name in missing})
+    for node in of_gradients - undefined:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             # What is viewed may have another layout now, that of eager mode.
             node.target = aten.reshape.default
-        if len(absent) == len(read):
-            undefined.add(node)
-        elif node.target is aten.add.Tensor and absent and not node.kwargs:
+    for node, absent in partly_undefined(of_gradients, undefined):
+        if is_sum(node):
             node.replace_all_uses_with(next(x for x in node.args if x is not absent[0]))  # pyright: ignore[reportArgumentType]
-        else:
-            for x in absent:
-                with graph.inserting_before(node):
-                    val = x.meta["val"]
-                    zeros = graph.call_function(
-                        torch.zeros, (tuple(val.shape),), {"dtype": val.dtype, "device": val.device}
-                    )
-                node.replace_input_with(x, zeros)
+            continue
+        for x in absent:
+            with graph.inserting_before(node):
+                val = x.meta["val"]
+                zeros = graph.call_function(
+                    torch.zeros, (tuple(val.shape),), {"dtype": val.dtype, "device": val.device}
+                )
+            node.replace_input_with(x, zeros)
     end = graph.find_nodes(op="output")[0]
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
     graph.eliminate_dead_code()
@@ -96,6 +87,32 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
             graph.call_function(_drop, tuple(unused))
     graph.lint()
     return fx.GraphModule(module, graph)
+
+
+def undefined_calls(
+    graph: fx.Graph, gradients: Iterable[fx.Node], missing: Collection[fx.Node]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """(calls that depend on gradients of outputs, those of them for which no gradient is there), gradients included."""
+    of_gradients, undefined = set(gradients), set(missing)
+    for node in graph.nodes:
+        read = [x for x in node.all_input_nodes if x in of_gradients]
+        if node.op == "call_function" and read:
+            of_gradients.add(node)
+            undefined |= {node} if all(x in undefined for x in read) else set()
+    return of_gradients, undefined
+
+
+def partly_undefined(
+    of_gradients: set[fx.Node], undefined: set[fx.Node]
+) -> list[tuple[fx.Node, list[fx.Node]]]:  # fmt: skip
+    """(call, gradients that it reads and that are missing) of calls for which other gradients are there."""
+    pairs = ((node, [x for x in node.all_input_nodes if x in undefined]) for node in of_gradients - undefined)
+    return [(node, absent) for node, absent in pairs if absent]
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Whether a call adds two gradients, so that one alone passes through."""
+    return node.target is aten.add.Tensor and not node.kwargs
 
 
 def _drop(*_values: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Needs:
         read_bytes: of tensors that are there before the step, e.g. labels.
         outputs_bytes: of the outputs that it was found for.
         text: how it was found, for people.
+        leaves_out: whether an output gets no gradient; not where that is uncertain.
     """
 
     most_bytes: int = 0
@@ -37,6 +38,7 @@ class Needs:
     read_bytes: int = 0
     outputs_bytes: int = 0
     text: str = ""
+    leaves_out: Callable[[Tensor], bool] = field(default=lambda _: False, compare=False)
 
     def of(self, outputs_bytes: int) -> Needs:
         """The same of a step with other outputs, in proportion."""
@@ -132,7 +134,10 @@ class Outside:
             loss.backward()
 
 
-OWN_LOSS = Needs(text="none: the module returns it as 'loss', which alone is differentiated; loss= counts more")
+OWN_LOSS = Needs(
+    text="none: the module returns it as 'loss', which alone is differentiated; loss= counts more",
+    leaves_out=lambda x: x.numel() > 1,
+)
 NO_LOSS = Outside(taken=lambda *_: Needs())
 ANY_LOSS = Outside()
 

@@ -198,6 +198,7 @@ class FollowedLoss:
         given_bytes: of the gradients of outputs that are there then.
         outputs_bytes: of gradients for all outputs that may have one.
         read_bytes: of tensors from outside that it reads.
+        left_out: (shape, dtype) of outputs that get no gradient; no other output is like them.
     """
 
     step: FollowedStep
@@ -205,6 +206,7 @@ class FollowedLoss:
     given_bytes: int
     outputs_bytes: int
     read_bytes: int
+    left_out: frozenset[tuple[Any, ...]]
 
 
 def followed_loss(
@@ -248,7 +250,10 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
     def begins(gradients: Sequence[Tensor | None]) -> None:
         pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]
         own = {storage_key(g): storage_bytes(g) for _, g in pairs if storage_key(g) in follower.alive}
-        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()))
+        left_out = {like(x) for x in found} - {like(x) for x, _ in pairs}
+        begun.update(
+            held_bytes=follower.total_bytes, given_bytes=sum(own.values()), left_out=frozenset(left_out)
+        )  # fmt: skip
         for x, g in pairs:
             if g.stride() != x.stride():
                 torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(g)
@@ -269,6 +274,11 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
         step, **begun, outputs_bytes=sum(dense_bytes(x) for x in found if x.numel() > 1),
         read_bytes=sum(n_bytes for _, n_bytes in follower.outside.values()),
     )  # fmt: skip
+
+
+def like(output: Tensor) -> tuple[Any, ...]:
+    """What tells outputs apart whose order is not known."""
+    return tuple(output.shape), output.dtype
 
 
 class _Standing(torch.autograd.Function):

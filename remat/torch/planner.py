@@ -43,7 +43,7 @@ from remat.torch._updates import check_order, plan_in_order, postponed
 from remat.torch._work import CUDA_BLOCK_BYTES, dense_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
 from remat.torch.compiled import AS_IT_IS, CompiledStep, cheapest
-from remat.torch.plain import calls_graph, followed_loss
+from remat.torch.plain import calls_graph, followed_loss, like
 from remat.torch.step_graph import CapturedStep, end_of, is_random, with_loss_outside
 from remat.units import format_size
 
@@ -226,7 +226,9 @@ class Planner:
         most = max(held, step_bytes - found.outputs_bytes)
         read = f", and reads {format_size(found.read_bytes)}" if found.read_bytes else ""
         text = f"given: needs {format_size(most)} beside the outputs and their gradients{read}"
-        self.loss_needs = Needs(most, held, found.read_bytes, found.outputs_bytes, text)
+        self.loss_needs = Needs(
+            most, held, found.read_bytes, found.outputs_bytes, text, lambda x: like(x) in found.left_out
+        )  # fmt: skip
 
     def weigh(self, graph: Graph, step: CapturedStep) -> Graph:
         """The graph with costs and workspaces."""

@@ -14,6 +14,7 @@ from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 from remat.torch import _private
+from remat.torch._aot import is_sum, partly_undefined, undefined_calls
 from remat.torch._loss import Needs
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
 from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
@@ -395,14 +396,37 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
     bases = [dense_bytes(base.meta["val"]) for base in several]
     only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
     end, operations = end_of(graph), list(graph.operations)
+    left_out = [] if views else _left_out(step.training_graph, returned, outside)
+    unread = {step.storage[node]: dense_bytes(node.meta["val"]) for node in left_out}
+    graph = replace(
+        graph, values=tuple(replace(x, bytes=0) if v in unread else x for v, x in enumerate(graph.values))
+    )  # fmt: skip
     most = max(
-        operations[end].workspace_bytes, outside.most_bytes + of_views - only_bases,
+        operations[end].workspace_bytes, outside.most_bytes + of_views - only_bases + sum(unread.values()),
         outside.held_bytes + of_views + 2 * max(bases, default=0),
     )  # fmt: skip
     operations[end] = replace(operations[end], workspace_bytes=max(0, most - outside.held_bytes))
     graph = replace(graph, operations=tuple(operations))
     kept = Value("loss", outside.held_bytes, keep=True)
     return (_with_output(graph, end, kept) if outside.held_bytes else graph), outside
+
+
+def _left_out(training_graph: TrainingGraph, tangents: list[fx.Node], outside: Needs) -> list[fx.Node]:
+    """Gradients of outputs that the loss does not differentiate: zeros that are dropped when the backward pass begins.
+
+    None where a call would read zeros in their place, or where the other gradient of a sum passes through in another
+    layout, which may have to be copied.
+    """
+    missing = [node for node in tangents if outside.leaves_out(node.meta["val"])]
+    graph = training_graph.module.graph
+    of_gradients, undefined = undefined_calls(graph, training_graph.tangents, missing)
+    return missing if all(_passes_through(*pair) for pair in partly_undefined(of_gradients, undefined)) else []
+
+
+def _passes_through(node: fx.Node, absent: list[fx.Node]) -> bool:
+    """Whether a call is a sum that one of its two gradients can stand for."""
+    others: Any = [x for x in node.args if x is not absent[0]]
+    return is_sum(node) and others[0].meta["val"].stride() == node.meta["val"].stride()
 
 
 def _with_output(graph: Graph, k: int, value: Value) -> Graph:
