@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
+from experiments.registry import COMMON, experiments
 from experiments.settings import OF_A_MODEL, RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, plain, shortened, unknown_name
 from remat.files import show_any_text
@@ -65,8 +66,9 @@ def _main(argv: list[str]) -> int:
 
         print(help_text())
         return 0
-    overrides = [_as_hydra(text) for text in arguments.overrides]
-    argv = [_as_hydra(text) for text in argv]
+    own = _own_keys(arguments.overrides)
+    overrides = [_as_hydra(text, own) for text in arguments.overrides]
+    argv = [_as_hydra(text, own) for text in argv]
     if arguments.overrides or not (arguments.hydra_help or arguments.info or arguments.shell_completion):
         check(overrides, multirun=arguments.multirun)
     codes: list[int] = []
@@ -104,9 +106,22 @@ def _as_input_error(error: OSError) -> InvalidInput:
     return InvalidInput(f"{error.strerror or error}{where}")
 
 
-def _as_hydra(text: str) -> str:
-    """An override in Hydra's form: options of strategies and factories need ``++`` because the schema lacks them."""
+def _as_hydra(text: str, own: Collection[str]) -> str:
+    """An override in Hydra's form: options of strategies, factories and experiments need ``++``, because the schema
+    lacks them.
+
+    Args:
+        own: keys of the experiment's own.
+    """
+    if text.partition("=")[0] in own:
+        return f"++keys.{text}"
     return f"++{text}" if text.startswith(("options.", "model.options.")) else text
+
+
+def _own_keys(overrides: Sequence[str]) -> set[str]:
+    """Keys of the registered experiment that `overrides` choose, as far as the schema lacks them."""
+    chosen = {value for key, _, value in (text.partition("=") for text in overrides) if key == "experiment"}
+    return {key for name in chosen & experiments().keys() for key in experiments()[name].keys} - {*_KEYS}
 
 
 def _run_one(cfg: DictConfig) -> int:
@@ -151,8 +166,9 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     """
     parsed = [_parse(text) for text in overrides]
     variants: list[list[str]] = []
+    own = {key for listed in experiments().values() for key in listed.keys}
     for override in parsed:
-        _check_key(override)
+        _check_key(override, own if "experiment" in {each.key_or_group for each in parsed} else ())
         key, texts = override.key_or_group, _values(override)
         if len(texts) > 1 and not multirun:
             as_list = f"; for one run with all of them write '{key}=[{','.join(t.partition('=')[2] for t in texts)}]'"
@@ -187,12 +203,12 @@ def _parse(text: str) -> Override:
         raise InvalidInput(f"cannot read '{plain(text)} ...': an integer of thousands of digits") from None
 
 
-def _check_key(override: Override) -> None:
+def _check_key(override: Override, own: Collection[str]) -> None:
     key = override.key_or_group
     top = key.split(".")[0]
     if (top.split("/")[0] == "hydra" and key != "hydra") or top in _KEYS or top in GROUPS:
         return
-    raise unknown_name("option", key, {*_KEYS, *GROUPS})
+    raise unknown_name("option", key, {*_KEYS, *GROUPS, *own})
 
 
 def _values(override: Override) -> list[str]:
@@ -224,6 +240,11 @@ def _check_experiments(parsed: Sequence[Override]) -> None:
     chosen = [_values(override) for override in parsed if override.key_or_group == "experiment"]
     for experiment in (text.partition("=")[2].strip("'\"") for text in (chosen[-1] if chosen else ["experiment="])):
         top = experiment.partition("/")[0]
+        if experiment in experiments():
+            _check_registered(experiment, given)
+            continue
+        if unread := given & {"draw", "keep", "again", "keys"}:
+            raise InvalidInput(f"{min(unread)} is for experiment={' or '.join(experiments())}; leave it out")
         for key, readers in _ONLY_IN.items():
             if key in given and not {experiment, top} & set(readers):
                 raise InvalidInput(f"{key} is for experiment={' or '.join(readers)}; leave it out")
@@ -232,6 +253,14 @@ def _check_experiments(parsed: Sequence[Override]) -> None:
             raise InvalidInput(f"experiment={experiment} has graphs of its own; leave out {unread[0]}")
         if "instances" in given and "graph" not in given and top not in _OWN_GRAPHS:
             raise InvalidInput("instances is a folder to look for a graph in; name the file with graph=")
+
+
+def _check_registered(experiment: str, given: Collection[str]) -> None:
+    """Reject a key that a registered experiment does not read."""
+    keys = experiments()[experiment].keys
+    for key in sorted({*given} - {"experiment", "keys", *COMMON, *keys}):
+        if not key.startswith("hydra"):
+            raise InvalidInput(f"experiment={experiment} does not read {key}; its keys: {', '.join([*keys, *COMMON])}")
 
 
 def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:

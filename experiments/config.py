@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from experiments.registry import experiments
 from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
@@ -132,6 +133,10 @@ class Config:
     parts: list[str] | None = None
     networks: list[str] | None = None
     levels: list[str] | None = None
+    draw: bool = False
+    keep: bool = False
+    again: bool = False
+    keys: dict[str, Any] = field(default_factory=dict)
 
 
 def register() -> None:
@@ -140,6 +145,9 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for name in gpu_names():
         store.store(group="gpu", name=name, node=describe_gpu(name))
+    for name, listed in experiments().items():
+        defaults = {key: value for key, value in listed.keys.items() if key in Config.__dataclass_fields__}
+        store.store(group="experiment", name=name, node=defaults, package="_global_")
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
 
@@ -148,11 +156,14 @@ def group_options(group: str) -> list[str]:
     if group == "gpu":  # the library has them, not conf/
         return gpu_names()
     folder = CONF_FOLDER / group
-    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    files = (str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    return sorted([*files, *(experiments() if group == "experiment" else ())])
 
 
 def run_name(cfg: DictConfig, experiment: str | None) -> str:
     """Name of a run's folder: readable, and the same for equal configurations, so that a run is redrawn in place."""
+    if experiment in experiments():
+        return str(experiment)
     content = {key: value for key, value in as_dict(cfg).items() if key not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
     if cfg.parts is not None:

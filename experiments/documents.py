@@ -61,6 +61,7 @@ class Document:
         draw: draws from the arguments after the name; raises `RematError` with one line.
         usage: the arguments that it needs, e.g. ``RUN``.
         columns: of a row that drawing reads. A page drawn from rows without one of them has another schema.
+        by: the command that draws it, if it is not the one of all documents.
     """
 
     name: str
@@ -68,10 +69,13 @@ class Document:
     draw: Callable[[Sequence[str]], Drawing]
     usage: str = ""
     columns: Sequence[str] = ()
+    by: str = ""
 
     @property
     def command(self) -> str:
         """The command that writes the page; the page's marks contain it."""
+        if self.by:
+            return self.by
         return " ".join(filter(None, ("python -m experiments.tables", self.name, self.usage, "--write")))
 
 

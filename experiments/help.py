@@ -7,6 +7,7 @@ import textwrap
 import yaml
 
 from experiments.config import CONF_FOLDER, group_options
+from experiments.registry import experiments
 from remat.cost.gpu import gpu_names, load_gpu
 from remat.registry import get_strategy, strategies
 
@@ -56,7 +57,9 @@ def _gpu(name: str) -> str:
 
 
 def _comment(group: str, name: str) -> str:
-    """The first comment of a file that is not Hydra's package line."""
+    """The first comment of a file that is not Hydra's package line; the first line of an experiment's docstring."""
+    if group == "experiment" and name in experiments():
+        return experiments()[name].summary
     for line in (CONF_FOLDER / group / f"{name}.yaml").read_text().splitlines():
         if line.startswith("# ") and "@package" not in line:
             return line[2:]

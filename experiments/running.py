@@ -18,7 +18,9 @@ from experiments.build import Subject, build_quietly
 from experiments.config import as_dict, run_name
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
+from experiments.registry import experiments, listed
 from experiments.row import Row
+from experiments.runner import run_experiment
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
 from experiments.solving import GraphRun, contradictions, is_final
 from experiments.store import Store, write_json
@@ -46,6 +48,9 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
     if cfg.scale == "study" and experiment.partition("/")[0] != "paper":
         raise InvalidInput("scale=study is for experiment=paper and its parts; write full or quick")
+    if experiment in experiments():
+        values = as_dict(cfg)
+        return run_experiment(listed(experiment), values | values["keys"], console)
     runner = _runner_of(experiment)
     if runner is not None:
         return runner(cfg, settings, console, folder)

@@ -77,7 +77,7 @@ class Store:
             return None
         row = Row(**table.to_pylist()[0])
         if row.key != key:
-            _warn_damaged(f"{self.folder / 'rows' / key}.parquet: holds the row {row.key}")
+            warn_damaged(f"{self.folder / 'rows' / key}.parquet: holds the row {row.key}")
             return None
         if row.plan_file is None:
             return row
@@ -87,7 +87,7 @@ class Store:
             elif not (self.folder / row.plan_file).is_file():
                 raise InvalidPlan(f"{self.folder / row.plan_file}: no such file")
         except InvalidPlan as error:
-            _warn_damaged(error)
+            warn_damaged(error)
             return None
         return row
 
@@ -131,7 +131,7 @@ class Store:
                 self.read_graph(graph.sha256())
                 return
             except InvalidInput as error:
-                _warn_damaged(error)
+                warn_damaged(error)
         save_graph(graph, path)
 
     def read_graph(self, sha256: str) -> Graph:
@@ -166,9 +166,9 @@ class Store:
                 content = unsealed(read_json(path), path)
                 if "found" in content and content.get("key", key) == key:  # earlier versions wrote no key
                     return content["found"]
-                _warn_damaged(f"{path}: holds another result")
+                warn_damaged(f"{path}: holds another result")
             except InvalidInput as error:
-                _warn_damaged(error)
+                warn_damaged(error)
         found = compute()
         if found is not None:
             write_json(path, sealed({"key": key, "found": found}))
@@ -218,7 +218,7 @@ class Store:
                 plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], ways, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (ValueError, KeyError, TypeError) as error:
-            _warn_damaged(f"{path}: {error}")
+            warn_damaged(f"{path}: {error}")
             return None
         return Family(
             strategy, tuple(members), metadata.get("rejected", ""),
@@ -275,12 +275,12 @@ def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Tab
     try:
         table = read_table(path)
     except InvalidInput as error:
-        _warn_damaged(error)
+        warn_damaged(error)
         return None
     if not table.schema.equals(schema):
         table = _upgraded(table)
     if not table.schema.equals(schema) or (table.num_rows != 1 and not empty):
-        _warn_damaged(f"{path}: has other columns than this version writes")
+        warn_damaged(f"{path}: has other columns than this version writes")
         return None
     return table
 
@@ -294,5 +294,5 @@ def _upgraded(table: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([upgrade(record) for record in table.to_pylist()], schema=ROW_SCHEMA)
 
 
-def _warn_damaged(what: object) -> None:
+def warn_damaged(what: object) -> None:
     warnings.warn(f"{what}; computing it again", stacklevel=3)

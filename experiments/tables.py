@@ -37,6 +37,8 @@ from experiments import (
 from experiments.arguments import one_of, run
 from experiments.cli import complain
 from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
+from experiments.registry import experiments
+from experiments.runner import document_of
 from remat.errors import RematError
 
 DOCUMENTS = {
@@ -49,6 +51,11 @@ DOCUMENTS = {
         strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
+DOCUMENTS |= {
+    document.name: document
+    for name, listed in experiments().items()
+    if (document := document_of(name, listed.load())) is not None
+}
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
 
 

@@ -1,0 +1,173 @@
+"""The experiments: functions of cases, registered as strategies are. A new one is one file and no edit elsewhere.
+
+    @experiment(page="results/lengths.md")
+    def lengths(shares: list[float] = [0.8, 0.6], rounds: int = 11) -> Iterator[Case]:
+        \"""One line for `python run.py --help`.\"""
+        for share in shares:
+            yield Case(measure, {"share": share, "rounds": rounds})
+
+    @lengths.draws
+    def page(rows: Sequence[Row]) -> Drawing: ...
+
+``python run.py experiment=lengths rounds=5`` runs it. Its keys are the arguments of the function, each with a literal
+default. What a command line needs is read from the file's text, because importing all experiments takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from remat.errors import InvalidInput, unknown_name
+
+FOLDER = Path(__file__).resolve().parent
+OTHER_FOLDERS = "REMAT_EXPERIMENTS"  # variable: folders of experiments outside of the checkout
+COMMON = ("draw", "keep", "again")  # keys of every experiment, see `experiments.runner`
+
+Row = Mapping[str, Any]
+Measure = Callable[..., Iterable[Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that an experiment measures, in a process of its own.
+
+    Attributes:
+        measure: (**what) -> rows; a function of a module.
+        what: its arguments, JSON-ready; rows have them as columns.
+        code: versions of the code that determines the rows, see `experiments.store.code_of`.
+        on_this_machine: whether rows depend on this processor and on PyTorch's version, as measured ones do.
+    """
+
+    measure: Measure
+    what: Mapping[str, Any]
+    code: Sequence[str] = ()
+    on_this_machine: bool = False
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.what.items() if value is not None)
+
+
+@dataclass(slots=True)
+class Experiment:
+    """A registered function of cases.
+
+    Attributes:
+        cases: (**keys) -> cases.
+        page: of docs/, between whose marks the drawing is written; None for none.
+        draw: (rows) -> `experiments.documents.Drawing`.
+        columns: of a row that drawing reads.
+    """
+
+    cases: Callable[..., Iterator[Case]]
+    page: str | None = None
+    columns: Sequence[str] = ()
+    draw: Callable[[Sequence[Row]], Any] | None = None
+
+    def draws(self, function: Callable[[Sequence[Row]], Any]) -> Callable[[Sequence[Row]], Any]:
+        """Register the function that draws the stored rows."""
+        self.draw = function
+        return function
+
+
+def experiment(*, page: str | None = None, columns: Sequence[str] = ()) -> Callable[[Any], Experiment]:
+    """Register a function of cases under its name, see the module."""
+    return lambda cases: Experiment(cases, page, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What is known of an experiment without importing it.
+
+    Attributes:
+        summary: the first line of its docstring.
+        keys: its keys and their defaults.
+    """
+
+    name: str
+    file: Path
+    summary: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Experiment:
+        """Import the file."""
+        return getattr(module_of(self.file), self.name)
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys with their values, or their defaults."""
+        return {key: values.get(key, default) for key, default in self.keys.items()}
+
+
+def listed(name: str) -> Listed:
+    """The experiment of that name.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    known = experiments()
+    if name not in known:
+        raise unknown_name("experiment", name, known)
+    return known[name]
+
+
+def experiments() -> dict[str, Listed]:
+    """[name] every registered experiment; of the environment's folders, too."""
+    return _read(os.environ.get(OTHER_FOLDERS, ""))
+
+
+@cache
+def _read(others: str) -> dict[str, Listed]:
+    found: dict[str, Listed] = {}
+    for folder in (FOLDER, *map(Path, filter(None, others.split(os.pathsep)))):
+        for file in sorted(folder.glob("*.py")):
+            text = file.read_text(encoding="utf-8")
+            for each in _in_file(file, text) if "\n@experiment(" in text else ():
+                if each.name in found:
+                    raise InvalidInput(f"{file}: experiment '{each.name}' is also in {found[each.name].file}")
+                found[each.name] = each
+    return found
+
+
+def _in_file(file: Path, text: str) -> Iterator[Listed]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise InvalidInput(f"{file}, line {error.lineno}: {error.msg}") from None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any(map(_is_experiment, node.decorator_list)):
+            arguments = node.args.args
+            if len(node.args.defaults) != len(arguments):
+                raise InvalidInput(f"{file}: each argument of experiment '{node.name}' needs a default")
+            try:
+                defaults = map(ast.literal_eval, node.args.defaults)
+                keys = {each.arg: default for each, default in zip(arguments, defaults, strict=True)}
+            except ValueError:
+                raise InvalidInput(f"{file}: defaults of experiment '{node.name}' must be literals") from None
+            yield Listed(node.name, file, (ast.get_docstring(node) or "").partition("\n")[0], keys)
+
+
+def _is_experiment(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else None
+    return isinstance(called, ast.Name) and called.id == "experiment"
+
+
+def module_of(file: Path) -> Any:
+    """The module of a file of experiments, imported once."""
+    if file.parent == FOLDER:
+        return importlib.import_module(f"experiments.{file.stem}")
+    name = f"remat_experiment_{file.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]

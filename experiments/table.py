@@ -1,0 +1,103 @@
+"""The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from experiments.provenance import provenance
+from experiments.registry import Case, Row
+from experiments.settings import RUNS_FOLDER
+from experiments.store import row_key, warn_damaged
+from remat.errors import InvalidInput
+from remat.files import read_table, write_table
+
+KEPT_FOLDER = Path(__file__).resolve().parents[1] / "results"
+JSON_COLUMNS = b"json_columns"  # names the columns whose values are no plain numbers, texts or truth values
+FACTS = ("case_key", "measure", "date", "case_s", "git_commit", "git_dirty", "versions", "cpu")  # of every row
+
+
+class Table:
+    """Rows of an experiment, as finished cases wrote them; each write is one atomic step.
+
+    Args:
+        name: of the experiment.
+        keep: write to ``results/`` instead of ``runs/``.
+    """
+
+    def __init__(self, name: str, *, keep: bool = False):
+        self.kept, self.run = KEPT_FOLDER / name / "rows.parquet", RUNS_FOLDER / name / "rows.parquet"
+        self.path = self.kept if keep else self.run
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows; those of a run replace kept rows of the same case."""
+        kept, ran = _read(self.kept), _read(self.run)
+        keys = {row["case_key"] for row in ran}
+        return [*(row for row in kept if row["case_key"] not in keys), *ran]
+
+    def has(self, case: Case) -> bool:
+        """Whether the case is finished."""
+        return key_of(case) in {row["case_key"] for row in self.rows()}
+
+    def put(self, case: Case, rows: Iterable[Row], wall_s: float) -> None:
+        """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
+        facts = {"case_key": key_of(case), "measure": _function(case), "date": datetime.date.today().isoformat()}
+        facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
+        others = [row for row in _read(self.path) if not _is_of(case, row)]
+        write_rows(self.path, [*others, *({**case.what, **row, **facts} for row in rows)])
+
+
+def key_of(case: Case) -> str:
+    """Hash of everything that determines a case's rows."""
+    determines: dict[str, Any] = {"measure": _function(case), "what": dict(case.what), "code": list(case.code)}
+    if case.on_this_machine:
+        versions = json.loads(provenance().versions)
+        determines |= {"cpu": provenance().cpu, "torch": versions.get("torch")}
+    return row_key(determines)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table. A column with lists, objects or several types holds JSON."""
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        columns[name] = [row.get(name) for row in rows]
+    as_json = [name for name, values in columns.items() if not _is_plain(values)]
+    for name in as_json:
+        columns[name] = [None if value is None else json.dumps(value) for value in columns[name]]
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    write_table(path, table.replace_schema_metadata({JSON_COLUMNS: json.dumps(as_json)}))
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    kinds = {type(value) for value in values if value is not None}
+    return kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        table = read_table(path)
+        as_json = json.loads((table.schema.metadata or {}).get(JSON_COLUMNS, b"[]"))
+        rows = table.to_pylist()
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in as_json if row[name] is not None}
+    except (InvalidInput, KeyError, TypeError, ValueError) as error:
+        warn_damaged(f"{path}: {error}")
+        return []
+    return rows
+
+
+def _function(case: Case) -> str:
+    return f"{case.measure.__module__}.{case.measure.__qualname__}"
+
+
+def _is_of(case: Case, row: Mapping[str, Any]) -> bool:
+    """Whether a row is of this case, perhaps of older code."""
+    return row["measure"] == _function(case) and all(row.get(key) == value for key, value in case.what.items())

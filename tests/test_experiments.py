@@ -1,0 +1,168 @@
+"""An experiment is one file: it is found in the help, runs, resumes after it was stopped, and is drawn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from experiments import runner, table
+from experiments.registry import Case, experiments, listed, module_of
+from remat.errors import InvalidInput, UnknownName
+
+RUN = Path(__file__).resolve().parents[1] / "run.py"
+TOY = '''
+"""A file of an experiment."""
+import time
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, experiment
+from remat.errors import InvalidInput
+
+def power(n, exponent, seconds):
+    if n == 13:
+        raise InvalidInput("13 has no power here")
+    time.sleep(seconds)
+    yield {"power": n**exponent, "half": n / 2, "factors": [n] * exponent}
+
+@experiment()
+def powers(numbers: list[int] = [1, 2, 3], exponent: int = 2, seconds: float = 0.0):
+    """Powers of numbers."""
+    for n in numbers:
+        yield Case(power, {"n": n, "exponent": exponent, "seconds": seconds})
+
+@powers.draws
+def page(rows):
+    return Drawing(markdown_table(["n", "power"], [[str(row["n"]), str(row["power"])] for row in rows]))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder, and an experiment in another one."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "powers.py").write_text(TOY)
+    monkeypatch.setenv("REMAT_EXPERIMENTS", str(tmp_path / "more"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path) -> None:
+    assert "powers" in run("--help").stdout
+    first = run("experiment=powers", "numbers=[4,5]")
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "2 cases measured now" in first.stdout
+    assert "| 5 | 25 |" in (folder / "runs" / "powers" / "powers.md").read_text()
+    again = run("experiment=powers", "numbers=[4,5,6]")
+    assert "1 cases measured now, 2 taken from" in again.stdout
+    drawn = run("experiment=powers", "draw=true")
+    assert "measured" not in drawn.stdout
+    assert "| 6 | 36 |" in drawn.stdout
+    rows = pq.read_table(folder / "runs" / "powers" / "rows.parquet").to_pylist()
+    assert [row["half"] for row in rows] == [2.0, 2.5, 3.0]
+    assert [row["factors"] for row in table.Table("powers").rows()] == [[4, 4], [5, 5], [6, 6]]
+
+
+def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None:
+    arguments = ["experiment=powers", "numbers=[1,2,3,4,5,6,7,8]", "seconds=0.5"]
+    path = folder / "runs" / "powers" / "rows.parquet"
+    with subprocess.Popen([sys.executable, str(RUN), *arguments], stderr=subprocess.PIPE, text=True) as running:
+        while not path.exists():
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        assert running.stderr is not None
+        assert "finished results are kept" in running.stderr.read()
+    assert running.returncode == 130
+    finished = pq.read_table(path).num_rows
+    assert 0 < finished < 8
+    assert f"{8 - finished} cases measured now, {finished} taken" in run(*arguments).stdout
+
+
+def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path) -> None:
+    done = run("experiment=powers", "numbers=[12,13,14]")
+    assert done.returncode == 1
+    assert done.stderr == "error: powers, n=13, exponent=2, seconds=0.0: 13 has no power here\n"
+    assert [row["n"] for row in table.Table("powers").rows()] == [12, 14]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["experiment=powers", "exponnt=3"], "unknown option 'exponnt'; did you mean exponent"),
+        (["experiment=powers", "model=vgg19"], "experiment=powers does not read model; its keys: numbers, exponent"),
+        (["model=vgg19", "draw=true"], "draw is for experiment="),
+        (["experiment=powers", "draw=true"], "run it without draw=true"),
+    ],
+)
+def test_a_wrong_key_is_one_line(folder: Path, arguments: list[str], line: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_rows_of_older_code_are_replaced(folder: Path) -> None:
+    def measure(n: int) -> list[dict[str, int]]:
+        return [{"n2": n * n}]
+
+    rows, old, new = table.Table("powers"), Case(measure, {"n": 3}, ["1"]), Case(measure, {"n": 3}, ["2"])
+    rows.put(old, measure(3), 0.1)
+    rows.put(Case(measure, {"n": 4}, ["1"]), measure(4), 0.1)
+    assert rows.has(old)
+    assert not rows.has(new)
+    rows.put(new, measure(3), 0.1)
+    assert [(row["n"], row["n2"]) for row in rows.rows()] == [(4, 16), (3, 9)]
+
+
+def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    case = Case(len, {"n": 1})
+    table.Table("powers", keep=True).put(case, [{"x": 1}], 0.1)
+    assert [row["x"] for row in table.Table("powers").rows()] == [1]
+    table.Table("powers").put(case, [{"x": 2}], 0.1)
+    assert [row["x"] for row in table.Table("powers").rows()] == [2]
+
+
+def test_a_damaged_table_is_named_and_measured_again(folder: Path) -> None:
+    run("experiment=powers")
+    path = folder / "runs" / "powers" / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match=r"rows\.parquet"):
+        assert table.Table("powers").rows() == []
+    assert "3 cases measured now" in run("experiment=powers").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def f(:\n", "line 3"),
+        ("def f(n):\n    pass\n", "needs a default"),
+        ("def f(n=len):\n    pass\n", "must be literals"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder: Path, text: str, line: str) -> None:
+    (folder / "more" / "broken.py").write_text(f"\n@experiment()\n{text}")
+    os.environ["REMAT_EXPERIMENTS"] += os.pathsep  # read it anew
+    with pytest.raises(InvalidInput, match=rf"broken\.py.*{line}"):
+        experiments()
+
+
+def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(UnknownName, match="powers"):
+        listed("power")
+
+
+def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:
+    file = folder / "more" / "dies.py"
+    file.write_text("import os\n\ndef measure():\n    os._exit(7)\n")
+    with pytest.raises(InvalidInput, match="ended with 7"):
+        runner.measured(file, Case(module_of(file).measure, {}))
