@@ -1,7 +1,8 @@
 """A warning where gradients are added in another order than eager mode's.
 
 A weight that a module uses twice gets a sum as its gradient from each call. Where one backward pass goes through two
-calls, eager mode adds the four terms one by one; here are two sums, whose sum may differ in its last bit.
+calls, eager mode adds the four terms one by one; here are two sums, whose sum may differ in its last bit. Under
+autocast, eager mode adds gradients of the weight's one cast in half precision; here each call has a cast of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from remat.errors import warn
 from remat.torch import _private
@@ -17,7 +18,7 @@ from remat.torch.capture import TrainingGraph
 
 
 class Sums:
-    """The parameters of a module whose gradients a call adds up, and the backward passes through its calls."""
+    """The parameters and arguments of a module whose gradients a call adds up, and the backward passes through it."""
 
     def __init__(self) -> None:
         self.names = list[str]()
@@ -28,8 +29,13 @@ class Sums:
         """Note the parameters of a captured step."""
         gradients = training_graph.outputs[training_graph.n_forward_outputs :]
         pairs = zip(training_graph.primals, gradients, strict=True)
-        summed = {id(x) for x, gradient in pairs if gradient and gradient.target is torch.ops.aten.add.Tensor}
-        self.names += [name for name, p in model.named_parameters() if id(p) in summed and name not in self.names]
+        summed = {id(x) for x, gradient in pairs if gradient is not None and _is_added_up(gradient)}
+        names = {id(p): f"'{name}'" for name, p in model.named_parameters()}
+        found = [
+            *(name for i, name in names.items() if i in summed),
+            *(["an argument"] if summed - names.keys() else []),
+        ]
+        self.names += [name for name in found if name not in self.names]
 
     def watch(self, node: Any) -> None:
         """Note backward passes through a call, given by its node in the autograd graph."""
@@ -43,6 +49,13 @@ class Sums:
             self._has_warned = True
             more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
             warn(
-                "one backward pass goes through two calls of the module, each with several uses of "
-                f"'{self.names[0]}'{more}: PyTorch adds these gradients in another order, so that last bits may differ"
+                "one backward pass goes through two calls of the module: gradients of "
+                f"{self.names[0]}{more} are added in another order than PyTorch's, so that last bits may differ"
             )
+
+
+def _is_added_up(gradient: fx.Node) -> bool:
+    """Whether a gradient is a sum, or was cast."""
+    if gradient.target is not torch.ops.aten._to_copy.default:
+        return gradient.target is torch.ops.aten.add.Tensor
+    return gradient.all_input_nodes[0].meta["val"].dtype != gradient.meta["val"].dtype
