@@ -25,7 +25,7 @@ def _nothing_measured(kernels_not_measured, monkeypatch):
     monkeypatch.setattr(_plan, "measured_plain_peak", simulated_peak)
     monkeypatch.setattr(_plan, "measure_step", lambda *_, **__: StepMeasurement(0, 0, 0.0, 0.0))
     monkeypatch.setattr(_plan, "costs_and_noise", lambda graph, *_, **__: (apply_cost(graph, "flops", None), None))
-    monkeypatch.setattr(_plan, "find_plan", lambda *a, **k: find_plan(*a, **k | {"time_limit_s": 2.0}))
+    monkeypatch.setattr(_plan, "find_plan", lambda *a, **k: find_plan(*a[:2], a[2].within(2.0), **k))
 
 
 @pytest.mark.usefixtures("_nothing_measured")

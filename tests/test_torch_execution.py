@@ -585,6 +585,22 @@ def test_what_is_set_on_it_reaches_the_model() -> None:
         ours.__reduce__()
 
 
+def test_a_plan_is_followed_without_a_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, x = Net(dropout=0.0), torch.randn(IMAGES)
+    planned = rematerialize(copy.deepcopy(plain), (x,), 0.7)
+    planned.plan.save(tmp_path / "plan.json")
+    monkeypatch.setattr("remat.torch.planner.find_plan", None)
+    for plan in (planned.plan, tmp_path / "plan.json"):
+        module = rt.follow(copy.deepcopy(plain), (x,), plan)
+        assert module.plan.recomputed == planned.plan.recomputed
+        for each in (plain, module):
+            each.zero_grad()
+            squares(each(x)).backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), module.parameters(), strict=True))
+    with pytest.raises(remat.InvalidInput, match="another"):
+        rt.follow(nn.Sequential(nn.Linear(4, 4)), (torch.randn(2, 4),), planned.plan)
+
+
 def test_hooks_for_all_modules_see_the_calls_of_the_plain_model() -> None:
     plain, x, seen = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8), list[str]()
     ours = rematerialize(copy.deepcopy(plain), (x,), "1GB")

@@ -262,7 +262,7 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
         monkeypatch.setattr(f"remat.torch.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {}))
     orders: list[list[int]] = []
 
-    def find_plan(graph: Graph, budget_bytes: int, **_: Any) -> Any:
+    def find_plan(graph: Graph, budget_bytes: int, *_: Any) -> Any:
         orders.append(random_order(graph, np.random.default_rng(seed), 0.2))
         return SimpleNamespace(plan=Plan.from_order(graph, orders[-1]), strategy="random")
 

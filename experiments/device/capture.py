@@ -56,8 +56,8 @@ def _eager(subject: Subject, case: Case) -> dict[str, Any]:
 def _compiled(subject: Subject, case: Case) -> dict[str, Any]:
     """The graphs of groups, the bytes to add to a budget for them, and PyTorch's own cuts to start from."""
     compiled = subject.planner.compiled(subject.step)
-    weighed = compiled.weighed(subject.cost, subject.planner.gpu)
+    weighed = compiled.weighed(subject.cost, subject.planner.options.gpu)
     save_graph(weighed.graph, case.graph_file("graph"))
     save_graph(weighed.cautious, case.graph_file("cautious"))
-    starts = [groups for _, groups in compiled.cuts(subject.planner.gpu)]
+    starts = [groups for _, groups in compiled.cuts(subject.planner.options.gpu)]
     return {"shift_bytes": weighed.shift, "starts": starts}

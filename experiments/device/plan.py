@@ -13,7 +13,7 @@ import numpy as np
 
 import remat
 from experiments.device.folder import SMALLEST, Case, write_document
-from remat.execution import Fingerprint, StepPlan, find_plan
+from remat.execution import Fingerprint, PlanOptions, StepPlan, find_plan
 from remat.files import write_text
 from remat.frontends.json import load_graph
 from remat.graph import Graph
@@ -92,10 +92,7 @@ def _calls(job: Job, captured: dict[str, Any], graph: Graph, budget: int, known:
 
 
 def _solved(graph: Graph, budget: int, job: Job, seconds: float, known: list[Plan]) -> remat.Solution:
-    return find_plan(
-        graph, budget, strategy="portfolio", scope="free", time_limit_s=seconds, seed=0, threads=job.threads,
-        known=known,
-    )  # fmt: skip
+    return find_plan(graph, budget, PlanOptions(time_limit_s=seconds, threads=job.threads), known)
 
 
 def _groups(job: Job, captured: dict[str, Any], graph: Graph, budget: int, known: list[Plan]) -> dict[str, Any]:

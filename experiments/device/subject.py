@@ -17,7 +17,7 @@ from experiments.device.folder import Row
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from remat.cost.profile import provenance_of
 from remat.errors import InvalidInput
-from remat.execution import Peaks, StepPlan
+from remat.execution import PlanOptions, StepPlan
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.plan import Plan
@@ -76,11 +76,8 @@ class Subject:
         self.module, self.args = built(spec, device)
         compiled: Any = torch.compile(self.module, fullgraph=True, dynamic=False) if backend == "inductor" else None
         self.plain: nn.Module = self.module if compiled is None else compiled
-        self.planner = Planner(
-            name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=cost, gpu=default_gpu(device),
-            device=device, time_limit_s=60.0, seed=0, threads=2, cache_folder=costs, plain=Peaks(None),
-            beside=lambda _: {}, state_bytes=lambda: 0, find=find,
-        )  # fmt: skip
+        options = PlanOptions(cost=cost, threads=2, gpu=default_gpu(device), cache_folder=costs)
+        self.planner = Planner(spec.name, options, device, find=find)
         self._capture()
 
     def _capture(self) -> None:

@@ -25,7 +25,7 @@ from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
-from remat.execution import Peaks, StepPlan, find_plan
+from remat.execution import PlanOptions, StepPlan, find_plan
 from remat.frontends.spec import ModelSpec
 from remat.torch import capture
 from remat.torch import graphs as frontend
@@ -58,12 +58,11 @@ class TorchSteps:
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         captured = capture.capture_module(call_of(self.module), self.args, {})
         self.step = step_of(captured, spec.name, self.module, "eager", implementations)
-        self.planner = Planner(
-            name=spec.name, budget_bytes=0, strategy="portfolio", scope="free", cost=job.cost,
-            gpu=default_gpu(job.device), device=job.device, time_limit_s=job.time_limit_s, seed=job.seed,
-            threads=job.threads, cache_folder=cache, plain=Peaks(None), beside=lambda _joint: {},
-            state_bytes=lambda: 0, implementations=implementations,
+        options = PlanOptions(
+            cost=job.cost, time_limit_s=job.time_limit_s, seed=job.seed, threads=job.threads,
+            gpu=default_gpu(job.device), cache_folder=cache,
         )  # fmt: skip
+        self.planner = Planner(spec.name, options, job.device, implementations=implementations)
         graph, self.fixed = self.planner.with_everything_resident(self.step)
         self.graph = self.planner.weigh(graph, self.step)
         frontend.remember(self.step, self.graph)  # for torch_mincut
@@ -110,11 +109,7 @@ class TorchSteps:
 
     def best_within(self, budget_bytes: int) -> Method:
         """See `Subject`; it costs no more than any known plan that fits."""
-        job = self.job
-        plan = find_plan(
-            self.graph, budget_bytes, strategy="portfolio", scope="free", time_limit_s=job.time_limit_s,
-            seed=job.seed, threads=job.threads, known=self.known,
-        ).plan  # fmt: skip
+        plan = find_plan(self.graph, budget_bytes, self.planner.options, self.known).plan
         assert plan is not None
         self.known.append(plan)
         return self.planned("portfolio", plan.order.tolist(), budget_bytes, plan.choices)

@@ -1,7 +1,9 @@
 """Execution of plans in any framework: budgets, the plan that a module carries, its file."""
 
 from remat.execution.planning import (
+    UNKNOWN,
     Peaks,
+    PlanOptions,
     announce_pause,
     cheapest_fitting,
     check_options,
@@ -17,9 +19,11 @@ from remat.execution.step_plan import Fingerprint, Generated, Planned, StepPlan,
 VERSION = 1
 
 __all__ = [
+    "UNKNOWN",
     "Fingerprint",
     "Generated",
     "Peaks",
+    "PlanOptions",
     "Planned",
     "StepPlan",
     "announce_pause",

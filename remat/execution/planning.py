@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import COST_MODELS
+from remat.cost.gpu import Gpu, load_gpu
 from remat.errors import InvalidInput, RematError, unknown_name
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
@@ -34,11 +35,53 @@ NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's
 
 
 @dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How plans are made, in any framework.
+
+    Attributes:
+        cost: of operations: ``profile``, ``roofline`` or ``flops``.
+        time_limit_s, seed, threads: of the solver; None: a thread for each core.
+        gpu: of ``cost="roofline"``.
+        cache_folder: of measurements.
+    """
+
+    strategy: str = DEFAULT_STRATEGY
+    scope: str = "free"
+    cost: str = "profile"
+    time_limit_s: float = 60.0
+    seed: int = 0
+    threads: int | None = None
+    gpu: Gpu = field(default_factory=lambda: load_gpu("cpu"))
+    cache_folder: Path = field(default_factory=lambda: default_cache() / "profile")
+
+    def of_solver(self) -> dict[str, Any]:
+        """Keyword arguments of `remat.solve`."""
+        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": self.n_threads}
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of the solver."""
+        return self.threads or cpu_count()
+
+    def within(self, seconds: float) -> PlanOptions:
+        """The same with another time limit."""
+        return replace(self, time_limit_s=seconds)
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
 class Peaks:
     """Peak in bytes of the framework's own step, or why it is not known."""
 
     plain_bytes: int | None
     unknown_because: str = ""
+
+
+UNKNOWN = Peaks(None)
 
 
 def parse_budget(budget: int | float | str | np.floating, plain: Peaks) -> int:
@@ -64,7 +107,7 @@ def is_fraction(budget: object) -> TypeIs[float | np.floating]:
     return isinstance(budget, (float, np.floating))
 
 
-def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, time_limit_s: float) -> None:
+def check_options(budget: Any, plan: Any, options: PlanOptions) -> None:
     """Refuse unusable options before a step is captured.
 
     Raises:
@@ -76,12 +119,12 @@ def check_options(budget: Any, plan: Any, strategy: str, scope: str, cost: str, 
         raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
         parse_budget(budget, Peaks(2**40))  # with any plain peak, so that a fraction can be checked
-    if plan is None or strategy != DEFAULT_STRATEGY:  # a plan can be followed without any solver installed
-        get_strategy(strategy)
-    parse_scope(scope)
-    check_time_limit(time_limit_s)
-    if cost not in COST_MODELS:
-        raise unknown_name("cost model", str(cost), COST_MODELS)
+    if plan is None or options.strategy != DEFAULT_STRATEGY:  # a plan can be followed without any solver installed
+        get_strategy(options.strategy)
+    parse_scope(options.scope)
+    check_time_limit(options.time_limit_s)
+    if options.cost not in COST_MODELS:
+        raise unknown_name("cost model", str(options.cost), COST_MODELS)
 
 
 def default_cache() -> Path:
@@ -114,17 +157,7 @@ def cheapest_fitting(graph: Graph, plans: Iterable[Plan], budget_bytes: int) -> 
     return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
-def find_plan(
-    graph: Graph,
-    budget_bytes: int,
-    *,
-    strategy: str,
-    scope: str,
-    time_limit_s: float,
-    seed: int,
-    threads: int,
-    known: Iterable[Plan] = (),
-) -> Solution:
+def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iterable[Plan] = ()) -> Solution:
     """A plan within the budget, at least as cheap as every plan of `known` that fits.
 
     If the graph's order fits without recomputation, that is the plan, and nothing is solved, unless operations have
@@ -140,20 +173,20 @@ def find_plan(
 
     def solved(start: Plan | None, seconds: float) -> Solution:
         return solve(
-            graph, budget_bytes, strategy, scope=scope, time_limit_s=seconds, seed=seed, threads=threads,
-            warm_start=start, target_gap=max(GAP_TOLERANCE, 0.001),
+            graph, budget_bytes, options.strategy, **options.within(seconds).of_solver(), warm_start=start,
+            target_gap=max(GAP_TOLERANCE, 0.001),
         )  # fmt: skip
 
-    solution = solved(cheapest_fitting(graph, known, budget_bytes), time_limit_s)
+    solution = solved(cheapest_fitting(graph, known, budget_bytes), options.time_limit_s)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:
-        least = min_budget(graph, scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
+        least = min_budget(graph, options.scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
         if least.bytes <= budget_bytes:
-            solution = solved(least.plan, min(time_limit_s, DESCRIBE_SECONDS))
+            solution = solved(least.plan, min(options.time_limit_s, DESCRIBE_SECONDS))
     if solution.status is Status.FAILED:
-        raise RematError(f"{strategy} failed on '{graph.name}': {solution.message}")
+        raise RematError(f"{options.strategy} failed on '{graph.name}': {solution.message}")
     if solution.plan is None:
         raise InvalidInput(
-            f"no plan of '{graph.name}' within {format_size(budget_bytes)} ({solution.status} by {strategy}): "
+            f"no plan of '{graph.name}' within {format_size(budget_bytes)} ({solution.status} by {options.strategy}): "
             f"{solution.message}"
         )
     return solution

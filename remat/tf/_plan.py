@@ -16,6 +16,7 @@ from remat.errors import InvalidInput, RematError, shortened
 from remat.execution import (
     Fingerprint,
     Peaks,
+    PlanOptions,
     StepPlan,
     default_cache,
     find_plan,
@@ -43,15 +44,9 @@ NEAR = 0.01  # share of the budget: if less is left, another solve is not worth 
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PlanOptions):
     """How to plan; see `remat.tf.rematerialize`."""
 
-    strategy: str = "portfolio"
-    scope: str = "free"
-    cost: str = "profile"
-    time_limit_s: float = 60.0
-    seed: int = 0
-    threads: int | None = None
     verify: bool = True
 
 
@@ -246,9 +241,8 @@ class _StepSearch:
         n = len(self.planned)
         known = [] if best is None else [Plan.from_order(self.planned, [k for k in best.order.tolist() if k < n])]
         solution = find_plan(
-            self.planned, solver_budget, strategy=self.options.strategy, scope=self.scope, time_limit_s=left,
-            seed=self.options.seed, threads=self.options.threads or _cores(), known=known,
-        )  # fmt: skip
+            self.planned, solver_budget, replace(self.options, scope=self.scope, time_limit_s=left), known
+        )
         assert solution.plan is not None
         return self._step_plan(solution.plan.order.tolist(), solution.strategy)
 
@@ -272,7 +266,3 @@ def _costed(graph: Graph, cost: str) -> tuple[Graph, Noise | None]:
         # assignments have no kernel that runs alone; they cost only the bytes that they move
         warnings.filterwarnings("ignore", r"not measured.*: (Assign\w+ \([^)]*\)(, )?)+$", CostWarning)
         return costs_and_noise(graph, cost, gpu, cache_folder=default_cache() / "profile", device="cpu")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

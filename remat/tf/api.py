@@ -178,8 +178,9 @@ def checked_options(
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):
         raise InvalidInput("plans of TensorFlow steps are for the CPU: tf.config.set_visible_devices([], 'GPU') first")
-    check_options(budget, plan, strategy, scope, cost, time_limit_s)
-    return Options(strategy, scope, cost, time_limit_s, seed, threads, verify)
+    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify=verify)
+    check_options(budget, plan, options)
+    return options
 
 
 def _planned(

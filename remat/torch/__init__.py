@@ -20,7 +20,7 @@ _version.refuse_old()
 try:
     from remat.torch._checkpoints import Checkpoints, checkpoints
     from remat.torch._explain import Explanation, explain
-    from remat.torch._rematerialize import rematerialize
+    from remat.torch._rematerialize import follow, rematerialize
     from remat.torch.measure import measured_peak
     from remat.torch.module import Rematerialized
 except (ImportError, AttributeError) as error:
@@ -34,6 +34,7 @@ __all__ = [
     "Rematerialized",
     "checkpoints",
     "explain",
+    "follow",
     "measured_peak",
     "rematerialize",
 ]

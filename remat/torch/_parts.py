@@ -21,7 +21,7 @@ from torch import nn
 
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
-from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan
+from remat.execution import Peaks, PlanOptions, StepPlan, cheapest_fitting, find_plan
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.registry import get_strategy
@@ -381,10 +381,10 @@ class _Part:
     def find_choices(self, limit: int, n_parts: int) -> None:
         """Plans for several limits of what is held while the part runs, at most `limit`, and between its passes."""
         plain = self._choice(Plan.from_order(self.graph, range(len(self.graph)), None))
-        least = min_budget(self.graph, self.planner.scope, time_limit_s=1.0)
+        least = min_budget(self.graph, self.planner.options.scope, time_limit_s=1.0)
         self.choices = [plain, self._choice(least.plan)]
-        strategy = self.planner.strategy
-        strategy = strategy if get_strategy(strategy).is_baseline else "search"
+        options = self._options(n_parts)
+        strategy = options.strategy if get_strategy(options.strategy).is_baseline else "search"
         smallest = least.bytes - self.graph.fixed_bytes
         limits = [most for most in (limit, (limit + smallest) // 2) if most >= smallest]
         pairs = [*itertools.product(limits, KEPT)]
@@ -394,9 +394,8 @@ class _Part:
             if start is not None and simulate(graph, start).cost <= (1 + CHEAP) * graph.total_cost:
                 continue
             found = solve(
-                graph, budget, strategy, scope=self.planner.scope, seed=self.planner.seed, warm_start=start,
-                threads=self.planner.threads, target_gap=CHEAP,
-                time_limit_s=self.planner.time_limit_s / (2 * n_parts * len(pairs)),
+                graph, budget, strategy, **options.within(options.time_limit_s / len(pairs)).of_solver(),
+                warm_start=start, target_gap=CHEAP,
             )  # fmt: skip
             if found.plan is not None:
                 self.choices.append(self._choice(found.plan))
@@ -408,16 +407,17 @@ class _Part:
             limits: of what is held while the forward pass runs, and while the backward pass runs.
             kept: of what is held between them.
         """
-        planner, most = self.planner, min(limits) if max(choice.running) <= min(limits) else max(limits)
-        graph, budget = self._within(most, kept)
-        found = find_plan(
-            graph, budget, strategy=planner.strategy, scope=planner.scope, seed=planner.seed, threads=planner.threads,
-            time_limit_s=planner.time_limit_s / (2 * n_parts), known=[self._bound(graph, choice.plan)],
-        )  # fmt: skip
+        graph, budget = self._within(min(limits) if max(choice.running) <= min(limits) else max(limits), kept)
+        found = find_plan(graph, budget, self._options(n_parts), known=[self._bound(graph, choice.plan)])
         assert found.plan is not None
         other = self._choice(found.plan)
         fits = all(held <= limit for held, limit in zip(other.running, limits, strict=True)) and other.waiting <= kept
         return other if fits and other.cost < choice.cost else choice
+
+    def _options(self, n_parts: int) -> PlanOptions:
+        """Those of one of two solves of a part."""
+        options = self.planner.options
+        return options.within(options.time_limit_s / (2 * n_parts))
 
     def planned(self, choice: _Choice) -> StepPlan:
         """The plan as the part's planner finds it again when the part runs; other shapes get as many bytes."""
@@ -429,9 +429,10 @@ class _Part:
         graph, fixed = planner.with_everything_resident(self.step)
         graph = planner.weigh(graph, self.step)
         fingerprint = fingerprint_of_step(self.step, planner.sample)
+        options = planner.options
         plan = StepPlan(
-            self._bound(graph, choice.plan), graph, fingerprint, planner.strategy, planner.budget_bytes + given, None,
-            fixed, planner.cost, implementations=planner.implementations,
+            self._bound(graph, choice.plan), graph, fingerprint, options.strategy, planner.budget_bytes + given, None,
+            fixed, options.cost, implementations=planner.implementations,
         )  # fmt: skip
         planner.plans[fingerprint.sha256] = plan
         return plan

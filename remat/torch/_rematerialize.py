@@ -16,26 +16,25 @@ from remat import zoo
 from remat.cost import load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, InvalidPlan, first_line, unknown_name, warn
-from remat.execution import Peaks, StepPlan, check_options, default_cache, implementations_of, is_fraction, parse_budget
+from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
 from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.torch import _aot, _optimizer, _private
+from remat.torch import _aot, _private
 from remat.torch._in_backward import OPTION, InBackward
 from remat.torch._loss import OWN_LOSS, Needs, Outside
 from remat.torch._opaque import followed_step
 from remat.torch._parts import InParts, PartsSearch
 from remat.torch._private import storage_key
 from remat.torch._refusals import check_given_tensors
+from remat.torch._resident import Resident
 from remat.torch._self_check import check_untested_version
-from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shard_of, shards_bytes
-from remat.torch._state import read_in_attributes
+from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shards_bytes
 from remat.torch._with_implementations import CHOICES
 from remat.torch._work import storage_bytes, tensors_of
-from remat.torch.capture import TrainingGraph
 from remat.torch.measure import difference_of_steps, peak_of_step
 from remat.torch.module import Rematerialized, captured_step, keywords, told_of, with_storages
 from remat.torch.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planner import EARLIER_GRADIENTS, Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
 from remat.torch.step_graph import CapturedStep
 from remat.units import format_size
 
@@ -133,40 +132,31 @@ def rematerialize(
         check_shard(model, shard, optimizer, accumulate, verify)
         parts = repeated_blocks(model) if parts is None else parts
     given_plan, plan = plan, zoo.resolved(plan)
-    check_options(budget, plan, strategy, scope, cost, time_limit_s)
+    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads)
+    check_options(budget, plan, options)
     if operators is not None:
         warn("operators= is called implementations= now", FutureWarning)
         implementations = operators
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     check_given_tensors(model, sample_args, kwargs)
-    strategy, scope = str(strategy), str(parse_scope(scope))
     _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
     in_backward = None
     if optimizer_in_backward:
-        _check_for_updates(backend, implementations, scope, accumulate, parts)
+        _check_for_updates(backend, implementations, str(parse_scope(scope)), accumulate, parts)
         in_backward = InBackward(optimizer, model)
     device = device_of(model, (sample_args, kwargs))
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
-
-    def state_bytes() -> int:  # counted at each step, because the set of trained parameters may change
-        held = model.parameters() if shard is None else [shard_of(p, shard) for p in model.parameters()]
-        return _optimizer.state_bytes(optimizer, held)
-
-    def beside(training_graph: TrainingGraph) -> dict[str, int]:
-        gradients = _gradient_bytes(training_graph) if accumulate else 0
-        fixed = {"optimizer state": state_bytes(), EARLIER_GRADIENTS: gradients}
-        left = planner.left_bytes and max(0, planner.left_bytes - read_in_attributes(model, training_graph.primals))
-        return fixed | ({"tensors in attributes": left} if left else {})
-
+    options = replace(
+        options, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
+        cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
+    )  # fmt: skip
     planner = Planner(
-        name=type(model).__name__, budget_bytes=0, strategy=strategy, scope=scope, cost=cost,
-        gpu=load_gpu(gpu) if gpu else default_gpu(device), device=device, time_limit_s=time_limit_s, seed=seed,
-        threads=threads, cache_folder=Path(cache_folder) if cache_folder else default_cache() / "profile",
-        plain=Peaks(None, "a plan was given"), beside=beside, state_bytes=state_bytes, sample=inputs,
-        implementations=implementations, in_backward=in_backward, outside=Outside(loss, retain_graph),
+        type(model).__name__, options, device, plain=Peaks(None, "a plan was given"),
+        resident=Resident(model, optimizer, shard, accumulate), sample=inputs, implementations=implementations,
+        in_backward=in_backward, outside=Outside(loss, retain_graph),
     )  # fmt: skip
     if parts is not None:
         if plan is not None or budget is None or backend != "eager" or implementations != "default":
@@ -198,6 +188,35 @@ def rematerialize(
     planner.lowered = None
     module = Rematerialized(model, planner, step_plan, backend, accumulate)
     return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+
+
+def follow(
+    model: nn.Module,
+    sample_args: tuple[Any, ...],
+    plan: str | os.PathLike[str] | StepPlan,
+    *,
+    sample_kwargs: Mapping[str, Any] | None = None,
+    backend: str = "eager",
+    optimizer: torch.optim.Optimizer | str | int | None = None,
+    cache_folder: str | os.PathLike[str] | None = None,
+) -> Rematerialized:
+    """A module whose steps run this plan; nothing is solved.
+
+    Args:
+        model, sample_args, sample_kwargs: those for which the plan was made; only shapes, dtypes and devices matter.
+        plan: a file that ``plan.save`` wrote, the plan of another module, or one that comes with remat (``zoo:...``).
+        backend: for which the plan was made.
+        optimizer: whose state is counted, as in `rematerialize`.
+        cache_folder: of measurements of kernels that a step of other shapes needs.
+
+    Raises:
+        InvalidInput: the plan was made for another step.
+        InvalidPlan: the file holds no valid plan.
+    """
+    return rematerialize(
+        model, sample_args, plan=plan, sample_kwargs=sample_kwargs, backend=backend, optimizer=optimizer,
+        cache_folder=cache_folder,
+    )  # fmt: skip
 
 
 def _warn_of_truth(
@@ -290,7 +309,7 @@ def _in_parts(
     resident = {storage_key(x): storage_bytes(x) for x in (*whole, *model.buffers(), *tensors_of((args, kwargs)))}
     shards = 0 if sharding is None else shards_bytes(list(model.parameters()), sharding.ranks)
     gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
-    fixed_bytes = sum(resident.values()) + shards + planner.state_bytes() + gradients
+    fixed_bytes = sum(resident.values()) + shards + planner.resident.state_bytes() + gradients
     plain = followed_step(model, args, kwargs, planner.device, planner.outside, sharding=sharding)
     workspaces = planner.workspaces_of(plain.signatures)
     planner.follow_loss(model, args, kwargs)
@@ -385,11 +404,6 @@ def _implementations(implementations: str, backend: str, plan: Any) -> str:
     return implementations
 
 
-def _gradient_bytes(training_graph: TrainingGraph) -> int:
-    gradients = [n for n in training_graph.outputs[training_graph.n_forward_outputs :] if n is not None]
-    return sum(n.meta["val"].untyped_storage().nbytes() for n in gradients)
-
-
 def _followed(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner) -> FollowedStep:
     """The plain step; where the given loss reads values, with one that needs as much."""
     try:
@@ -415,7 +429,7 @@ def _plain_peak(
     if step.training_graph.lowering is not None:
         compiled = planner.compiled(step)
         return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
-    fixed_bytes = step.graph.fixed_bytes + sum(planner.beside(step.training_graph).values())
+    fixed_bytes = step.graph.fixed_bytes + sum(planner.resident.bytes_beside(step.training_graph).values())
     if has_recurrent_layer(model):
         if not may_run:
             return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
@@ -427,7 +441,7 @@ def _plain_peak(
         raise
     except Exception as error:  # fake tensors do not support everything that compiles
         return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
-    planner.left_bytes = plain.left_bytes
+    planner.resident.left_bytes = plain.left_bytes
     if plain.returns_loss:
         planner.loss_needs = OWN_LOSS
     _warn_of_truth(model, args, kwargs, plain, planner.outside)
@@ -435,7 +449,7 @@ def _plain_peak(
     # Measure also the operations of the plan: the process that measures takes seconds to start.
     other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
     both = Graph(planner.name, (*calls.operations, *other), ())
-    sizes = profile_workspaces(both, planner.cache_folder, planner.device)[0][: len(calls)]
+    sizes = profile_workspaces(both, planner.options.cache_folder, planner.device)[0][: len(calls)]
     workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
     planner.follow_loss(model, args, kwargs)  # its calls are measured by now
     return Peaks(fixed_bytes + planner.read_bytes + plain.peak_bytes(workspaces))

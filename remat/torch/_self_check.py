@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from remat.cost import load_gpu
 from remat.cost.records import cache_key, read_record, write_record
 from remat.errors import headline, warn
-from remat.execution import Peaks, StepPlan, default_cache
+from remat.execution import PlanOptions, StepPlan, default_cache
 from remat.files import digest_of_source
 from remat.plan import Plan
 from remat.torch import _version
@@ -83,11 +82,7 @@ def _results(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     """The model under a plan that saves nothing that it can recompute; nothing is solved or measured."""
-    planner = Planner(
-        name="self-check", budget_bytes=0, strategy="", scope="free", cost="flops", gpu=load_gpu("cpu"), device=device,
-        time_limit_s=0.0, seed=0, threads=1, cache_folder=default_cache(), plain=Peaks(None, ""),
-        beside=lambda _: {}, state_bytes=lambda: 0,
-    )  # fmt: skip
+    planner = Planner("self-check", PlanOptions(cost="flops"), device)
     inputs = describe_inputs(((x,), {}))
     step = captured_step(model, (x,), {}, "eager", "default")
     graph, fixed = planner.with_everything_resident(step)

@@ -69,7 +69,7 @@ class Rematerialized(Planned, nn.Module):
         self.__dict__["_accumulates"] = accumulates  # set too once a step finds gradients of an earlier one
         self.__dict__["_step"] = _CompiledStep(model, planner, backend)
         self.__dict__["forward"] = _signed(weakref.WeakMethod(self._forward), model)
-        _optimizer.watch(self, planner.state_bytes)
+        _optimizer.watch(self, planner.resident.state_bytes)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride] - `type(self)` tells the truth

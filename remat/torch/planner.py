@@ -19,8 +19,10 @@ from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.cost.profile import profile_workspaces
 from remat.errors import CostWarning, InvalidInput, InvalidPlan, warn
 from remat.execution import (
+    UNKNOWN,
     Fingerprint,
     Peaks,
+    PlanOptions,
     StepPlan,
     announce_pause,
     cheapest_fitting,
@@ -39,6 +41,7 @@ from remat.torch._in_backward import InBackward
 from remat.torch._loss import ANY_LOSS, Needs, Outside
 from remat.torch._private import retains_graph, tree_leaves
 from remat.torch._random import random_state
+from remat.torch._resident import EARLIER_GRADIENTS, Resident
 from remat.torch._updates import check_order, plan_in_order, postponed
 from remat.torch._work import CUDA_BLOCK_BYTES, dense_bytes, tensors_of
 from remat.torch.capture import TrainingGraph
@@ -50,7 +53,6 @@ from remat.units import format_size
 REPAIR_S = 0.5  # of search for a step with other shapes, while a loop waits
 CHEAP = 0.001  # overhead that is not worth a search
 START = "start of backward"  # counted as resident, although the step makes it
-EARLIER_GRADIENTS = "gradients of earlier steps"
 MOST_AIMS = 6  # budgets within which a step whose graph is retained is planned
 READ_BY_LOSS = "what the loss reads"
 VERSION = torch.__version__.split("+")[0]
@@ -62,18 +64,14 @@ class Planner:
     """Plans the steps of one model, and keeps the plans.
 
     Attributes:
-        budget_bytes: for every step.
-        cost: ``profile``, ``roofline`` or ``flops``.
-        gpu: of the roofline.
         device: of the model: ``cpu`` or ``cuda``.
+        budget_bytes: for every step.
         plain: peak of the plain step on the sample arguments.
-        beside: bytes, by name, that are resident beside parameters, buffers and arguments of a step.
-        state_bytes: bytes of the optimizer's state; `beside` counts it too.
+        resident: what is there beside parameters, buffers and arguments of a step.
         sample: shapes and dtypes of the sample arguments, for which the budget was given.
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
-        left_bytes: of the tensors that a step leaves in the model's attributes, until the next step has replaced them.
         end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
         outside: the loss outside of the module.
         loss_needs: of the loss on the sample arguments, if it is given.
@@ -83,23 +81,14 @@ class Planner:
     """
 
     name: str
-    budget_bytes: int
-    strategy: str
-    scope: str
-    cost: str
-    gpu: Gpu
+    options: PlanOptions
     device: str
-    time_limit_s: float
-    seed: int
-    threads: int
-    cache_folder: Path
-    plain: Peaks
-    beside: Callable[[TrainingGraph], Mapping[str, int]]
-    state_bytes: Callable[[], int]
+    budget_bytes: int = 0
+    plain: Peaks = UNKNOWN
+    resident: Resident = field(default_factory=Resident)
     sample: str = ""
     implementations: str = "default"
     in_backward: InBackward | None = None
-    left_bytes: int = 0
     end_bytes: int | None = None
     outside: Outside = ANY_LOSS
     loss_needs: Needs | None = None
@@ -125,7 +114,9 @@ class Planner:
                 carries = in_loop and step.training_graph.lowering is None
                 plan = self._carried(graph, step, fixed, fingerprint) if carries else None
                 if in_loop and plan is None:
-                    announce_pause(self.name, self._what_is_new(inputs), self.time_limit_s, "model.prepare(...)")
+                    announce_pause(
+                        self.name, self._what_is_new(inputs), self.options.time_limit_s, "model.prepare(...)"
+                    )
                 try:
                     self.plans[fingerprint.sha256] = plan or self._new(graph, step, fixed, fingerprint, in_loop)
                 except InvalidInput as error:
@@ -162,7 +153,10 @@ class Planner:
 
     def with_everything_resident(self, step: CapturedStep) -> tuple[Graph, dict[str, int]]:
         """The graph with all resident bytes in `fixed_bytes`, and these bytes by name."""
-        fixed = {"parameters, buffers and inputs": step.graph.fixed_bytes, **self.beside(step.training_graph)}
+        fixed = {
+            "parameters, buffers and inputs": step.graph.fixed_bytes,
+            **self.resident.bytes_beside(step.training_graph),
+        }
         fixed |= {START: _start_bytes(step.training_graph)}
         graph = step.graph
         if self.end_bytes is not None:
@@ -250,7 +244,7 @@ class Planner:
         take calls that it does not have as free.
         """
         calls = calls_graph(self.name, signatures)
-        costed = self._with_costs(calls if self.cost == "profile" else graph)[0]
+        costed = self._with_costs(calls if self.options.cost == "profile" else graph)[0]
         costs = {op.work.signature: op.cost for op in costed.operations if op.work is not None}
         sizes = self.workspaces_of(signatures)
         return {signature: (size, costs.get(signature, 0)) for signature, size in sizes.items()}
@@ -263,14 +257,17 @@ class Planner:
 
     def _workspaces(self, graph: Graph) -> list[int]:
         """Workspaces in bytes of every implementation of every operation."""
-        sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.cache_folder, self.device)
+        sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.options.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warn(f"workspace not measured, taken as 0: {named}", CostWarning)
         return sizes
 
     def _with_costs(self, graph: Graph) -> tuple[Graph, Noise | None]:
-        return costs_and_noise(graph, self.cost, self.gpu, cache_folder=self.cache_folder, device=self.device)
+        options = self.options
+        return costs_and_noise(
+            graph, options.cost, options.gpu, cache_folder=options.cache_folder, device=self.device
+        )  # fmt: skip
 
     def _new(
         self, graph: Graph, step: CapturedStep, fixed: Mapping[str, int], fingerprint: Fingerprint, in_loop: bool
@@ -284,7 +281,7 @@ class Planner:
         fits = self._peak(graph, plan, fixed) <= self.budget_bytes
         if is_sample or not fits or graph.has_implementations:  # else there is no choice, and no need to time
             if max(graph.largest_working_set()[0], graph.final_bytes) <= self.budget_bytes:  # else there is no plan
-                (graph, noise), costs = self._with_costs(graph), self.cost
+                (graph, noise), costs = self._with_costs(graph), self.options.cost
             retains = self.outside.retains
             plan, strategy = (self._retained if retains else self._cheapest)(graph, step, in_loop, fixed)
         graph = _with_workspaces(graph, step, workspaces, plan)
@@ -314,16 +311,16 @@ class Planner:
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
             return solve(
-                groups, limit, self.strategy, scope=self.scope, time_limit_s=self.time_limit_s, seed=self.seed,
-                threads=self.threads, warm_start=cheapest_fitting(groups, known, limit), target_gap=CHEAP,
+                groups, limit, self.options.strategy, **self.options.of_solver(),
+                warm_start=cheapest_fitting(groups, known, limit), target_gap=CHEAP,
             )  # fmt: skip
 
-        found = cheapest(compiled, self.budget_bytes, self.cost, self.gpu, self.find or find)
+        found = cheapest(compiled, self.budget_bytes, self.options.cost, self.options.gpu, self.find or find)
         graph = graph.with_costs([0] * len(graph), found.cost_unit)
         plan = StepPlan(
             Plan.from_order(graph, found.candidate.order, self.budget_bytes), graph, fingerprint, found.strategy,
             self.budget_bytes, graph.fixed_bytes + compiled.plain.peak_bytes, fixed,
-            self.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
+            self.options.cost if found.cost_unit else "", noise=found.noise, generated=found.generated,
         )  # fmt: skip
         best = min([plan, *fitting.values()], key=lambda each: each.overhead)
         best = self._told(replace(best, budget_bytes=self.budget_bytes), step)
@@ -333,17 +330,18 @@ class Planner:
 
     def _folder_of_plans(self, fingerprint: Fingerprint) -> Path:
         """Where plans of this step under these options are kept, each with its budget above the fixed bytes as name."""
-        options = (
-            COMPILED, fingerprint.version, fingerprint.sha256, self.cost, self.gpu.name, self.strategy, self.scope,
-            self.seed, self.time_limit_s, self.threads, torch.get_num_threads(),
+        options = self.options
+        determines = (
+            COMPILED, fingerprint.version, fingerprint.sha256, options.cost, options.gpu.name, options.strategy,
+            options.scope, options.seed, options.time_limit_s, options.threads, torch.get_num_threads(),
         )  # fmt: skip
-        return self.cache_folder / "plans" / hashlib.sha256(repr(options).encode()).hexdigest()[:32]
+        return options.cache_folder / "plans" / hashlib.sha256(repr(determines).encode()).hexdigest()[:32]
 
     def compiled(self, step: CapturedStep) -> CompiledStep:
         """What Inductor makes of a step for it, with everything resident; kept until a plan is made of it."""
         if self.lowered is None or self.lowered.step.training_graph is not step.training_graph:
             graph, _ = self.with_everything_resident(step)
-            self.lowered = CompiledStep(replace(step, graph=graph), self.cache_folder, self.device)
+            self.lowered = CompiledStep(replace(step, graph=graph), self.options.cache_folder, self.device)
         return self.lowered
 
     @_aot.no_collection()
@@ -358,9 +356,9 @@ class Planner:
         if not alike:
             return None
         known = min(alike, key=lambda plan: (not plan.costs, abs(_bytes_made(plan.graph) - _bytes_made(graph))))
-        workspaces = carried.workspaces(known.graph, graph, self.cache_folder, self.device)
+        workspaces = carried.workspaces(known.graph, graph, self.options.cache_folder, self.device)
         graph = _with_workspaces(graph, step, workspaces)
-        graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.gpu), known.graph.cost_unit)
+        graph = graph.with_costs(carried.scaled_costs(known.graph, graph, self.options.gpu), known.graph.cost_unit)
         plan = self._repaired(graph, step)
         if plan is None:
             return None
@@ -392,11 +390,11 @@ class Planner:
             return best
         if not graph.total_cost or self.find is not None:
             return best
-        if get_strategy(self.strategy).is_baseline:  # whose plans a search must not change
+        if get_strategy(self.options.strategy).is_baseline:  # whose plans a search must not change
             return best
         found = solve(
-            graph, self.budget_bytes, "search", scope=self.scope, time_limit_s=REPAIR_S, seed=self.seed,
-            threads=self.threads, warm_start=best, target_gap=CHEAP,
+            graph, self.budget_bytes, "search", **self.options.within(REPAIR_S).of_solver(), warm_start=best,
+            target_gap=CHEAP,
         )  # fmt: skip
         plans = [best, None if found.plan is None else self._in_order(found.plan, graph, step)]
         return cheapest_fitting(graph, filter(None, plans), self.budget_bytes)
@@ -429,7 +427,8 @@ class Planner:
         within, above, least = 0, self.budget_bytes, 0
         aim = above
         for _ in range(MOST_AIMS):
-            planner = replace(self, budget_bytes=aim, time_limit_s=self.time_limit_s / MOST_AIMS)
+            options = self.options.within(self.options.time_limit_s / MOST_AIMS)
+            planner = replace(self, budget_bytes=aim, options=options)
             try:
                 plan, strategy = planner._cheapest(graph, step, in_loop, fixed)
             except InvalidInput:  # this aim is too small, which another may not be
@@ -456,10 +455,7 @@ class Planner:
             return found, "from another shape"
 
         def find(graph: Graph, known: Sequence[Plan] = ()) -> tuple[Plan, str]:
-            solution = find_plan(
-                graph, self.budget_bytes, strategy=self.strategy, scope=self.scope, time_limit_s=self.time_limit_s,
-                seed=self.seed, threads=self.threads, known=known,
-            )  # fmt: skip
+            solution = find_plan(graph, self.budget_bytes, self.options, known)
             assert solution.plan is not None
             return solution.plan, solution.strategy
 

@@ -396,11 +396,13 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
     bases = [dense_bytes(base.meta["val"]) for base in several]
     only_bases = sum(dense_bytes(base.meta["val"]) for base in several if not _is_returned(base))
     end, operations = end_of(graph), list(graph.operations)
-    left_out = [] if views else _left_out(step.training_graph, returned, outside)
+    left_out, held = ([], {}) if views else _left_out(step, returned, outside)
     unread = {step.storage[node]: dense_bytes(node.meta["val"]) for node in left_out}
     graph = replace(
         graph, values=tuple(replace(x, bytes=0) if v in unread else x for v, x in enumerate(graph.values))
     )  # fmt: skip
+    for k, values in held.items():
+        operations[k] = _reading(operations[k], values)
     most = max(
         operations[end].workspace_bytes, outside.most_bytes + of_views - only_bases + sum(unread.values()),
         outside.held_bytes + of_views + 2 * max(bases, default=0),
@@ -411,16 +413,45 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
     return (_with_output(graph, end, kept) if outside.held_bytes else graph), outside
 
 
-def _left_out(training_graph: TrainingGraph, tangents: list[fx.Node], outside: Needs) -> list[fx.Node]:
-    """Gradients of outputs that the loss does not differentiate: zeros that are dropped when the backward pass begins.
+def _left_out(
+    step: CapturedStep, tangents: list[fx.Node], outside: Needs
+) -> tuple[list[fx.Node], dict[int, set[int]]]:  # fmt: skip
+    """(gradients of outputs that the loss does not differentiate, [operation] values that stand for copies there).
 
-    None where a call would read zeros in their place, or where the other gradient of a sum passes through in another
-    layout, which may have to be copied.
+    Such gradients are zeros that are dropped when the backward pass begins. A sum of such a gradient and another one
+    is the other one, whose layout may differ from the sum's. Kernels behind it may then copy it: the missing gradient
+    is held as long. The same where a call reads zeros in its place.
     """
     missing = [node for node in tangents if outside.leaves_out(node.meta["val"])]
-    graph = training_graph.module.graph
-    of_gradients, undefined = undefined_calls(graph, training_graph.tangents, missing)
-    return missing if all(_passes_through(*pair) for pair in partly_undefined(of_gradients, undefined)) else []
+    training_graph = step.training_graph
+    of_gradients, undefined = undefined_calls(training_graph.module.graph, training_graph.tangents, missing)
+    pairs = [pair for pair in partly_undefined(of_gradients, undefined) if not _passes_through(*pair)]
+    held: dict[int, set[int]] = {}
+    for node, absent in pairs:
+        behind = _users_of(node)
+        values = {v for x in absent if isinstance(v := step.storage[x], int)}
+        for k in (k for k, nodes in enumerate(step.nodes) if behind.intersection(nodes)):
+            held.setdefault(k, set()).update(values)
+    return ([] if pairs else missing), held
+
+
+def _reading(operation: Operation, values: set[int]) -> Operation:
+    """The operation with further inputs, which are there while any of its implementations runs."""
+
+    def more(one: Any) -> Any:
+        return replace(one, inputs=tuple(sorted({*one.inputs, *(values - {*one.outputs})})))
+
+    return more(replace(operation, implementations=tuple(map(more, operation.implementations))))
+
+
+def _users_of(node: fx.Node) -> set[fx.Node]:
+    """All calls that depend on this one."""
+    found, todo = set[fx.Node](), [node]
+    while todo:
+        new = {user for user in todo.pop().users if user not in found and user.op != "output"}
+        found |= new
+        todo.extend(new)
+    return found
 
 
 def _passes_through(node: fx.Node, absent: list[fx.Node]) -> bool:
