@@ -31,8 +31,6 @@ from remat.torch._loss import NO_LOSS
 from remat.torch._opaque import Run, bares, by_key, followed_parts, in_place, with_storage
 from remat.torch._private import tree_map
 from remat.torch._shard import Sharding, WithoutHooks, forwards_in_place
-from remat.torch._state import read_in_attributes
-from remat.torch.capture import TrainingGraph
 from remat.torch.module import Rematerialized, captured_step
 from remat.torch.plain import FollowedStep
 from remat.torch.planner import CHEAP, Planner, describe_inputs, fingerprint_of_step
@@ -270,14 +268,9 @@ class PartsSearch:
     def _part(self, model: nn.Module, key: str, run: Run) -> _Part:
         """A part with its step, and a planner for it."""
         given = tree_map(with_storage(self.planner.device), (run.args, run.kwargs))
-
-        def beside(training_graph: TrainingGraph) -> dict[str, int]:
-            """What the part itself left in its attributes does not count."""
-            read = read_in_attributes(model.get_submodule(run.part), training_graph.primals)
-            return {"tensors in attributes": -read} if read else {}
-
+        resident = replace(self.planner.resident, part=model.get_submodule(run.part))
         planner = replace(
-            self.planner, name=run.part, beside=beside, sample=describe_inputs(given), plans={},
+            self.planner, name=run.part, resident=resident, sample=describe_inputs(given), plans={},
             plain=Peaks(None, "it is a part of a step"), end_bytes=0,
         )  # fmt: skip
         self.planners.setdefault(run.part, planner)

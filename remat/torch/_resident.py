@@ -14,6 +14,7 @@ from remat.torch._state import read_in_attributes
 from remat.torch.capture import TrainingGraph
 
 EARLIER_GRADIENTS = "gradients of earlier steps"
+IN_ATTRIBUTES = "tensors in attributes"
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Resident:
         optimizer: an object, a name, a size, or None for none.
         ranks: over which parameters are divided; None for one.
         accumulates: gradients of earlier steps are there while a step runs.
+        part: of the model, whose own step is planned; what surrounds it is counted elsewhere.
         left_bytes: of the tensors that a step leaves in the model's attributes, until the next step has replaced them.
     """
 
@@ -32,6 +34,7 @@ class Resident:
     optimizer: torch.optim.Optimizer | str | int | None = None
     ranks: int | None = None
     accumulates: bool = False
+    part: nn.Module | None = None
     left_bytes: int = 0
 
     def state_bytes(self) -> int:
@@ -46,12 +49,15 @@ class Resident:
         """[name] bytes that are resident beside parameters, buffers and arguments of a step."""
         if self.model is None:
             return {}
+        if self.part is not None:  # what the part itself left in its attributes does not count
+            read = read_in_attributes(self.part, training_graph.primals)
+            return {IN_ATTRIBUTES: -read} if read else {}
         earlier = _gradient_bytes(training_graph) if self.accumulates else 0
         left = 0
         if self.left_bytes:
             left = max(0, self.left_bytes - read_in_attributes(self.model, training_graph.primals))
         beside = {"optimizer state": self.state_bytes(), EARLIER_GRADIENTS: earlier}
-        return beside | ({"tensors in attributes": left} if left else {})
+        return beside | ({IN_ATTRIBUTES: left} if left else {})
 
 
 def _gradient_bytes(training_graph: TrainingGraph) -> int:
