@@ -43,7 +43,6 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     "execution_joint": [*TORCH, *OF_ALL_TABLES],
     "execution_tf": [(["--models", "vgg61"], "unknown model 'vgg61'; did you mean vgg16"), *KERAS],
     "keras_applications": [(["--models", "VGG61"], "unknown model 'VGG61'"), (["--models", ""], "is empty"), *KERAS],
-    "step_costs": [*TORCH, (["--rounds", "0"], "no whole number"), (["--threads", "0"], "no whole number")],
     "device.__main__": [
         (["captur"], "unknown command 'captur'; did you mean capture"),
         (["plan", "nowhere", "--models", "gpt2_medum"], "unknown model 'gpt2_medum'; did you mean gpt2_medium"),
@@ -115,7 +114,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     "bench_cases": [(["--write"], "unrecognized arguments: --write")],
     "bench_simulator": [(["--steps", "0"], "no whole number"), (["--limit-s", "-1"], "no positive number")],
 }
-NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch", "step_costs": "torch"}
+NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]
 
 
