@@ -68,6 +68,8 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 MISTAKES = [
     (["model=vgg91"], r"unknown model 'vgg91'; did you mean vgg19"),
+    (["model=vit"], r"unknown model 'vit'; did you mean torch_vit"),
+    (["model=pspnet"], r"did you mean pspnet_mobilenet or pspnet_resnet50"),
     (["gpu=v10"], r"unknown gpu 'v10'; did you mean v100"),
     (["strategies=[chen_sqrt]"], r"unknown strategy 'chen_sqrt'; did you mean chen_sqrtn"),
     (["experiment=max_batch_siz"], r"did you mean max_batch_size"),
