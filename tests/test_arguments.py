@@ -29,10 +29,10 @@ OF_ALL_TABLES = [
     (["--cost", "flop"], "unknown cost 'flop'; did you mean flops"),
     (["--budgets", "0.8,-1"], "'-1' is no positive number; write fractions, e.g. 0.8,0.6"),
     (["--budgets", "half"], "'half' is no positive number"),
-    (["--batch", "0"], "'0' is no whole number from 1"),
+    (["--batch", "0"], "'0' is not a positive integer"),
     (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
-    (["--threads", "two"], "'two' is no whole number from 1"),
-    (["--rounds", "-3"], "'-3' is no whole number from 1"),
+    (["--threads", "two"], "'two' is not a positive integer"),
+    (["--rounds", "-3"], "'-3' is not a positive integer"),
     (["--out", "no/such/rows.json"], "no/such is no folder"),
     (["--show", "none.json"], "none.json"),
     (["--modle", "gpt2"], "unrecognized arguments: --modle gpt2; see python -m experiments"),
@@ -66,12 +66,12 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     ],
     "compiled": [
         (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is no whole number from 1"),
+        (["--rounds", "0"], "'0' is not a positive integer"),
         (["--time-limit", "0"], "'0' is no positive number"),
     ],
     "checkpoints": [
         (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is no whole number from 1"),
+        (["--rounds", "0"], "'0' is not a positive integer"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
     "large": [
@@ -79,8 +79,8 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--limits", "20"], "unknown limit '20'"),
     ],
     "shard": [
-        (["--layers", "0"], "'0' is no whole number from 1"),
-        (["--ranks", "x"], "'x' is no whole number from 1"),
+        (["--layers", "0"], "'0' is not a positive integer"),
+        (["--ranks", "x"], "'x' is not a positive integer"),
     ],
     "explain": [
         (["--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
@@ -108,10 +108,10 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--generated", "--only", "nothing", "--compare"], "no case; see --only"),
         (["--generated", "--only", "nothing", "--growth"], "no graph; see --only"),
         (["--only", "("], "'(' is no regular expression"),
-        (["--repeats", "0"], "'0' is no whole number from 1"),
+        (["--repeats", "0"], "'0' is not a positive integer"),
     ],
     "bench_cases": [(["--write"], "unrecognized arguments: --write")],
-    "bench_simulator": [(["--steps", "0"], "no whole number"), (["--limit-s", "-1"], "no positive number")],
+    "bench_simulator": [(["--steps", "0"], "not a positive integer"), (["--limit-s", "-1"], "no positive number")],
 }
 NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]

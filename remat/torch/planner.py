@@ -74,7 +74,7 @@ class Planner:
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
         left_bytes: of the tensors that a step leaves in the model's attributes, until the next step has replaced them.
-        end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
+        end_bytes: held outside this step between its passes, within the budget; None for the loss of the step.
         outside: the loss outside of the module.
         loss_needs: of the loss on the sample arguments, if it is given.
         has_warned: of a graph that is retained, although that is not counted.
