@@ -150,7 +150,7 @@ def test_times_are_to_the_best_of_both_solvers() -> None:
     assert timed([point(cost=None)])[0].near_s is None
 
 
-def test_the_store_keeps_the_ways_of_a_family(tmp_path: Path) -> None:
+def test_the_store_keeps_the_implementations_of_a_family(tmp_path: Path) -> None:
     graph = relu_chain()
     plan = Plan.from_order(graph, range(4), implementations=["", "mask", "", "mask"])
     store = Store(tmp_path)
