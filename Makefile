@@ -36,7 +36,7 @@ help:
 	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
 	@echo "make rivals     MOCCASIN by its own method on its published graphs (needs them: REMAT_INSTANCES)"
 	@echo "make dtr        DTR and the offline optimum on the operator logs of DTR's authors (needs the logs: ARGS='--logs FOLDER')"
-	@echo "make device     every result for a GPU: plans, largest batches, measured costs (ARGS='--help' for more)"
+	@echo "make device     planned steps on a GPU: memory, times, bits, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
 setup:
@@ -137,7 +137,7 @@ dtr: setup
 	$(VENV_PYTHON) -m experiments.dtr $(ARGS)
 
 device: setup
-	$(VENV_PYTHON) -m experiments.device all $(ARGS)
+	$(VENV_PYTHON) -m experiments.device $(ARGS)
 
 clean:
 	rm -rf .venv build dist site *.egg-info

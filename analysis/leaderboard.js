@@ -46,7 +46,7 @@
       const mine = byProblem.get(r.problem);
       mine.set(r.entrant, [...(mine.get(r.entrant) || []), r]);
     }
-    for (const mine of byProblem.values()) { // of several seeds the median, the dearer of two
+    for (const mine of byProblem.values()) { // of several seeds the median, the more expensive of two
       for (const [e, runs] of mine) {
         const cost = (r) => r.cost ?? Infinity;
         mine.set(e, runs.sort((a, b) => cost(a) - cost(b) || 0)[runs.length >> 1]);

@@ -112,9 +112,9 @@ def one_name(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], s
 
 @argument
 def count(text: str) -> int:
-    """A whole number from 1."""
+    """A positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise InvalidInput(f"'{text}' is no whole number from 1")
+        raise InvalidInput(f"'{text}' is not a positive integer")
     return int(text)
 
 

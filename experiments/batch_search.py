@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from experiments.per_sample import PerSample
-from experiments.row import Row
 from remat.solution import Status
+
+if TYPE_CHECKING:  # `SizeSearch` runs where only PyTorch, NumPy, Numba and SciPy are
+    from experiments.per_sample import PerSample
+    from experiments.row import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A paper's experiment: its parts run one after the other, and each part's document is written as soon as it is done.
 
-A part is a module with ``run(context)``. It solves through the store and returns its document, JSON-ready. The module
-of the same name in `analysis` draws the document.
+A part is a function of the context. It solves through the store and returns its document, JSON-ready. The module of
+the part's name in `analysis` draws the document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from omegaconf import DictConfig
@@ -178,11 +177,6 @@ class Paper:
                 refuted += contradictions(list(graph_run.kept.values()))
         context.print(f"{progress.n_finished} solved now, in {duration(time.monotonic() - began)}")
         return _draw(self.draw, context, refuted)
-
-
-def parts_of(*modules: ModuleType) -> dict[str, Part]:
-    """[name of the module] its function ``run``."""
-    return {module.__name__.rpartition(".")[2]: module.run for module in modules}
 
 
 def has_study(name: str) -> bool:

@@ -113,8 +113,7 @@ CHECKMATE_RUN = PaperPage(
 MONET_RUN = PaperPage(
     "monet", DOCS / "results" / "monet.md", "monet.json", monet.parts_of, _monet_head,
     monet.draw_monet,
-    ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd", "growth",
-     "depthwise"),
+    ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd"),
 )  # fmt: skip
 CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, columns=RUN_COLUMNS)
 MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, columns=RUN_COLUMNS)

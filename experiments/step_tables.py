@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.execution import figure
 from analysis.saving import save_in_run
-from experiments import keras_applications, step_costs
+from experiments import keras_applications
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
@@ -61,14 +61,9 @@ def draw(arguments: Sequence[str]) -> Drawing:
         rows = read_rows(newest(kind))
         summary.append([label.format(len({row.model for row in rows})), *_summary(rows)])
         long.append(LongTable(name, columns, [cells(row, columns) for row in rows if row.method != OFFERED]))
-    costs = step_costs.read_costs(newest("step_costs"))
-    long.append(LongTable("step_costs", step_costs.HEADS, costs.rows))
     beside, figures = _beside_peers()
     links = ", ".join(link_to(table, DOCUMENT.page) for table in long)
-    text = [
-        markdown_table(HEADS, summary), *beside, f"Milliseconds of a step ({costs.where}):", costs.totals,
-        f"Tables: {links}.",
-    ]  # fmt: skip
+    text = [markdown_table(HEADS, summary), *beside, f"Tables: {links}."]
     return Drawing("\n\n".join(text), long, figures, sorted(StepRow.__dataclass_fields__))
 
 

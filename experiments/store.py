@@ -190,7 +190,7 @@ class Store:
                     {
                         "kinds": member.plan.kinds.tolist(),
                         "ids": member.plan.ids.tolist(),
-                        **({"ways": member.plan.implementations} if member.plan.implementations else {}),
+                        **({"implementations": member.plan.implementations} if member.plan.implementations else {}),
                     }
                 ),
             }
@@ -214,8 +214,9 @@ class Store:
                 raise InvalidInput(f"holds the family {metadata['key']}")
             for row in table.to_pylist():
                 steps = json.loads(row["plan"])
-                ways = steps.get("ways") or [""] * len(steps["ids"])
-                plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], ways, strict=True))
+                # "ways" is the former name of the implementations
+                chosen = steps.get("implementations") or steps.get("ways") or [""] * len(steps["ids"])
+                plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], chosen, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (ValueError, KeyError, TypeError) as error:
             warn_damaged(f"{path}: {error}")

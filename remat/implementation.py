@@ -31,7 +31,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One of several ways in which an operation can run: other costs, other inputs, extra outputs, or in place.
+    """One of several implementations of an operation: other costs, other inputs, extra outputs, or in place.
 
     Attributes:
         name: unique within the operation, not ``default``, e.g. ``mask`` or ``im2col``.

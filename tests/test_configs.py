@@ -95,9 +95,9 @@ def test_the_table_of_models_has_both_granularities_of_keras() -> None:
 
 
 def test_the_command_line_wins_over_an_experiment() -> None:
-    (settings,) = cli.check(["experiment=fig5_vgg16", "model=vgg19", "batch_size=8", "gpu=h100"], multirun=False)
+    (settings,) = cli.check(["experiment=throughput", "model=vgg16", "batch_size=8", "gpu=h100"], multirun=False)
     assert settings.spec is not None
-    assert (settings.spec.name, settings.spec.batch_size, settings.gpu.name) == ("vgg19", 8, "h100")
+    assert (settings.spec.name, settings.spec.batch_size, settings.gpu.name) == ("vgg16", 8, "h100")
 
 
 def test_a_number_written_as_a_float_is_a_size_in_bytes() -> None:

@@ -23,7 +23,7 @@ from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 
-STEP_ROWS = {path for path in (DOCS.parent / "results" / "cpu").glob("*.json") if "step_costs" not in path.stem}
+STEP_ROWS = {*(DOCS.parent / "results" / "cpu").glob("*.json")}
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.0}
 HERE = [
     "--models", "gpt2", "--budgets", "0.8", "--operators", "joint", "--devices", "cpu", "--time-limit", "1",

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import redraw
-from analysis.monet.depthwise import report as depthwise_report
 from analysis.monet.points import GIB, Point, cheapest, contained
 from analysis.monet.solver_time import timed
 from experiments import cli
 from experiments.config import register
 from experiments.monet import PARTS, algorithms
-from experiments.monet.depthwise import depthwise, slower
 from experiments.monet.implementations import available, count, reason
 from experiments.monet.published import NETWORKS
 from experiments.store import Store
@@ -152,7 +150,7 @@ def test_times_are_to_the_best_of_both_solvers() -> None:
     assert timed([point(cost=None)])[0].near_s is None
 
 
-def test_the_store_keeps_the_ways_of_a_family(tmp_path: Path) -> None:
+def test_the_store_keeps_the_implementations_of_a_family(tmp_path: Path) -> None:
     graph = relu_chain()
     plan = Plan.from_order(graph, range(4), implementations=["", "mask", "", "mask"])
     store = Store(tmp_path)
@@ -199,31 +197,3 @@ def test_what_is_mistyped_is_one_line(here: Path, given: str, words: str, capsys
 def test_other_experiments_take_one_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["model=chain", "budget=[1GB,2GB]"]) == 1
     assert "paper/monet" in capsys.readouterr().err
-
-
-def test_slower_depthwise_convolutions_cost_more_and_nothing_else_does() -> None:
-    graph = monet_graph("mobilenet_v2", winograd=False)
-    chosen = depthwise(graph)
-    assert [sum(graph.operations[k].is_backward is side for k in chosen) for side in (False, True)] == [17, 17]
-    costs = [op.cost for op in graph.operations]
-    for k, op in enumerate(slower(graph, 3).operations):
-        assert op.cost == costs[k] * (3 if k in chosen else 1)
-    for other in ("resnet50", "unet", "vgg16"):
-        assert not depthwise(monet_graph(other))
-
-
-def test_depthwise_overheads_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of 110 for PyTorch's 100 fits the larger budget too; a bound for the larger one holds for the smaller."""
-    facts = [{"name": "m", "label": "M", "budgets_gib": [6, 5], "overheads_percent": [8.0, 8.0]}]
-    at = dict[str, Any](network="m", level="no_winograd")
-    points = [point(**at, budget_bytes=6 * GIB, overhead=0.12, least=0.08, peak_bytes=6 * GIB, cost=112),
-              point(**at, budget_bytes=5 * GIB, overhead=0.10, least=0.04, peak_bytes=4 * GIB)]  # fmt: skip
-    slow = [replace(p, overhead=0.5, least=None) for p in points]
-    monkeypatch.setattr(
-        "analysis.monet.depthwise.read_points", lambda folder, document=None: (facts, slow if document else points)
-    )
-    part = depthwise_report({"rows": [{"network": "m", "factor": 2}]}, tmp_path)
-    cells = ["8.00 %", "10.00 %", "8.00 %", "50.00 %", ""]
-    assert part.tables[0].rows == [["M", "6", *cells], ["M", "5", *cells]]
-    assert "no plan is below 8.00 %" in part.ours
-    assert not depthwise_report({"rows": []}, tmp_path).tables

@@ -68,9 +68,11 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 MISTAKES = [
     (["model=vgg91"], r"unknown model 'vgg91'; did you mean vgg19"),
+    (["model=vit"], r"unknown model 'vit'; did you mean torch_vit"),
+    (["model=pspnet"], r"did you mean pspnet_mobilenet or pspnet_resnet50"),
     (["gpu=v10"], r"unknown gpu 'v10'; did you mean v100"),
     (["strategies=[chen_sqrt]"], r"unknown strategy 'chen_sqrt'; did you mean chen_sqrtn"),
-    (["experiment=fig5_vgg1"], r"did you mean fig5_vgg16"),
+    (["experiment=max_batch_siz"], r"did you mean max_batch_size"),
     (["engine=locl"], r"did you mean local"),
     (["engine.name=loca"], r"did you mean local"),
     (["engine=slurm"], r"engine=slurm needs -m"),
@@ -174,7 +176,7 @@ def test_help_lists_models_gpus_and_strategies(capsys: pytest.CaptureFixture[str
         "checkmate_milp ",
         "chen_sqrtn ",
         "budget: sweep",
-        "fig5_vgg16 ",
+        "max_batch_size ",
     ):
         assert name in text
     assert "VGG19" in text  # the description, not only the name

@@ -219,5 +219,7 @@ def test_a_calculation_changes_no_argument() -> None:
 
 def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:
     plain, x = Attention(), torch.randn(BATCH, LENGTH, 32)
-    with pytest.warns(UserWarning, match=rf"Attention does otherwise while it is traced \(line \d+ of .*{__name__}.py"):
+    with pytest.warns(
+        UserWarning, match=rf"Attention computes differently while it is traced \(line \d+ of .*{__name__}.py"
+    ):
         rematerialize(copy.deepcopy(plain), (x, torch.ones(BATCH, LENGTH)))

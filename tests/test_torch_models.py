@@ -1,4 +1,4 @@
-"""Models as people have them: from transformers, with logging, that do otherwise while they are traced."""
+"""Models as people have them: from transformers, with logging, that compute differently while they are traced."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis import parts
-from analysis.monet import ablation, depthwise, growth, implementations, overhead, records, solver_time, ten_percent
+from analysis.monet import ablation, implementations, overhead, records, solver_time, ten_percent
 from analysis.parts import Front, Part, draw_parts, read_parts, reports_of
 from analysis.results import read_json
 
-REPORTS = reports_of(overhead, ablation, ten_percent, solver_time, records, implementations, growth, depthwise)
+REPORTS = reports_of(overhead, ablation, ten_percent, solver_time, records, implementations)
 
 
 def parts_of(folder: Path) -> list[tuple[str, Part]]:

@@ -13,17 +13,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.arguments import names_of
-from experiments.monet import ablation, depthwise, growth, implementations, overhead, records, solver_time, ten_percent
+from experiments.monet import ablation, implementations, overhead, records, ten_percent
 from experiments.monet.cases import Context, Scale, published_graph
 from experiments.monet.published import NETWORKS
-from experiments.parts import Paper, parts_of
+from experiments.parts import Paper, Part
 from experiments.settings import Settings, for_implementations
 from remat.errors import InvalidInput
 
-PARTS = parts_of(overhead, ablation, ten_percent, solver_time, records, implementations, growth, depthwise)
-NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("ten_percent", "solver_time", "implementations", "depthwise"), ("overhead",)
-)
+PARTS: dict[str, Part] = {
+    "overhead": overhead.run, "ablation": ablation.run, "ten_percent": ten_percent.run,
+    "solver_time": overhead.solver_times, "records": records.run, "implementations": implementations.run,
+}  # fmt: skip
+NEEDS: dict[str, tuple[str, ...]] = dict.fromkeys(("ten_percent", "solver_time", "implementations"), ("overhead",))
 QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
               halvings=3)  # fmt: skip
 STUDY = Scale(time_limit_s=30.0, joint_factor=1.0, all_budgets=True, ablation_budgets=3, monet_columns=100_000,

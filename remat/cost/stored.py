@@ -1,6 +1,6 @@
 """Stored measurements for machines that lack the device: one table per device, under ``results/<gpu>``.
 
-``python -m experiments.device`` writes the tables; ``cost=profile gpu=<gpu>`` reads them.
+``python -m experiments.device --keep`` writes the tables; ``cost=profile gpu=<gpu>`` reads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_stored(gpu: str, folder: Path | None = None) -> StoredProfile | None:
     path = (folder or RESULTS_FOLDER) / gpu / FILE
     if not path.is_file():
         return None
-    again = "write it again with python -m experiments.device"
+    again = "write it again with python -m experiments.device --keep"
     try:
         table = read_table(path)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}

@@ -69,7 +69,7 @@ class Events:
         progress = found.progress
         event: dict[str, Any] = {"at": time.time(), "who": progress.who}
         if found.plan is not None:
-            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "ways": found.plan.choices}
+            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "implementations": found.plan.choices}
         else:
             event |= {"bound": found.bound, "by": found.proven_by}
         self.append(event)

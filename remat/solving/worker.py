@@ -228,7 +228,7 @@ class _Events:
         if "order" not in event:
             return
         try:
-            plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["ways"])
+            plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["implementations"])
             trace = simulate(problem.graph, plan)
         except InvalidPlan as error:
             best.contradict(f"{event['who']} reported a wrong plan: {error}")

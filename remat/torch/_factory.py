@@ -54,7 +54,7 @@ class StepFactory:
         for name in ("batch_size", *LENGTHS):
             size = self.options.get(name, 1)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise InvalidInput(f"{name} must be a whole number from 1, not {size!r:.60}")
+                raise InvalidInput(f"{name} must be a positive integer, not {size!r:.60}")
         takes = inspect.signature(self.make).parameters
         if "batch_size" in takes and takes["batch_size"].default is inspect.Parameter.empty:
             if "batch_size" not in self.options:

@@ -113,8 +113,8 @@ class Growing:
 
         Args:
             overheads: rising, from 0.
-            check_plain: raises if the framework's own step at a size is another one; asked about the first size found.
-            check: raises if the step at a size is another one; asked about the last size found.
+            check_plain: raises if the framework's step differs at a size; asked about the first size found.
+            check: raises if the step differs at a size; asked about the last size found.
         """
         found = {0.0: _last(lambda n: self._at(n)[1] <= self.budget_bytes, 1, 0, exact=True)}
         self._grow(found, overheads[1:])

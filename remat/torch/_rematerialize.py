@@ -234,8 +234,8 @@ def _warn_of_truth(
         return
     where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:-1][:2]}))
     warn(
-        f"{type(model).__name__} does otherwise while it is traced ({where}), so that the last bits may differ from "
-        "those of the plain step; verify=True says by how much"
+        f"{type(model).__name__} computes differently while it is traced ({where}), so that the last bits may differ "
+        "from those of the plain step; verify=True says by how much"
     )
 
 

@@ -72,7 +72,7 @@ class Planner:
         implementations: the implementations that plans may choose, see `remat.torch._with_implementations`.
         in_backward: the optimizer whose updates are operations of steps; None if the loop updates.
         find: (graph of groups, budget, known plans) -> solution, in place of the solver where none is installed.
-        end_bytes: that others hold between forward and backward pass, within the budget; None for the loss of the step.
+        end_bytes: held outside this step between its passes, within the budget; None for the loss of the step.
         outside: the loss outside of the module.
         loss_needs: of the loss on the sample arguments, if it is given.
         has_warned: of a graph that is retained, although that is not counted.
