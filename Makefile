@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline bench bench-simulator paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain dtr rivals device benchmark leaderboard clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -20,9 +20,7 @@ help:
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
-	@echo "make bench      run the solvers on REMAT_INSTANCES or generated graphs (ARGS='--help' for more)"
 	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
-	@echo "make bench-simulator  the simulator's speed"
 	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
 	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
 	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
@@ -34,8 +32,6 @@ help:
 	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
 	@echo "make shard      a model divided over ranks by FSDP2 on this CPU: promised and measured peak of each rank"
 	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
-	@echo "make rivals     MOCCASIN by its own method on its published graphs (needs them: REMAT_INSTANCES)"
-	@echo "make dtr        DTR and the offline optimum on the operator logs of DTR's authors (needs the logs: ARGS='--logs FOLDER')"
 	@echo "make device     planned steps on a GPU: memory, times, bits, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
@@ -83,12 +79,6 @@ published: setup
 roofline: setup
 	$(VENV_PYTHON) -m experiments.tables roofline $(ARGS)
 
-bench: setup
-	$(VENV_PYTHON) -m experiments.bench_solvers $(ARGS)
-
-bench-simulator: setup
-	$(VENV_PYTHON) -m experiments.bench_simulator $(ARGS)
-
 paper: setup
 	$(VENV_PYTHON) run.py experiment=paper $(ARGS)
 
@@ -129,12 +119,6 @@ shard: setup
 
 explain: setup
 	$(VENV_PYTHON) -W ignore -m experiments.explain $(ARGS)
-
-rivals: setup
-	$(VENV_PYTHON) -m experiments.rivals $(ARGS)
-
-dtr: setup
-	$(VENV_PYTHON) -m experiments.dtr $(ARGS)
 
 device: setup
 	$(VENV_PYTHON) -m experiments.device $(ARGS)

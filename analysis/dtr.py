@@ -18,7 +18,7 @@ ONLINE = "dtr"
 
 
 def draw_dtr(networks: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw the figure from the file of ``make dtr``; the paths written."""
+    """Draw the figure from the networks of `experiments.dtr`; the paths written."""
     return save_in_run(folder, "dtr", lambda: figure(networks))
 
 

@@ -16,7 +16,7 @@ LOOKS = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}
 
 
 def draw_growth(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Draw `rows` (of `experiments.bench_solvers.growth`) as a PNG and a PDF beside it.
+    """Draw `rows` of `experiments.growth` as a PNG and a PDF beside it.
 
     Returns:
         The files written.
@@ -30,8 +30,8 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     times, quality, memory = figure.subplots(1, 3)
     for kind in dict.fromkeys(row["kind"] for row in rows):
         colour, marker = LOOKS.get(kind, ("black", "x"))
-        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["operations"])
-        sizes = [row["operations"] for row in own]
+        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["n_operations"])
+        sizes = [row["n_operations"] for row in own]
         lines = (
             (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last plan"),
             (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),

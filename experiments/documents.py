@@ -130,9 +130,7 @@ def write_document(document: Document, drawing: Drawing) -> None:
     if not drawing.whole:
         raise InvalidInput(f"'{document.name}' is written as a whole: {document.command}")
     write_between_marks(document.page, document.command, drawing.text)
-    for table in drawing.tables:
-        with replacing(TABLES / f"{table.name}.csv") as scratch, scratch.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([table.heads, *table.rows])
+    write_tables(drawing, TABLES)
     for name, drawn in drawing.figures.items():
         shutil.copyfile(drawn, DOCS / "figures" / f"{name}.png")
     record = {
@@ -140,6 +138,15 @@ def write_document(document: Document, drawing: Drawing) -> None:
         "columns": list(drawing.columns), "drawn": datetime.date.today().isoformat(), "commit": drawing.commit,
     }  # fmt: skip
     write_json(RECORDS, dict(sorted((records() | {document.name: record}).items())))
+
+
+def write_tables(drawing: Drawing, folder: Path) -> list[Path]:
+    """Write the long tables as CSV files; returns these."""
+    paths = [folder / f"{table.name}.csv" for table in drawing.tables]
+    for path, table in zip(paths, drawing.tables, strict=True):
+        with replacing(path) as scratch, scratch.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([table.heads, *table.rows])
+    return paths
 
 
 def records() -> dict[str, Any]:

@@ -1,40 +1,27 @@
-"""``make dtr``: DTR on its authors' operator logs beside the offline optimum, and beside its published slowdowns.
+"""DTR on its authors' operator logs beside the offline optimum, and beside its published slowdowns.
 
 Budgets are the published shares of the program's own peak. The online method runs with each of its heuristics, and
 the portfolio searches offline and proves a bound, both on plans that compute everything for the first time in the
-program's order. A finished row is kept, unless ``--seconds`` or the log is another one, or ``--again`` is given.
+program's order.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import remat
 from analysis.dtr import draw_dtr
-from experiments.arguments import Parser, names_of, run, seconds
-from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import provenance
+from experiments.arguments import names_of
+from experiments.documents import Drawing, markdown_table
+from experiments.measure_solve import published_folder, solve_case, where_made
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
-from experiments.solving import finished
-from experiments.store import code_of, write_json
-from remat.errors import InvalidInput
-from remat.files import read_json
-from remat.frontends.dtr_log import DtrLog, load_dtr_log
-from remat.search.__main__ import main as compile_search
-from remat.simulator import plain_peak
+from remat.frontends.dtr_log import load_dtr_log
 from remat.units import format_size
 
-RESULTS = ROOT / "results" / "dtr.json"
-SECONDS, THREADS, SCOPE = 10.0, 2, "fixed_order"
-ONLINE, OFFLINE = "dtr", "portfolio"
+SCOPE, ONLINE, OFFLINE = "fixed_order", "dtr", "portfolio"
 HEURISTICS = ("exact", "union_find", "local", "lru", "size", "random")
 
 
@@ -69,76 +56,63 @@ PUBLISHED = {
 }
 
 
-def logs_of(names: Sequence[str], folder: Path) -> dict[str, Path]:
-    """[network] the file of its log.
+@experiment(page="results/dtr.md")
+def dtr(networks: Sequence[str] = (), time_limit: float = 10.0, threads: int = 2) -> Iterator[Case]:
+    """DTR and the offline optimum on the operator logs of DTR's authors (REMAT_INSTANCES has the folder dtr/)."""
+    for name in names_of("network", networks or PUBLISHED, PUBLISHED):
+        published = PUBLISHED[name]
+        source = f"dtr/{published.log}.log.gz"
+        log = load_dtr_log(published_folder("dtr") / source)
+        for budget_gb, slowdown in published.slowdowns.items():
+            ratio = budget_gb / published.plain_gb
+            for strategy, options in ((OFFLINE, {}), *((ONLINE, {"heuristic": each}) for each in HEURISTICS)):
+                yield solve_case(
+                    source, log.graph, strategy, int(ratio * log.program_peak_bytes), scope=SCOPE,
+                    time_limit_s=time_limit, threads=threads, options=options, network=name, published_gb=budget_gb,
+                    published=slowdown, ratio=ratio, program_peak_bytes=log.program_peak_bytes,
+                )  # fmt: skip
 
-    Raises:
-        InvalidInput: one is missing.
+
+def networks_of(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """[network] what is known of its log, and ``rows``: for each budget the slowdown of every method and the bound.
+
+    A slowdown is None if a method thrashes, or if its memory does not suffice.
     """
-    found = {name: folder / f"{PUBLISHED[name].log}.log.gz" for name in names}
-    missing = [path.name for path in found.values() if not path.is_file()]
-    if missing:
-        raise InvalidInput(
-            f"{folder} lacks {', '.join(missing)}: put the logs of DTR's simulator there (logs.zip of "
-            "uwsampl/dtr-prototype, each compressed with gzip), or name their folder with --logs"
-        )
+    found: dict[str, dict[str, Any]] = {}
+    for name in PUBLISHED:
+        solves: dict[float, dict[str, Row]] = {}
+        for row in rows:
+            if row["network"] == name:
+                solves.setdefault(row["ratio"], {})[row["options"].get("heuristic", OFFLINE)] = row
+        whole = [of for _, of in sorted(solves.items(), reverse=True) if len(of) == len(HEURISTICS) + 1]
+        if whole:
+            found[name] = {**whole[0][OFFLINE], "rows": [_budget(of) for of in whole]}
     return found
 
 
-def facts_of(log: DtrLog) -> dict[str, Any]:
-    """What is known of a log without a solve."""
-    graph = log.graph
-    return {
-        "operations": len(graph), "total_cost": graph.total_cost, "fixed_bytes": graph.fixed_bytes,
-        "program_peak_bytes": log.program_peak_bytes, "plain_peak_bytes": plain_peak(graph),
-        "graph_sha256": graph.sha256(),
-    }  # fmt: skip
-
-
-def solved(graph: remat.Graph, budget_bytes: int, time_limit_s: float) -> dict[str, Any]:
-    """Slowdowns by each heuristic (None: it thrashes, or memory does not suffice) and by the portfolio, and a bound."""
+def _budget(of: Mapping[str, Row]) -> dict[str, Any]:
+    offline = of[OFFLINE]
 
     def slowdown(cost: int | None) -> float | None:
-        return None if cost is None else cost / graph.total_cost
+        return None if cost is None else cost / offline["total_cost"]
 
-    online = {
-        name: slowdown(finished(remat.solve(graph, budget_bytes, ONLINE, SCOPE, heuristic=name)).cost)
-        for name in HEURISTICS
-    }
-    offline = finished(remat.solve(graph, budget_bytes, OFFLINE, SCOPE, time_limit_s=time_limit_s, threads=THREADS))
     return {
-        "code": code_of(ONLINE, OFFLINE),
-        "online": online, "offline": slowdown(offline.cost), "bound": slowdown(offline.bound),
-        "status": str(offline.status), "offline_s": round(offline.wall_s, 1),
+        "ratio": offline["ratio"], "published": offline["published"],
+        "online": {name: slowdown(of[name]["cost"]) for name in HEURISTICS},
+        "offline": slowdown(offline["cost"]), "bound": slowdown(offline["bound"]),
     }  # fmt: skip
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The tables and the figure of the page, from the stored results of ``make dtr``.
-
-    Raises:
-        InvalidInput: nothing is stored.
-    """
-    if not RESULTS.is_file():
-        raise InvalidInput(f"nothing in {RESULTS}; run make dtr")
-    stored = read_json(RESULTS)
-    networks = {name: stored["networks"][name] for name in PUBLISHED if name in stored["networks"]}
+@dtr.draws
+def page(stored: Sequence[Row]) -> Drawing:
+    """The tables and the figure."""
+    networks = networks_of(stored)
     rows = [(name, row) for name, network in networks.items() for row in network["rows"]]
-    limits = sorted({row["seconds"] for _, row in rows})
     graphs = markdown_table(
-        [
-            "network",
-            "log",
-            "operations",
-            "step",
-            "constants",
-            "program's peak",
-            "plain peak of the graph",
-            "differs by",
-        ],
-        [_graph(name, network) for name, network in networks.items()],
-        "llrrrrrl",
-    )
+        ["network", "log", "operations", "step", "constants", "program's peak", "plain peak of the graph",
+         "differs by"],
+        [_graph(name, network) for name, network in networks.items()], "llrrrrrl",
+    )  # fmt: skip
     main_table = markdown_table(
         ["network", "memory", "published", "DTR, exact", "DTR, union-find", "published − exact", "portfolio", "bound",
          "gap", "DTR above the optimum"],
@@ -147,11 +121,10 @@ def draw(arguments: Sequence[str]) -> Drawing:
     heuristics = markdown_table(["network", "memory", *HEURISTICS], [_heuristics(name, row) for name, row in rows])
     titled = {_title(name): network for name, network in networks.items()}
     drawn = next(path for path in draw_dtr(titled, RUNS_FOLDER / "dtr") if path.suffix == ".png")
-    where = f"{stored['date']}, {stored['cpu']}, {THREADS} threads, {', '.join(f'{x:g}' for x in limits)} s for each"
-    parts = [f"{where} search of the portfolio.", graphs, main_table, _summary([row for _, row in rows]),
-             "Every heuristic (one seed of `random`); `thrashes`: more than 20 computations for each operation, or no "
-             "memory for one.",
-             heuristics]  # fmt: skip
+    threads, limits = (", ".join(f"{x:g}" for x in sorted({row[key] for row in stored if row["strategy"] == OFFLINE}))
+                       for key in ("threads", "time_limit_s"))  # fmt: skip
+    where = f"{where_made(stored)}, {threads} threads, {limits} s for each"
+    parts = [f"{where} search of the portfolio.", graphs, main_table, _summary([row for _, row in rows]), heuristics]
     return Drawing("\n\n".join(parts), figures={"dtr": drawn})
 
 
@@ -168,7 +141,7 @@ def best_of(row: Mapping[str, Any]) -> float:
 def _graph(name: str, network: Mapping[str, Any]) -> list[str]:
     return [
         _title(name), f"{PUBLISHED[name].log}.log.gz",
-        f"{network['operations']:,}", f"{network['total_cost'] / 1e6:.1f} ms",
+        f"{network['n_operations']:,}", f"{network['total_cost'] / 1e6:.1f} ms",
         *(format_size(network[key], digits=3) for key in ("fixed_bytes", "program_peak_bytes", "plain_peak_bytes")),
         PUBLISHED[name].note,
     ]  # fmt: skip
@@ -214,51 +187,3 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{max(x for x, _ in far):.1%} and {max(x for _, x in far):.1%}. "
         f"In {ahead} rows a heuristic of DTR is faster than the portfolio's plan."
     )
-
-
-DOCUMENT = Document("dtr", DOCS / "results" / "dtr.md", draw)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write each row to the file of results as it is made, and print it."""
-    parser = Parser(prog="python -m experiments.dtr", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--networks", default=",".join(PUBLISHED), help=f"comma-separated, of {', '.join(PUBLISHED)}")
-    parser.add_argument("--logs", type=Path, help="folder of the logs; default: dtr in REMAT_INSTANCES")
-    parser.add_argument("--seconds", type=seconds, default=SECONDS, help="for each search of the portfolio")
-    parser.add_argument("--again", action="store_true", help="make finished rows too")
-    chosen = parser.parse_args(arguments)
-    instances = os.environ.get("REMAT_INSTANCES")
-    names = names_of("network", chosen.networks, PUBLISHED)
-    if chosen.logs is None and not instances:
-        raise InvalidInput("name the folder of the logs: --logs FOLDER (or set REMAT_INSTANCES)")
-    logs = logs_of(names, chosen.logs or Path(instances or "", "dtr"))
-    stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"networks": {}}
-    compile_search()
-    for name, path in logs.items():
-        log = load_dtr_log(path)
-        facts, known = facts_of(log), stored["networks"].get(name, {})
-        is_same = known.get("graph_sha256") == facts["graph_sha256"]
-        rows = {row["published_gb"]: row for row in known.get("rows", []) if is_same}
-        made = chosen.seconds, code_of(ONLINE, OFFLINE)
-        for budget_gb, slowdown in PUBLISHED[name].slowdowns.items():
-            before = rows.get(budget_gb, {})
-            if (before.get("seconds"), before.get("code")) == made and not chosen.again:
-                print(f"{name}, {budget_gb} GB: made before, in {RESULTS}")
-                continue
-            ratio = budget_gb / PUBLISHED[name].plain_gb
-            budget_bytes = int(ratio * log.program_peak_bytes)
-            row = {
-                "published_gb": budget_gb, "published": slowdown, "ratio": ratio, "budget_bytes": budget_bytes,
-                "seconds": chosen.seconds, **solved(log.graph, budget_bytes, chosen.seconds),
-            }  # fmt: skip
-            rows[budget_gb] = row
-            in_order = sorted(rows.values(), key=lambda row: -row["ratio"])
-            stored["networks"][name] = {**facts, "rows": in_order}
-            stored |= {"date": datetime.date.today().isoformat(), "cpu": provenance().cpu}
-            write_json(RESULTS, stored)
-            print(json.dumps({"network": name, **row}), flush=True)
-
-
-if __name__ == "__main__":
-    run(main)

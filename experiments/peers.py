@@ -3,8 +3,8 @@
 A number of a method that is reproduced for comparison (a heuristic's cost, DTR's slowdown) is neither: it is as
 published, or it differs.
 
-The numbers come from the studies of the two papers (`scale=study`), from `make dtr` and `make rivals`; nothing is
-solved here. A paper without a study is left out.
+The numbers come from the studies of the two papers (`scale=study`), from `experiment=dtr` and `experiment=rivals`;
+nothing is solved here. A paper without a study is left out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from analysis.paper.fig6 import OPTIMUM, max_found
 from analysis.parts import percent
 from analysis.results import PAPERS_HEURISTICS
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
-from experiments.dtr import RESULTS as DTR
+from experiments.dtr import networks_of
 from experiments.parts import has_study, unpacked_study
-from experiments.rivals import RESULTS as RIVALS
+from experiments.rivals import pairs
+from experiments.table import Table
 from remat.errors import InvalidInput
 from remat.files import read_json
 
@@ -210,16 +211,16 @@ def recorded(folder: Path) -> Iterator[Number]:
 
 def moccasin() -> Iterator[Number]:
     """MOCCASIN's overheads in percent, by the better of its own method and the portfolio."""
-    for row in read_json(RIVALS)["rows"]:
-        found = [row[name]["overhead"] for name in ("moccasin", "portfolio") if row[name]["overhead"] is not None]
+    for both in pairs(Table("rivals").rows()):
+        found, theirs = [row["overhead"] for row in both if row["overhead"] is not None], both[0]
         ours = round(100 * min(found), 2) if found else None
-        what = f"{Path(row['file']).stem}, {row['share']:.0%}: overhead"
-        yield Number("MOCCASIN", what, row["overhead_percent"], ours, "one printed digit", signed=True)
+        what = f"{theirs['graph_name']}, {theirs['share']:.0%}: overhead"
+        yield Number("MOCCASIN", what, theirs["published_percent"], ours, "one printed digit", signed=True)
 
 
 def slowdowns() -> Iterator[Number]:
     """DTR's slowdowns: the simulated run has no overhead of its own, so that it must be below."""
-    for name, network in read_json(DTR)["networks"].items():
+    for name, network in networks_of(Table("dtr").rows()).items():
         for row in network["rows"]:
             what = f"{name}, {row['ratio']:.0%} of its memory: slowdown, ours without DTR's own overhead"
             yield Number("DTR", what, row["published"], row["online"]["exact"],

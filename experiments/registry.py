@@ -44,16 +44,18 @@ class Case:
         what: its arguments, JSON-ready; rows have them as columns.
         code: versions of the code that determines the rows, see `experiments.store.code_of`.
         on_this_machine: whether rows depend on this processor and on PyTorch's version, as measured ones do.
+        name: for lines on the terminal; '' for all arguments.
     """
 
     measure: Measure
     what: Mapping[str, Any]
     code: Sequence[str] = ()
     on_this_machine: bool = False
+    name: str = ""
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.what.items() if value is not None)
+        return self.name or ", ".join(f"{key}={value}" for key, value in self.what.items() if value is not None)
 
 
 @dataclass(slots=True)
@@ -102,8 +104,21 @@ class Listed:
         return getattr(module_of(self.file), self.name)
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys with their values, or their defaults."""
-        return {key: values.get(key, default) for key, default in self.keys.items()}
+        """The keys with their values, or their defaults.
+
+        Raises:
+            InvalidInput: a value is of another type than its default.
+        """
+        return {key: _as_default(key, values.get(key, default), default) for key, default in self.keys.items()}
+
+
+def _as_default(key: str, value: Any, default: Any) -> Any:
+    kinds = {bool: bool, int: int, float: (int, float), str: (str, int, float), tuple: (list, tuple), list: list}
+    fits = isinstance(value, kinds.get(type(default), object)) and isinstance(value, bool) <= isinstance(default, bool)
+    if not fits and value is not None:
+        example = f"[{value}]" if isinstance(default, (list, tuple)) else default
+        raise InvalidInput(f"{key}={value}: write a value like {key}={example}")
+    return str(value) if isinstance(default, str) else value
 
 
 def listed(name: str) -> Listed:

@@ -1,110 +1,57 @@
-"""``make rivals``: MOCCASIN by its own method on its published graphs, beside the published values and the portfolio.
-
-A finished solve is kept in results/rivals.json, so that the command goes on where it was stopped.
-"""
+"""MOCCASIN by its own method on its published graphs, beside the published values and the portfolio."""
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import remat
-from experiments.arguments import Parser, run
-from experiments.bench_cases import share_of_peak
-from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import provenance
-from experiments.settings import find_graph
-from experiments.solving import finished
-from experiments.store import code_of, write_json
-from remat.files import read_json
-from remat.search.__main__ import main as compile_search
+from experiments.documents import Drawing, markdown_table
+from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
+from experiments.registry import Case, Row, experiment
 
-RESULTS = ROOT / "results" / "rivals.json"
-STRATEGIES, THREADS = ("moccasin", "portfolio"), 2
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A row of MOCCASIN's table (16 workers): overhead in percent and seconds, and the limit of the solve here."""
-
-    file: str
-    share: float
-    overhead_percent: float
-    seconds: float
-    limit_s: float
-
-
-ROWS = (
-    Published("layered/layered_n100.json", 0.9, 0.8, 9.3, 60),
-    Published("layered/layered_n100.json", 0.8, 2.3, 9.5, 60),
-    Published("layered/layered_n250.json", 0.9, 0.9, 55, 300),
-    Published("layered/layered_n250.json", 0.8, 4.9, 640, 900),
+STRATEGIES = ("moccasin", "portfolio")
+# (graph, share of the peak, overhead in percent and seconds as published, limit of the solve here in seconds)
+PUBLISHED = (
+    ("layered/layered_n100.json", 0.9, 0.8, 9.3, 60.0),
+    ("layered/layered_n100.json", 0.8, 2.3, 9.5, 60.0),
+    ("layered/layered_n250.json", 0.9, 0.9, 55.0, 300.0),
+    ("layered/layered_n250.json", 0.8, 4.9, 640.0, 900.0),
 )
 
 
-def solved(row: Published, graph: remat.Graph) -> dict[str, Any]:
-    """MOCCASIN's result, with the moment of its last plan, and the portfolio's in the same time."""
-    found = {}
-    for name in STRATEGIES:
-        (solution,) = remat.solve_sweep(
-            graph, [share_of_peak(graph, row.share)], name, time_limit_s=row.limit_s, threads=THREADS, isolate=True
-        )
-        finished(solution)
-        steps = solution.stats.get("trajectory", [])
-        found[name] = {
-            "overhead": solution.overhead, "status": str(solution.status), "gap": solution.gap,
-            "found_s": steps[-1][0] - solution.stats["start_s"] if steps else None, "message": solution.message,
-        }  # fmt: skip
-    return asdict(row) | {"code": code_of(*STRATEGIES)} | found
+@experiment(page="results/leaderboard.md")
+def rivals(threads: int = 2) -> Iterator[Case]:
+    """MOCCASIN on its published graphs, beside the published values and the portfolio (REMAT_INSTANCES has them)."""
+    for file, share, percent, seconds, limit_s in PUBLISHED:
+        graph = graph_of(file)
+        for strategy in STRATEGIES:
+            yield solve_case(
+                file, graph, strategy, share_of_peak(graph, share), time_limit_s=limit_s, threads=threads,
+                share=share, published_percent=percent, published_s=seconds,
+            )  # fmt: skip
 
 
-def draw(_arguments: Sequence[str]) -> Drawing:
-    """The table, from the stored results."""
-    stored = read_json(RESULTS)
+def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """(MOCCASIN's row, the portfolio's) of each published value that has both."""
+    found = {(row["graph"], row["share"], row["strategy"]): row for row in rows}
+    both = [tuple(found.get((file, share, name)) for name in STRATEGIES) for file, share, *_ in PUBLISHED]
+    return [(theirs, ours) for theirs, ours in both if theirs is not None and ours is not None]
+
+
+@rivals.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """A line for each published value."""
     heads = ["graph", "budget", "published: overhead, seconds (16 workers)", "`moccasin`", "its last plan after",
              "portfolio", "its last plan after", "its gap"]  # fmt: skip
-    where = f"{stored['date']}, {stored['cpu']}, {THREADS} threads."
-    return Drawing(f"{where}\n\n{markdown_table(heads, _lines(stored['rows']))}")
-
-
-def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for row in sorted(rows, key=lambda row: (row["file"], -row["share"])):
-        theirs, ours = row["moccasin"], row["portfolio"]
-        yield [
-            Path(row["file"]).stem, f"{row['share']:.0%}", f"{row['overhead_percent']:g} %, {row['seconds']:g} s",
-            f"none in {row['limit_s']:g} s" if theirs["overhead"] is None else f"{theirs['overhead']:.2%}",
+    lines = [
+        [
+            Path(theirs["graph"]).stem, f"{theirs['share']:.0%}",
+            f"{theirs['published_percent']:g} %, {theirs['published_s']:g} s",
+            f"none in {theirs['time_limit_s']:g} s" if theirs["overhead"] is None else f"{theirs['overhead']:.2%}",
             "" if theirs["found_s"] is None else f"{theirs['found_s']:.1f} s",
             f"{ours['overhead']:.2%}", f"{ours['found_s']:.1f} s", f"{ours['gap']:.2%}",
-        ]  # fmt: skip
-
-
-DOCUMENT = Document("rivals", DOCS / "results" / "leaderboard.md", draw)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Solve what is missing, write each row as it is made, and print it."""
-    parser = Parser(prog="python -m experiments.rivals", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--instances", help="folder of the published graphs; default: REMAT_INSTANCES")
-    chosen = parser.parse_args(arguments)
-    graphs = {row.file: remat.load_graph(find_graph(row.file, chosen.instances)) for row in ROWS}
-    stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"rows": []}
-    compile_search()
-    for row in ROWS:
-        asked = asdict(row).items()
-        before = next((r for r in stored["rows"] if all(r[key] == value for key, value in asked)), {})
-        if before.get("code") != code_of(*STRATEGIES):
-            known = solved(row, graphs[row.file])
-            stored["rows"] = [r for r in stored["rows"] if r is not before] + [known]
-            stored |= {"date": datetime.date.today().isoformat(), "cpu": provenance().cpu}
-            write_json(RESULTS, stored)
-            print(json.dumps(known), flush=True)
-
-
-if __name__ == "__main__":
-    run(main)
+        ]
+        for theirs, ours in pairs(rows)
+    ]  # fmt: skip
+    threads = ", ".join(dict.fromkeys(str(row["threads"]) for row in rows))
+    return Drawing(f"{where_made(rows)}, {threads} threads.\n\n{markdown_table(heads, lines)}")

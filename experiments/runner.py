@@ -6,7 +6,6 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,10 +18,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from experiments.documents import DOCS, ROOT, Document, Drawing, write_document
+from experiments.documents import DOCS, ROOT, Document, Drawing, write_document, write_tables
 from experiments.progress import duration
 from experiments.registry import Case, Experiment, Listed, module_of
 from experiments.settings import RUNS_FOLDER
+from experiments.store import write_json
 from experiments.table import Table
 from remat.errors import InvalidInput, RematError
 from remat.files import read_json, write_text
@@ -87,7 +87,7 @@ def measured(file: Path, case: Case) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
         told, made = Path(folder, "case.json"), Path(folder, "rows.json")
         where = {"file": str(file), "module": case.measure.__module__, "function": case.measure.__qualname__}
-        write_text(told, json.dumps(where | {"what": dict(case.what)}))
+        write_json(told, where | {"what": dict(case.what)})
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         done = subprocess.run(
             [sys.executable, "-m", "experiments.runner", str(told), str(made)],
@@ -113,8 +113,9 @@ def _draw(name: str, experiment: Experiment, table: Table, keeps: bool, console:
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
     console.print(drawing.text, markup=False, soft_wrap=True)
-    for drawn in (path, *drawing.figures.values()):
-        console.print(f"{'page' if drawn is path else 'figure':<8} {drawn}", markup=False, soft_wrap=True)
+    for drawn in (path, *write_tables(drawing, path.parent), *drawing.figures.values()):
+        kind = {".md": "page", ".csv": "table"}.get(drawn.suffix, "figure")
+        console.print(f"{kind:<8} {drawn}", markup=False, soft_wrap=True)
 
 
 def document_of(name: str, experiment: Experiment) -> Document | None:
@@ -123,7 +124,9 @@ def document_of(name: str, experiment: Experiment) -> Document | None:
     if draw is None or experiment.page is None:
         return None
 
-    def drawn(_arguments: Sequence[str]) -> Drawing:
+    def drawn(arguments: Sequence[str]) -> Drawing:
+        if arguments:
+            raise InvalidInput(f"'{name}' takes no arguments: it draws the stored rows")
         rows = Table(name).rows()
         if not rows:
             raise InvalidInput(f"no rows of {name}; run python run.py experiment={name}")
@@ -146,7 +149,7 @@ def _work(told: Path, made: Path) -> int:
     except RematError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return REFUSED
-    write_text(made, json.dumps(rows))
+    write_json(made, rows)
     return 0
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from experiments import (
     checkpoints,
     compiled_tables,
-    dtr,
     explain,
     implementation_tables,
     large,
@@ -25,11 +24,9 @@ from experiments import (
     peers,
     published_numbers,
     readme_table,
-    rivals,
     roofline_check,
     run_documents,
     shard,
-    solver_tables,
     step_tables,
     strategies_table,
     training_tables,
@@ -45,10 +42,10 @@ DOCUMENTS = {
     document.name: document
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
-        published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
+        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
         step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
         checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
+        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 DOCUMENTS |= {

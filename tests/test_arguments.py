@@ -87,31 +87,10 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
-    "dtr": [
-        (["--networks", "unet"], "unknown network 'unet'; known: InceptionV4"),
-        (
-            ["--networks", "U-Net", "--logs", "nowhere"],
-            "nowhere lacks unet.log.gz: put the logs",
-        ),
-        (["--seconds", "0"], "'0' is no positive number"),
-    ],
-    "rivals": [(["--instances", "nowhere"], "graph=layered/layered_n100.json: no such file (nor under nowhere")],
     "lengths": [
         (["--time-limit", "0"], "'0' is no positive number"),
         (["--out", "no/such/rows.json"], "no/such is no folder"),
     ],
-    "bench_solvers": [
-        (["--strategy", "serach"], "unknown strategy 'serach'; did you mean search"),
-        (["--strategy", ""], "unknown strategy ''"),
-        (["--instances", "nowhere"], "no folder 'nowhere'; set REMAT_INSTANCES"),
-        (["--generated", "--only", "nothing"], "no case; see --only"),
-        (["--generated", "--only", "nothing", "--compare"], "no case; see --only"),
-        (["--generated", "--only", "nothing", "--growth"], "no graph; see --only"),
-        (["--only", "("], "'(' is no regular expression"),
-        (["--repeats", "0"], "'0' is not a positive integer"),
-    ],
-    "bench_cases": [(["--write"], "unrecognized arguments: --write")],
-    "bench_simulator": [(["--steps", "0"], "not a positive integer"), (["--limit-s", "-1"], "no positive number")],
 }
 NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]

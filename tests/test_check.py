@@ -16,7 +16,7 @@ from brute_force import small_graphs
 from hypothesis import HealthCheck, given, settings
 
 import remat
-from experiments.bench_cases import graph_files
+from experiments.solver_cases import graph_files
 from remat.check import check_file
 from remat.cli import main
 from remat.extraction import extract_in_child

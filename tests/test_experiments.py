@@ -101,6 +101,8 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
         (["experiment=powers", "model=vgg19"], "experiment=powers does not read model; its keys: numbers, exponent"),
         (["model=vgg19", "draw=true"], "draw is for experiment="),
         (["experiment=powers", "draw=true"], "run it without draw=true"),
+        (["experiment=powers", "numbers=4"], "numbers=4: write a value like numbers=[4]"),
+        (["experiment=powers", "exponent=2.5"], "exponent=2.5: write a value like exponent=2"),
     ],
 )
 def test_a_wrong_key_is_one_line(folder: Path, arguments: list[str], line: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from brute_force import small_graphs
 from hypothesis import HealthCheck, given, settings
 
-from experiments.bench_cases import graph_files
+from experiments.solver_cases import graph_files
 from remat import Graph, InvalidGraph, Work, load_graph, save_graph, simulate
 from remat.frontends.json import graph_from_dict, graph_to_dict
 from remat.plan import Plan

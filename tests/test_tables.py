@@ -15,7 +15,7 @@ import pytest
 from fake_run import full_run
 
 from analysis.paper import draw_paper
-from experiments import documents, models_table, run_documents, solver_tables, tables
+from experiments import documents, models_table, run_documents, solvers, tables
 from experiments.documents import DOCS, ROOT, TABLES, Document, Drawing, LongTable, between_marks, marks
 
 MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
@@ -61,10 +61,14 @@ def test_no_page_is_drawn_from_rows_of_another_schema(name: str) -> None:
     assert not lacking, f"{document.page}: its rows lack {', '.join(lacking)}; draw it again: {document.command}"
 
 
-@pytest.mark.parametrize("name", ["solvers", "largest_batch", "executed_steps", "implementations", "strategies"])
+@pytest.mark.parametrize(
+    "name", ["solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies"]
+)
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in ("table", "dtr"):
+        monkeypatch.setattr(f"experiments.{module}.RUNS_FOLDER", tmp_path)
     monkeypatch.setattr("experiments.largest_batch_table.FOLDER", tmp_path / "run")
     document = tables.DOCUMENTS[name]
     drawing = document.draw([])
@@ -194,7 +198,7 @@ def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str],
     for arguments, words in {
         ("solver",): "did you mean solvers?", ("checkmate", "a", "b"): "or none for the study",
         ("readme", str(tmp_path)): "give the folder of a finished run", ("roofline", "x"): "takes no arguments",
-        ("solvers", str(tmp_path / "a")): "No such file", ("solvers", "a", "b"): "name one file of rows",
+        ("solvers", "x"): "takes no arguments",
     }.items():  # fmt: skip
         assert tables.main(list(arguments)) == 1, arguments
         error = capsys.readouterr().err
@@ -221,28 +225,20 @@ def test_a_part_of_a_page_is_not_written(fake: Document) -> None:
     ],
 )
 def test_a_solve_is_as_good_as_what_is_recorded(row: dict, good: bool | None) -> None:
-    assert solver_tables.as_good({"published_overhead": None, "overhead": None} | row) is good
+    assert solvers.as_good({"published_overhead": None, "overhead": None} | row) is good
 
 
 def test_a_longer_solve_is_stale_if_a_newer_one_has_a_smaller_gap_in_less_time() -> None:
     def row(seconds: float, gap: float | None, day: int, budget: str = "80%") -> dict[str, Any]:
         return {"instance": "one", "scope": "free", "budget": budget, "time_limit_s": seconds, "gap": gap,
-                "finished_at": f"2026-11-{day}T00:00:00"}  # fmt: skip
+                "date": f"2026-11-{day}"}  # fmt: skip
 
     short, long = row(60, 0.2, 26), row(600, 0.3, 24)
-    shown, words = solver_tables._without_stale([short, long])
+    shown, words = solvers._without_stale([short, long])
     assert shown == [short]
     assert "1 older solves of 600 s" in words
     for other in (row(600, 0.1, 24), row(600, 0.3, 27), row(600, None, 24), row(600, 0.3, 24, "90%")):
-        assert solver_tables._without_stale([short, other]) == ([short, other], "")
-
-
-def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:
-    row = json.loads((solver_tables.ROWS / solver_tables.FILES[0]).read_text().splitlines()[0])
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n" + json.dumps({k: v for k, v in row.items() if k != "gap"}) + "\n")
-    with pytest.raises(documents.InvalidInput, match=r"rows.jsonl: row 1 lacks the columns gap"):
-        solver_tables.rows_of(path)
+        assert solvers._without_stale([short, other]) == ([short, other], "")
 
 
 def test_a_link_leads_from_the_page_to_the_table() -> None:

@@ -1,28 +1,22 @@
-"""The solves of ``make bench``: published instances with recorded results, and graphs of the same kinds and larger.
-
-``python -m experiments.bench_cases`` captures the Llama graphs in results/graphs again.
-"""
+"""What the solvers are asked: published instances with recorded results, and graphs of the same kinds and larger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.arguments import Parser, run
-from experiments.documents import ROOT
+from experiments.measure_solve import Source, graph_of, share_of_peak
 from experiments.settings import configured_model
-from remat import Graph, load_graph, save_graph
+from remat import Graph, load_graph
 from remat.cost import apply_cost, load_gpu
 from remat.extraction import extract_in_child
 from remat.files import read_json
-from remat.frontends import synthetic
 from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
 
 S = TypeVar("S")
-GRAPHS = ROOT / "results" / "graphs"
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
 # Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
 PUBLISHED = {
@@ -31,6 +25,7 @@ PUBLISHED = {
 }  # fmt: skip
 # Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
+# [graph in results/graphs, made by `capture`]
 # Llama 2 and 3 with the widths of 7 and 70 billion parameters, 4096 tokens, bfloat16, costs of an H100.
 LLAMAS = {
     "llama_32": (4, {"n_layers": 32}),
@@ -57,26 +52,26 @@ BOUND_GOALS = {("large/layered_n16000", "90%"): (0.015, 0.019)}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One solve: an instance, a budget (`budget` is its text) and a scope, with recorded results to compare with."""
+class Instance:
+    """A graph, a budget (`budget` is its text) and a scope, with recorded results to compare with.
 
-    instance: str
+    Attributes:
+        source: of the graph, see `experiments.measure_solve.graph_of`.
+        record: columns of the row: the recorded or published result, if there is one.
+    """
+
+    name: str
+    source: Source
     graph: Graph
     budget_bytes: int
     budget: str
     scope: str = "staged"
-    record_cost: int | None = None
-    record_proven: bool = False
-    record_s: float | None = None
-    record_gap: float | None = None
-    published_overhead: float | None = None
-    goal_gap: float | None = None
-    goal_s: float | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def certificate_name(self) -> str:
         """The name of the file of its certificate, without ``.json.gz``."""
-        return "_".join((*self.instance.split("/"), self.scope, *self.budget.replace("%", "_percent").split()))
+        return "_".join((*self.name.split("/"), self.scope, *self.budget.replace("%", "_percent").split()))
 
 
 def goals(instance: str, budget: str, scope: str, time_limit_s: float) -> tuple[float | None, float | None]:
@@ -106,30 +101,29 @@ def median_of(solves: Sequence[S], gap: Callable[[S], float | None]) -> S:
     return sorted(solves, key=lambda solve: (gap(solve) is None, gap(solve) or 0.0))[(len(solves) - 1) // 2]
 
 
-def cases(folder: Path | None) -> Iterator[Case]:
-    """Every case of a folder of instances, or of the generated graphs if it is None; then the large graphs."""
+def instances(folder: Path | None) -> Iterator[Instance]:
+    """Those of a folder of published graphs, or the generated ones if it is None; then the large ones."""
     yield from generated() if folder is None else published(folder)
     yield from large()
 
 
-def published(folder: Path) -> Iterator[Case]:
-    """The instances of a folder, with the results of its records.json."""
+def published(folder: Path) -> Iterator[Instance]:
+    """The graphs of a folder, with the results of its records.json."""
     file = folder / "records.json"
     records = read_json(file) if file.exists() else []
     for path in graph_files(folder):
         graph, kind = load_graph(path), path.parent.name
-        name = f"{kind}/{path.stem}"
+        name, source = f"{kind}/{path.stem}", f"{kind}/{path.name}"
         mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
         for r in mine:
-            yield Case(
-                name, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record_cost=r["cost_ns"],
-                record_proven=r["status"].startswith("optimal"), record_s=r["solve_s"], record_gap=_record_gap(r),
-            )  # fmt: skip
+            record = {"record_cost": r["cost_ns"], "record_proven": r["status"].startswith("optimal"),
+                      "record_s": r["solve_s"], "record_gap": _record_gap(r)}  # fmt: skip
+            yield Instance(name, source, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record=record)
         for share in () if mine else SHARES.get(kind, SHARES["generated"]):
             scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
             for scope, overhead in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
-                budget = share_of_peak(graph, share)
-                yield Case(name, graph, budget, f"{share:.0%}", scope, published_overhead=overhead)
+                record = {} if overhead is None else {"published_overhead": overhead}
+                yield Instance(name, source, graph, share_of_peak(graph, share), f"{share:.0%}", scope, record)
 
 
 def graph_files(folder: Path) -> list[Path]:
@@ -144,42 +138,40 @@ def _record_gap(record: Mapping[str, Any]) -> float | None:
     return None if bound is None else 1 - bound / record["cost_ns"]
 
 
-def generated() -> Iterator[Case]:
-    """Generated graphs of the same kinds as the published instances."""
-    for graph in (
-        synthetic.chain(n=48, varied=True, name="chain_n48"), synthetic.chain(n=160, varied=True, name="chain_n160"),
-        synthetic.skip(depth=32, name="skip_d32"), synthetic.layered(n=100, name="layered_n100"),
-        synthetic.layered(n=250, name="layered_n250"),
-    ):  # fmt: skip
-        for share in SHARES["generated"]:
-            yield Case(f"generated/{graph.name}", graph, share_of_peak(graph, share), f"{share:.0%}")
+def generated() -> Iterator[Instance]:
+    """Generated graphs of the same kinds as the published ones."""
+    for function, arguments in (
+        ("chain", {"n": 48, "varied": True, "name": "chain_n48"}),
+        ("chain", {"n": 160, "varied": True, "name": "chain_n160"}),
+        ("skip", {"depth": 32, "name": "skip_d32"}),
+        ("layered", {"n": 100, "name": "layered_n100"}),
+        ("layered", {"n": 250, "name": "layered_n250"}),
+    ):
+        yield from _at_shares("generated", {"function": function, **arguments}, SHARES["generated"])
 
 
-def large() -> Iterator[Case]:
+def large() -> Iterator[Instance]:
     """Graphs of 500 to 16,000 operations."""
     for n in (500, 1000):
         for seed in SEEDS:
-            graph = _layered(n, seed, f"layered_n{n}_s{seed}")
-            for share in SHARES["layered"]:
-                budget = share_of_peak(graph, share)
-                yield Case(f"large/{graph.name}", graph, budget, f"{share:.0%}", "fixed_order")
+            source = {"function": "layered", "n": n, "width": LAYER**2 / (n - 2), "density": DENSITY, "seed": seed,
+                      "name": f"layered_n{n}_s{seed}"}  # fmt: skip
+            yield from _at_shares("large", source, SHARES["layered"], "fixed_order")
     for name in LLAMAS:
-        graph = load_graph(GRAPHS / f"{name}.json.gz")
+        source = f"results/graphs/{name}.json.gz"
+        graph = graph_of(source)
         activations = plain_peak(graph) - graph.final_bytes
         for share in ACTIVATIONS:
             budget = graph.final_bytes + int(share * activations)
-            yield Case(f"large/{name}", graph, budget, f"{share:.0%} of activations")
-    graph = synthetic.layered(n=16_000, name="layered_n16000")
-    yield Case(f"large/{graph.name}", graph, share_of_peak(graph, 0.9), "90%", "fixed_order")
+            yield Instance(f"large/{name}", source, graph, budget, f"{share:.0%} of activations")
+    largest = {"function": "layered", "n": 16_000, "name": "layered_n16000"}
+    yield from _at_shares("large", largest, (0.9,), "fixed_order")
 
 
-def _layered(n: int, seed: int, name: str) -> Graph:
-    return synthetic.layered(n=n, width=LAYER**2 / (n - 2), density=DENSITY, seed=seed, name=name)
-
-
-def share_of_peak(graph: Graph, share: float) -> int:
-    """A budget: a share of the peak of running every operation once."""
-    return int(share * plain_peak(graph))
+def _at_shares(kind: str, source: Source, shares: Sequence[float], scope: str = "staged") -> Iterator[Instance]:
+    graph = graph_of(source)
+    for share in shares:
+        yield Instance(f"{kind}/{graph.name}", source, graph, share_of_peak(graph, share), f"{share:.0%}", scope)
 
 
 def capture(name: str) -> Graph:
@@ -189,16 +181,3 @@ def capture(name: str) -> Graph:
     spec = replace(spec, name=name, batch_size=batch_size, options={**spec.options, **options})
     graph = apply_cost(extract_in_child(spec, None), "roofline", load_gpu("h100"))
     return replace(graph, operations=tuple(replace(operation, work=None) for operation in graph.operations))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Capture each Llama and write its graph."""
-    Parser(prog="python -m experiments.bench_cases", description=__doc__).parse_args(arguments)
-    for name in LLAMAS:
-        graph = capture(name)
-        save_graph(graph, GRAPHS / f"{name}.json.gz")
-        print(f"{GRAPHS / name}.json.gz: {len(graph):,} operations")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,27 +1,24 @@
-"""The solver benchmark for docs/results/solvers.md, from the rows under results/bench."""
+"""The solvers on published graphs with recorded results and on large ones: cost, bound, gap, times and memory."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench_cases import above_once, asked_for, median_of
-from experiments.bench_solvers import certified_gap
-from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.measure_solve import solve_case, where_made
+from experiments.registry import Case, Row, experiment
+from experiments.settings import RUNS_FOLDER
+from experiments.solver_cases import Instance, above_once, asked_for, goals, instances, median_of
 from remat.errors import InvalidInput
-from remat.incumbent import GAP_TOLERANCE, is_closed
+from remat.incumbent import GAP_TOLERANCE, is_closed, relative_gap
 
-ROWS = ROOT / "results" / "bench"
-FILES = ("2026-11-26_60s.jsonl", "2026-11-24_600s.jsonl")  # the second has cases open for their goal at 600 s
-READ = (
-    "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap", "wall_s",
-    "record_cost", "record_proven", "record_s", "published_overhead", "time_limit_s", "threads", "cpu",
-    "finished_at", "stats", "git_commit", "proven_by", "certified_bound", "total_cost", "seed",
-)  # fmt: skip
-COLUMNS = (  # of the long tables
+PAGE = "results/solvers.md"
+COLUMNS = (  # of the long table
     "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap",
     "proven_by", "certified_bound", "start_s", "first_plan_s", "within_1pct_s", "wall_s", "peak_memory_bytes",
     "record_cost", "record_proven", "record_s", "published_overhead", "time_limit_s", "threads", "seed", "machine",
@@ -30,36 +27,80 @@ COLUMNS = (  # of the long tables
 MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """Tables from a file of rows, by default the stored one. Of several seeds, the solve of the median gap counts.
+@experiment(page=PAGE, columns=COLUMNS)
+def solvers(
+    strategies: Sequence[str] = ("portfolio",), only: str = "", time_limit: float = 60.0, seeds: int = 1,
+    threads: int = 2, target_gap: float = 1e-4, gaps: bool = False,
+) -> Iterator[Case]:  # fmt: skip
+    """The solvers on published graphs (of REMAT_INSTANCES, otherwise generated ones) and on large ones; half an hour.
+
+    ``only`` is a regular expression on "instance budget scope". ``gaps=true`` takes the cases with a goal for the
+    gap, and ends each solve there.
+    """
+    for instance in chosen(only):
+        goal = goals(instance.name, instance.budget, instance.scope, time_limit)[0]
+        for strategy in strategies if goal is not None or not gaps else ():
+            for seed in range(seeds):
+                yield solve_case(
+                    instance.source, instance.graph, strategy, instance.budget_bytes, scope=instance.scope,
+                    time_limit_s=time_limit, threads=threads, seed=seed,
+                    target_gap=goal if gaps and goal is not None else target_gap, instance=instance.name,
+                    budget=instance.budget, **instance.record,
+                    certificate=str(RUNS_FOLDER / "solvers" / "bounds" / f"{instance.certificate_name}.json.gz"),
+                )  # fmt: skip
+
+
+def chosen(only: str) -> list[Instance]:
+    """The instances that a regular expression selects; the published ones if REMAT_INSTANCES names their folder.
 
     Raises:
-        InvalidInput: the file cannot be read, or there is more than one argument.
+        InvalidInput: there is none, or it is no regular expression.
     """
-    if len(arguments) > 1:
-        raise InvalidInput("name one file of rows of experiments.bench_solvers, or none")
-    files = map(Path, arguments) if arguments else (ROWS / name for name in FILES)
-    rows = [row for file in files for row in rows_of(file)]
+    try:
+        wanted = re.compile(only)
+    except re.error as error:
+        raise InvalidInput(f"'{only}' is no regular expression: {error}") from None
+    folder = os.environ.get("REMAT_INSTANCES")
+    if folder and not Path(folder).is_dir():
+        raise InvalidInput(f"no folder '{folder}'; REMAT_INSTANCES is to name that of the published graphs, or nothing")
+    every = instances(Path(folder) if folder else None)
+    found = [each for each in every if wanted.search(f"{each.name} {each.budget} {each.scope}")]
+    if not found:
+        raise InvalidInput(f"no instance matches only='{only}'")
+    return found
+
+
+@solvers.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """Tables of each strategy. Of several seeds, the solve of the median gap counts."""
+    filled = [{**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in rows]
+    long = LongTable("solvers_time_limit", COLUMNS, [["" if row[c] is None else str(row[c]) for c in COLUMNS]
+                                                    for row in filled])  # fmt: skip
+    parts = [_tables([row for row in filled if row["strategy"] == name])
+             for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip
+    text = "\n\n".join([*parts, f"Tables: {link_to(long, DOCS / PAGE)}."])
+    commits = {row["git_commit"] for row in rows}
+    return Drawing(text, [long], columns=COLUMNS, commit=commits.pop() if len(commits) == 1 else None)
+
+
+def _tables(rows: Sequence[dict[str, Any]]) -> str:
     medians, stale = _without_stale(_medians(rows))
-    long = _long("solvers_time_limit", rows)
-    text = "\n\n".join([
+    return "\n\n".join([
         _where(rows) + stale,
         markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
         markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
                         "proven by", "certified, %", "Gurobi"], _open(medians)),
-        f"Tables: {link_to(long, DOCUMENT.page)}.",
     ])  # fmt: skip
-    commits = {row["git_commit"] for row in rows}
-    columns = sorted(set.intersection(*(set(row) for row in rows)))
-    return Drawing(text, [long], columns=columns, commit=commits.pop() if len(commits) == 1 else None)
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The row of the median gap of each case and time limit."""
+    """The row of the median gap of each case."""
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        cases.setdefault((row["time_limit_s"], row["instance"], row["budget"], row["scope"]), []).append(row)
+        cases.setdefault(
+            (row["time_limit_s"], row["target_gap"], row["instance"], row["budget"], row["scope"]), []
+        ).append(row)
     return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
 
 
@@ -74,7 +115,7 @@ def _without_stale(medians: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
 
     def is_stale(row: dict[str, Any]) -> bool:
         return any(
-            case(r) == case(row) and r["time_limit_s"] < row["time_limit_s"] and r["finished_at"] > row["finished_at"]
+            case(r) == case(row) and r["time_limit_s"] < row["time_limit_s"] and r["date"] > row["date"]
             and None not in (r["gap"], row["gap"]) and r["gap"] < row["gap"] for r in medians
         )  # fmt: skip
 
@@ -89,46 +130,15 @@ def _without_stale(medians: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
     return [row for row in medians if row not in stale], words
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file with a JSON object in each line.
-
-    Raises:
-        InvalidInput: it cannot be read, or a row lacks a column.
-    """
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: {error}") from None
-    for i, row in enumerate(rows):
-        if lacking := [column for column in READ if column not in row]:
-            raise InvalidInput(f"{path}: row {i} lacks the columns {', '.join(lacking)}")
-    if not rows:
-        raise InvalidInput(f"{path}: has no rows")
-    return [_flat(row) for row in rows]
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `experiments.bench_solvers` with the `COLUMNS` beside its own."""
-    stats = json.loads(row["stats"])
-    return {
-        **row, **{name: stats.get(name) for name in ("start_s", "first_plan_s", "within_1pct_s")},
-        "peak_memory_bytes": stats.get("solver_peak_memory_bytes"), "machine": row["cpu"],
-        "date": row["finished_at"][:10],
-    }  # fmt: skip
-
-
-def _long(name: str, rows: Sequence[dict[str, Any]]) -> LongTable:
-    return LongTable(name, COLUMNS, [["" if row[c] is None else str(row[c]) for c in COLUMNS] for row in rows])
-
-
 def _where(rows: Sequence[dict[str, Any]]) -> str:
     def each(column: str) -> str:
-        return ", ".join(f"{value:g}" if isinstance(value, float) else str(value)
-                         for value in dict.fromkeys(row[column] for row in rows))  # fmt: skip
+        return ", ".join(
+            f"{x:g}" if isinstance(x, float) else str(x) for x in dict.fromkeys(row[column] for row in rows)
+        )
 
     seeds = len({row["seed"] for row in rows})
     shown = "one seed" if seeds == 1 else f"up to {seeds} seeds; the solve of the median gap is shown"
-    return (f"{each('date')}, {each('machine')}: {each('strategy')}, {each('time_limit_s')} s for each solve, "
+    return (f"{where_made(rows)}: {each('strategy')}, {each('time_limit_s')} s for each solve, "
             f"{each('threads')} threads, {shown}.")  # fmt: skip
 
 
@@ -172,7 +182,7 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         if row["gap"] is None or not row["proven_by"] or max(row["gap"], certified or 0.0) <= GAP_TOLERANCE:
             continue
         text, is_met = asked_for(row)
-        record_gap, record_s = row.get("record_gap"), row["record_s"]
+        record_gap, record_s = row["record_gap"], row["record_s"]
         lines.append([
             row["instance"], row["scope"], row["budget"], f"{row['time_limit_s']:g}",
             f"{100 * above_once(row):.3f}", f"{100 * row['gap']:.3f}",
@@ -183,4 +193,6 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return lines
 
 
-DOCUMENT = Document("solvers", DOCS / "results" / "solvers.md", draw, "", READ)
+def certified_gap(cost: int | None, certified_bound: int | None) -> float | None:
+    """The gap that a certificate proves; None without a plan or a certificate."""
+    return None if cost is None or certified_bound is None else relative_gap(cost, certified_bound)

@@ -1,0 +1,146 @@
+"""A solve as a measurement, with one form of row for every experiment that compares strategies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import remat
+from experiments.documents import ROOT
+from experiments.registry import Case, Row
+from experiments.solving import finished
+from experiments.store import code_of
+from remat.certificate import BoundCertificate
+from remat.errors import InvalidInput, RematError
+from remat.frontends import synthetic
+from remat.incumbent import GAP_TOLERANCE
+from remat.search.__main__ import main as compile_search
+from remat.search.ready import is_ready
+from remat.simulator import plain_peak
+from remat.solution import Solution
+
+Source = str | Mapping[str, Any]
+_OF_STATS = ("start_s", "first_plan_s", "within_1pct_s")
+
+
+def published_folder(part: str) -> Path:
+    """The folder of published graphs that REMAT_INSTANCES names.
+
+    Raises:
+        InvalidInput: it has no folder `part`.
+    """
+    folder = Path(os.environ.get("REMAT_INSTANCES", ""))
+    if not (folder / part).is_dir():
+        raise InvalidInput(f"published files are absent: set REMAT_INSTANCES to the folder that holds {part}/")
+    return folder
+
+
+def graph_of(source: Source) -> remat.Graph:
+    """The graph of a file, or of a function of `remat.frontends.synthetic` with its arguments.
+
+    Args:
+        source: a path below the project or below REMAT_INSTANCES; or ``{"function": "chain", "n": 48}``.
+    """
+    if not isinstance(source, str):
+        return getattr(synthetic, source["function"])(**{k: v for k, v in source.items() if k != "function"})
+    own = ROOT / source
+    return remat.load_graph(own if own.is_file() else published_folder(source.partition("/")[0]) / source)
+
+
+def share_of_peak(graph: remat.Graph, share: float) -> int:
+    """A budget: a share of the peak of running every operation once."""
+    return int(share * plain_peak(graph))
+
+
+def solve_case(
+    source: Source,
+    graph: remat.Graph,
+    strategy: str,
+    budget_bytes: int,
+    *,
+    scope: str = "staged",
+    time_limit_s: float = 60.0,
+    threads: int = 2,
+    seed: int = 0,
+    target_gap: float = GAP_TOLERANCE,
+    options: Mapping[str, Any] | None = None,
+    **beside: Any,
+) -> Case:
+    """The case of one solve.
+
+    Args:
+        graph: of `source`.
+        options: of the strategy.
+        beside: more columns of the row, e.g. a published result. A text `certificate` is the file, below the run's
+            folder, in which the certificate of the bound is kept.
+    """
+    what = {
+        "graph": source, "graph_sha256": graph.sha256(), "strategy": strategy, "budget_bytes": budget_bytes,
+        "scope": scope, "time_limit_s": time_limit_s, "threads": threads, "seed": seed, "target_gap": target_gap,
+        "options": dict(options or {}), **beside,
+    }  # fmt: skip
+    of = " ".join([strategy, *map(str, what["options"].values())])
+    name = f"{graph.name}, {budget_bytes:,} B, {of}, {time_limit_s:g} s" + (f", seed {seed}" if seed else "")
+    return Case(solve, what, code_of(strategy), name=name)
+
+
+def solve(
+    graph: Source,
+    strategy: str,
+    budget_bytes: int,
+    scope: str,
+    time_limit_s: float,
+    threads: int,
+    seed: int,
+    target_gap: float,
+    options: Mapping[str, Any],
+    certificate: str = "",
+    **_beside: Any,
+) -> Iterator[Row]:
+    """One row: the solution of a solve in a process of its own, whose memory is therefore measured alone.
+
+    Raises:
+        RematError: the solver failed, or the simulator refutes a claim of it.
+    """
+    if not is_ready():
+        compile_search()
+    loaded = graph_of(graph)
+    (solution,) = remat.solve_sweep(
+        loaded, [budget_bytes], strategy, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,
+        target_gap=target_gap, isolate=True, **options,
+    )  # fmt: skip
+    if finished(solution).contradicted:
+        raise RematError(f"contradicted: {solution.message}")
+    if certificate and solution.certificate is not None:
+        _keep_better(solution.certificate, Path(certificate))
+    yield row_of(solution, loaded)
+
+
+def row_of(solution: Solution, graph: remat.Graph) -> Row:
+    """The measured columns. Only ``found_s``, of the last plan, is without ``start_s``, the start of the process."""
+    stats, proof, start_s = solution.stats, solution.certificate, solution.stats.get("start_s") or 0.0
+    return {
+        "graph_name": graph.name, "n_operations": len(graph), "n_edges": graph.n_edges,
+        "total_cost": graph.total_cost, "fixed_bytes": graph.fixed_bytes, "plain_peak_bytes": plain_peak(graph),
+        "status": str(solution.status), "cost": solution.cost, "overhead": solution.overhead,
+        "peak_bytes": solution.peak_bytes, "bound": solution.bound, "gap": solution.gap,
+        "proven_by": solution.proven_by or None, "certified_bound": None if proof is None else proof.bound,
+        "message": solution.message, "wall_s": solution.wall_s, **{name: stats.get(name) for name in _OF_STATS},
+        "found_s": max(0.0, stats["trajectory"][-1][0] - start_s) if stats.get("trajectory") else None,
+        "peak_memory_bytes": stats.get("solver_peak_memory_bytes"),
+    }  # fmt: skip
+
+
+def _keep_better(found: BoundCertificate, path: Path) -> None:
+    """Write a certificate, unless the file has one of the same graph with a better bound."""
+    known = BoundCertificate.load(path) if path.exists() else None
+    if known is None or known.graph_sha256 != found.graph_sha256 or known.bound < found.bound:
+        found.save(path)
+
+
+def where_made(rows: Iterable[Row]) -> str:
+    """Dates and processors of rows, for the line above a table."""
+    rows = list(rows)
+    return ", ".join(dict.fromkeys(str(row[column]) for column in ("date", "cpu") for row in rows))

@@ -1,0 +1,183 @@
+"""The experiments that solve: rows of a solve, cases from records, certificates, and what their pages say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import dtr, formulations, growth, measure_solve, rivals, solver_cases, solvers
+from experiments.registry import Case
+from experiments.table import Table
+from remat import Graph, load_graph, save_graph, verify_bound
+from remat.errors import InvalidInput
+from remat.frontends.dtr_log import DtrLog
+from remat.frontends.synthetic import chain
+
+BOUNDS = Path(__file__).parents[1] / "results" / "bounds"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REMAT_INSTANCES", raising=False)
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """The row as the table has it."""
+    table = Table("solves")
+    table.put(case, case.measure(**case.what), 1.0)
+    return table.rows()[-1]
+
+
+def test_a_solve_gives_a_row_its_page_and_the_best_certificate(tmp_path: Path) -> None:
+    cases = list(solvers.solvers.cases(only="chain_n48 75%", seeds=2, time_limit=10.0))
+    rows = [measured(case) for case in cases]
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert all(row["cost"] >= row["bound"] > row["total_cost"] and row["wall_s"] > row["start_s"] > 0 for row in rows)
+    (file,) = (tmp_path / "runs" / "solvers" / "bounds").iterdir()
+    assert file.name == "generated_chain_n48_staged_75_percent.json.gz"
+    (instance,) = solvers.chosen("generated/chain_n48 75%")
+    proven = verify_bound(instance.graph, file, budget=instance.budget_bytes, scope=instance.scope)
+    assert proven == max(row["certified_bound"] for row in rows)
+    drawing = solvers.page(rows)
+    assert "portfolio, 10 s for each solve, 2 threads, up to 2 seeds" in drawing.text
+    assert "| generated, scope staged | 10 | none | 1 |" in drawing.text
+    assert [row[0] for row in drawing.tables[0].rows] == ["generated/chain_n48"] * 2
+
+
+def test_a_heuristic_is_measured_too_and_each_strategy_has_its_tables() -> None:
+    """One that ignores the budget."""
+    cases = solvers.solvers.cases(strategies=["chen_sqrtn", "search"], only="generated/chain_n48 90%", time_limit=2.0)
+    rows = [measured(case) for case in cases]
+    assert [row["status"] for row in rows] == ["FEASIBLE"] * 2
+    text = solvers.page(rows).text
+    assert text.count("| generated, scope staged | 2 | none | 1 |") == 2
+
+
+def test_cases_with_a_goal_end_there() -> None:
+    found = list(solvers.solvers.cases(only="n500_s0|chain", time_limit=60.0, gaps=True))
+    assert [case.what["target_gap"] for case in found] == [5e-4, 4e-3]
+
+
+@pytest.mark.parametrize(
+    ("only", "folder", "message"),
+    [("nothing", "", "no instance matches only='nothing'"), ("(", "", "'(' is no regular expression"),
+     ("", "nowhere", "no folder 'nowhere'; REMAT_INSTANCES")],
+)  # fmt: skip
+def test_a_mistake_is_one_line(only: str, folder: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_INSTANCES", folder)
+    with pytest.raises(InvalidInput) as caught:
+        next(solvers.solvers.cases(only=only))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("cases", "part"), [(dtr.dtr.cases, "dtr"), (rivals.rivals.cases, "layered")])
+def test_published_files_that_are_absent_are_named(cases: Any, part: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"set REMAT_INSTANCES to the folder that holds {part}/"):
+        next(cases())
+
+
+def test_records_of_a_folder_become_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(n=4, name="tiny")
+    (tmp_path / "p100").mkdir()
+    save_graph(graph, tmp_path / "p100" / "tiny.json")
+    record = {"instance": "p100/tiny", "budget_bytes": 1 << 20, "budget_gib": 0.5, "cost_ns": 9, "solve_s": 3.0}
+    (tmp_path / "records.json").write_text(json.dumps([record | {"status": "optimal"}]))
+    monkeypatch.setenv("REMAT_INSTANCES", str(tmp_path))
+    (instance,) = solvers.chosen("p100")
+    assert (instance.name, instance.budget) == ("p100/tiny", "0.5 GiB")
+    assert (instance.record["record_cost"], instance.record["record_proven"]) == (9, True)
+    assert measure_solve.graph_of(instance.source) == graph == load_graph(tmp_path / "p100" / "tiny.json")
+
+
+def test_large_graphs_have_goals_and_budgets_that_need_recomputation() -> None:
+    found = list(solver_cases.large())
+    assert [len(each.graph) for each in found] == [500] * 6 + [1000] * 6 + [3405] * 3 + [8925] * 3 + [16_000]
+    for each in found:
+        key = (each.name, each.budget, each.scope)
+        assert any(goal is not None for goal in solver_cases.goals(*key, 60))
+        assert solver_cases.goals(*key, 59) == (None, None)
+        assert each.budget_bytes < measure_solve.share_of_peak(each.graph, 0.97)
+
+
+def test_of_several_seeds_the_table_has_the_median_gap() -> None:
+    gaps = [0.3, None, 0.1, 0.2]
+    assert solver_cases.median_of(gaps, lambda gap: gap) == 0.2
+    assert solver_cases.median_of(gaps[:3], lambda gap: gap) == 0.3
+    assert solver_cases.median_of(gaps[:1], lambda gap: gap) == 0.3
+
+
+def check_certificates(instances: Any) -> int:
+    """Number of the committed certificates that hold for their instances and bounds of rows."""
+    rows = [row for row in Table("solvers").rows() if row["time_limit_s"] == 60]
+    certified = {(row["instance"], row["budget"], row["scope"]): row["certified_bound"] for row in rows}
+    found = 0
+    for each in instances:
+        file = BOUNDS / f"{each.certificate_name}.json.gz"
+        if file.exists():
+            bound = verify_bound(each.graph, file, budget=each.budget_bytes, scope=each.scope)
+            assert bound >= certified[each.name, each.budget, each.scope]
+            found += 1
+    return found
+
+
+def test_committed_certificates_hold() -> None:
+    assert check_certificates(each for each in solver_cases.large() if len(each.graph) <= 500) == 6
+
+
+@pytest.mark.slow
+def test_all_committed_certificates_hold(instances: Path) -> None:
+    held = check_certificates(solver_cases.instances(instances))
+    assert held == len(list(BOUNDS.iterdir())) > 40
+
+
+def test_growth_is_drawn() -> None:
+    cases = growth.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
+    drawing = growth.page([measured(case) for case in cases])
+    assert "| layered | search | 30 | " in drawing.text
+    assert drawing.figures["growth"].stat().st_size > 5000
+
+
+def test_formulations_are_compared() -> None:
+    def row(form: str, wall_s: float, gap: float) -> dict[str, Any]:
+        return {"instance": "a", "budget": "90%", "options": {"formulation": form}, "wall_s": wall_s, "start_s": 1.0,
+                "gap": gap, "date": "today", "cpu": "here"}  # fmt: skip
+
+    proven = [row("trimmed", 3.0, 0.0), row("published", 7.0, 0.0), row("published", 11.0, 0.0)]
+    assert "| a, 90% | 2.0 | 8.0 | 4 |" in formulations.page(proven).text
+    assert "| a, 90% | 2.0 | not proven |  |" in formulations.page([*proven, row("published", 9.0, 0.1)]).text
+    cases = list(formulations.formulations.cases(only="generated/chain_n48 90%"))
+    assert [case.what["options"]["formulation"] for case in cases] == ["trimmed", "published"]
+
+
+def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph.from_nodes("chain", [[], [0], [1], [2], [1, 3], [0, 4]], [4, 4, 4, 4, 4, 4], [1] * 6, loss=3)
+    (tmp_path / "dtr").mkdir()
+    monkeypatch.setenv("REMAT_INSTANCES", str(tmp_path))
+    monkeypatch.setattr(dtr, "load_dtr_log", lambda _: DtrLog(graph, 20))
+    monkeypatch.setattr(measure_solve, "graph_of", lambda _: graph)
+    cases = [case for case in dtr.dtr.cases(networks=["U-Net"], time_limit=2.0) if case.what["published_gb"] == 6]
+    assert {case.what["budget_bytes"] for case in cases} == {14}
+    rows = [measured(case) for case in cases]
+    assert dtr.networks_of(rows[:-1]) == {}  # a budget is shown when all of its solves are there
+    (found,) = dtr.networks_of(rows)["U-Net"]["rows"]
+    assert set(found["online"]) == set(dtr.HEURISTICS)
+    assert 1 <= found["bound"] <= found["offline"] <= found["online"]["exact"]
+    drawing = dtr.page(rows)
+    assert "| U-Net | 0.71 | 1.141 | 1." in drawing.text
+    assert drawing.figures["dtr"].is_file()
+
+
+def test_a_heuristic_that_thrashes_is_named(tmp_path: Path) -> None:
+    solve = {"network": "U-Net", "ratio": 0.5, "published": 1.2, "strategy": "dtr", "total_cost": 100, "cost": 120,
+             "bound": None, "n_operations": 2, "fixed_bytes": 0, "program_peak_bytes": 9, "plain_peak_bytes": 9,
+             "date": "today", "cpu": "here", "threads": 2, "time_limit_s": 10.0, "options": {}}  # fmt: skip
+    rows = [
+        solve | {"options": {"heuristic": name}} | ({"cost": None} if name == "lru" else {}) for name in dtr.HEURISTICS
+    ]
+    text = dtr.page([*rows, solve | {"strategy": "portfolio", "cost": 110, "bound": 105}]).text
+    assert "| U-Net | 0.50 | 1.200 | 1.2000 | 1.2000 | 0.000 | 1.1000 | 1.0500 | 4.55% | 9.1 to 14.3% |" in text
+    assert "| U-Net | 0.50 | 1.2000 | 1.2000 | 1.2000 | thrashes | 1.2000 | 1.2000 |" in text
