@@ -6,7 +6,6 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from experiments.documents import DOCS, ROOT, Document, Drawing, write_document
 from experiments.progress import duration
 from experiments.registry import Case, Experiment, Listed, module_of
 from experiments.settings import RUNS_FOLDER
+from experiments.store import write_json
 from experiments.table import Table
 from remat.errors import InvalidInput, RematError
 from remat.files import read_json, write_text
@@ -86,8 +86,9 @@ def measured(file: Path, case: Case) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
         told, made = Path(folder, "case.json"), Path(folder, "rows.json")
-        where = {"file": str(file), "module": case.measure.__module__, "function": case.measure.__qualname__}
-        write_text(told, json.dumps(where | {"what": dict(case.what)}))
+        module, _, function = case.function.rpartition(".")
+        where = {"file": str(file), "module": module, "function": function}
+        write_json(told, where | {"what": dict(case.what)})
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         done = subprocess.run(
             [sys.executable, "-m", "experiments.runner", str(told), str(made)],
@@ -146,7 +147,7 @@ def _work(told: Path, made: Path) -> int:
     except RematError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return REFUSED
-    write_text(made, json.dumps(rows))
+    write_json(made, rows)
     return 0
 
 

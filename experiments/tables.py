@@ -13,12 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import (
-    checkpoints,
-    compiled_tables,
     dtr,
-    explain,
     implementation_tables,
-    large,
     largest_batch_table,
     leaderboard_table,
     models_table,
@@ -28,11 +24,9 @@ from experiments import (
     rivals,
     roofline_check,
     run_documents,
-    shard,
     solver_tables,
     step_tables,
     strategies_table,
-    training_tables,
 )
 from experiments.arguments import one_of, run
 from experiments.cli import complain
@@ -46,8 +40,7 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, solver_tables.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
-        checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
+        step_tables.DOCUMENT, implementation_tables.DOCUMENT,
         strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, dtr.DOCUMENT, rivals.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip

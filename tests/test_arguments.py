@@ -59,36 +59,6 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
         (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
     ],
-    "coverage": [
-        (["--only", "nothing"], "no architecture; see --only"),
-        (["--only", "("], "'(' is no regular expression"),
-        (["--cost", "flop"], "unknown cost model 'flop'; did you mean flops"),
-        (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
-    "compiled": [
-        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is no whole number from 1"),
-        (["--time-limit", "0"], "'0' is no positive number"),
-    ],
-    "checkpoints": [
-        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is no whole number from 1"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
-    "large": [
-        (["--steps", "dense23"], "unknown step 'dense23'; did you mean dense32"),
-        (["--limits", "20"], "unknown limit '20'"),
-    ],
-    "shard": [
-        (["--layers", "0"], "'0' is no whole number from 1"),
-        (["--ranks", "x"], "'x' is no whole number from 1"),
-    ],
-    "explain": [
-        (["--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
-        (["--time-limit", "0"], "'0' is no positive number"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
     "dtr": [
         (["--networks", "unet"], "unknown network 'unet'; known: InceptionV4"),
         (
@@ -98,10 +68,6 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--seconds", "0"], "'0' is no positive number"),
     ],
     "rivals": [(["--instances", "nowhere"], "graph=layered/layered_n100.json: no such file (nor under nowhere")],
-    "lengths": [
-        (["--time-limit", "0"], "'0' is no positive number"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
     "bench_solvers": [
         (["--strategy", "serach"], "unknown strategy 'serach'; did you mean search"),
         (["--strategy", ""], "unknown strategy ''"),
