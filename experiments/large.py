@@ -45,12 +45,8 @@ def large(
     """Steps of 32 to 80 layers: capture, memory, overhead after 10, 60 and 600 s (hours)."""
     for step in steps:
         for limit in limits:
-            yield Case(
-                measured,
-                {"step": one_of("step", step, STEPS), "limit_s": limit},
-                code_of(STRATEGY),
-                on_this_machine=True,
-            )
+            what = {"step": one_of("step", step, STEPS), "limit_s": limit}
+            yield Case(measured, what, code_of(STRATEGY), on_this_machine=True)
 
 
 def measured(step: str, limit_s: int) -> Iterator[dict[str, Any]]:
