@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint coverage compiled checkpoints large lengths shard explain device benchmark leaderboard clean
+.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -20,18 +20,12 @@ help:
 	@echo "make models     every configured model: nodes, edges, bytes, seconds"
 	@echo "make published  published numbers of the papers beside ours"
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
+	@echo "python run.py --help  experiments, e.g. coverage, compiled, lengths: python run.py experiment=NAME (after make setup)"
 	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
 	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
 	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
-	@echo "make coverage   train some 80 small architectures of transformers under a plan, and compare with the plain steps"
-	@echo "make compiled   compiled steps beside PyTorch's activation_memory_budget: memory, time"
-	@echo "make checkpoints the best checkpoints in PyTorch's own languages beside the free plan"
-	@echo "make large      steps of 32 to 80 layers: capture, memory, overhead after 10, 60 and 600 s (hours; resumes)"
 	@echo "make benchmark  every strategy on every graph of the benchmark; goes on where it was stopped"
 	@echo "make leaderboard  its page, from the rows in results/benchmark, without a solve"
-	@echo "make lengths    ten sequence lengths of a GPT-2-like step: seconds to plan each, memory, bits"
-	@echo "make shard      a model divided over ranks by FSDP2 on this CPU: promised and measured peak of each rank"
-	@echo "make explain    what remat explain says of GPT-2 medium and Llama 7B on an H100, and checks of smaller models on this CPU"
 	@echo "make device     planned steps on a GPU: memory, times, bits, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
 
@@ -93,32 +87,12 @@ execution-tf: setup
 execution-joint: setup
 	$(VENV_PYTHON) -m experiments.execution_joint $(ARGS)
 
-coverage: setup
-	$(VENV_PYTHON) -W ignore -m experiments.coverage $(ARGS)
-
-compiled: setup
-	$(VENV_PYTHON) -W ignore -m experiments.compiled $(ARGS)
-
-checkpoints: setup
-	$(VENV_PYTHON) -W ignore -m experiments.checkpoints $(ARGS)
-
-large: setup
-	$(VENV_PYTHON) -m experiments.large $(ARGS)
-
 benchmark: setup
 	$(VENV_PYTHON) run.py experiment=benchmark $(ARGS)
 
 leaderboard: setup
 	$(VENV_PYTHON) -m analysis.leaderboard results/benchmark/field
 
-lengths: setup
-	$(VENV_PYTHON) -W ignore -m experiments.lengths $(ARGS)
-
-shard: setup
-	$(VENV_PYTHON) -W ignore -m experiments.shard $(ARGS)
-
-explain: setup
-	$(VENV_PYTHON) -W ignore -m experiments.explain $(ARGS)
 
 device: setup
 	$(VENV_PYTHON) -m experiments.device $(ARGS)

@@ -1,15 +1,11 @@
-"""Small models of many architectures from transformers, with random weights, for ``make coverage``."""
+"""Small models of many architectures from transformers, for ``experiment=coverage``; nothing is imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
-Inputs = dict[str, torch.Tensor]
 VOCABULARY, BATCH, LENGTH, CLASSES, PIXELS, SAMPLES, FRAMES = 99, 4, 24, 5, 64, 1600, 64
 
 
@@ -18,54 +14,18 @@ class Architecture:
     """One architecture.
 
     Attributes:
-        name: for people, and for ``--only``.
+        name: for people, and for ``only=``.
         group: ``language``, ``encoder-decoder``, ``experts``, ``state space``, ``audio`` or ``vision``.
         model: class in transformers.
-        inputs: makes the keyword arguments of a step that returns a loss.
+        inputs: of a step that returns a loss, see `experiments.steps.training.INPUTS`.
         settings: of the configuration.
     """
 
     name: str
     group: str
     model: str
-    inputs: Callable[[], Inputs]
+    inputs: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self) -> nn.Module:
-        """The model in training mode, with random weights."""
-        import transformers
-
-        kind = getattr(transformers, self.model)
-        config = kind.config_class(**self.settings)
-        return kind(config).train()
-
-
-def _tokens() -> torch.Tensor:
-    return torch.randint(3, VOCABULARY, (BATCH, LENGTH))
-
-
-def _text() -> Inputs:
-    return {"input_ids": _tokens(), "labels": _tokens()}
-
-
-def _labelled_text() -> Inputs:
-    return {"input_ids": _tokens(), "labels": torch.randint(0, 2, (BATCH,))}
-
-
-def _image() -> Inputs:
-    return {"pixel_values": torch.randn(BATCH, 3, PIXELS, PIXELS), "labels": torch.randint(0, CLASSES, (BATCH,))}
-
-
-def _wave() -> Inputs:
-    return {"input_values": torch.randn(BATCH, SAMPLES), "labels": torch.randint(0, CLASSES, (BATCH,))}
-
-
-def _spectrum() -> Inputs:
-    return {"input_values": torch.randn(BATCH, 64, 16), "labels": torch.randint(0, CLASSES, (BATCH,))}
-
-
-def _speech() -> Inputs:
-    return {"input_features": torch.randn(BATCH, 16, FRAMES), "labels": _tokens()}
 
 
 _HIDDEN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -91,7 +51,7 @@ _WAV = {**_HIDDEN, "conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_ker
 
 def _language() -> list[Architecture]:
     def of(name: str, model: str, settings: Mapping[str, Any], **more: Any) -> Architecture:
-        return Architecture(name, "language", model, _text, {**settings, **more})
+        return Architecture(name, "language", model, "text", {**settings, **more})
 
     return [
         of("gpt2", "GPT2LMHeadModel", _GPT),
@@ -131,7 +91,7 @@ def _language() -> list[Architecture]:
         of("xlnet", "XLNetLMHeadModel", {}, vocab_size=VOCABULARY, d_model=32, n_layer=2, n_head=4, d_inner=64),
         of("deberta-v2", "DebertaV2ForMaskedLM", _MASKED),
         # Branches on the labels, and is refused.
-        Architecture("deberta-v2 labels", "language", "DebertaV2ForSequenceClassification", _labelled_text, _MASKED),
+        Architecture("deberta-v2 labels", "language", "DebertaV2ForSequenceClassification", "labelled_text", _MASKED),
     ]  # fmt: skip
 
 
@@ -139,36 +99,36 @@ def _others() -> list[Architecture]:
     state = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY, "use_cache": False,
              "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
     return [
-        Architecture("bart", "encoder-decoder", "BartForConditionalGeneration", _text, _BART),
-        Architecture("pegasus", "encoder-decoder", "PegasusForConditionalGeneration", _text, _BART),
-        Architecture("marian", "encoder-decoder", "MarianMTModel", _text, {**_BART, "decoder_vocab_size": VOCABULARY}),
-        Architecture("t5", "encoder-decoder", "T5ForConditionalGeneration", _text, _T5),
-        Architecture("mixtral", "experts", "MixtralForCausalLM", _text, {**_HEADS, "num_local_experts": 4}),
-        Architecture("qwen2_moe", "experts", "Qwen2MoeForCausalLM", _text,
+        Architecture("bart", "encoder-decoder", "BartForConditionalGeneration", "text", _BART),
+        Architecture("pegasus", "encoder-decoder", "PegasusForConditionalGeneration", "text", _BART),
+        Architecture("marian", "encoder-decoder", "MarianMTModel", "text", {**_BART, "decoder_vocab_size": VOCABULARY}),
+        Architecture("t5", "encoder-decoder", "T5ForConditionalGeneration", "text", _T5),
+        Architecture("mixtral", "experts", "MixtralForCausalLM", "text", {**_HEADS, "num_local_experts": 4}),
+        Architecture("qwen2_moe", "experts", "Qwen2MoeForCausalLM", "text",
                      {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32}),
-        Architecture("qwen3_moe", "experts", "Qwen3MoeForCausalLM", _text, {**_EXPERTS, "num_experts": 4}),
-        Architecture("olmoe", "experts", "OlmoeForCausalLM", _text, {**_EXPERTS, "num_experts": 4}),
-        Architecture("granitemoe", "experts", "GraniteMoeForCausalLM", _text,
+        Architecture("qwen3_moe", "experts", "Qwen3MoeForCausalLM", "text", {**_EXPERTS, "num_experts": 4}),
+        Architecture("olmoe", "experts", "OlmoeForCausalLM", "text", {**_EXPERTS, "num_experts": 4}),
+        Architecture("granitemoe", "experts", "GraniteMoeForCausalLM", "text",
                      {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
-        Architecture("mamba", "state space", "MambaForCausalLM", _text, state),
-        Architecture("mamba2", "state space", "Mamba2ForCausalLM", _text,
+        Architecture("mamba", "state space", "MambaForCausalLM", "text", state),
+        Architecture("mamba2", "state space", "Mamba2ForCausalLM", "text",
                      {**state, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
-        Architecture("falcon_mamba", "state space", "FalconMambaForCausalLM", _text, state),
-        Architecture("wav2vec2", "audio", "Wav2Vec2ForSequenceClassification", _wave, _WAV),
-        Architecture("hubert", "audio", "HubertForSequenceClassification", _wave, _WAV),
-        Architecture("wavlm", "audio", "WavLMForSequenceClassification", _wave, _WAV),
-        Architecture("data2vec-audio", "audio", "Data2VecAudioForSequenceClassification", _wave,
+        Architecture("falcon_mamba", "state space", "FalconMambaForCausalLM", "text", state),
+        Architecture("wav2vec2", "audio", "Wav2Vec2ForSequenceClassification", "wave", _WAV),
+        Architecture("hubert", "audio", "HubertForSequenceClassification", "wave", _WAV),
+        Architecture("wavlm", "audio", "WavLMForSequenceClassification", "wave", _WAV),
+        Architecture("data2vec-audio", "audio", "Data2VecAudioForSequenceClassification", "wave",
                      {**_WAV, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5}),
-        Architecture("ast", "audio", "ASTForAudioClassification", _spectrum,
+        Architecture("ast", "audio", "ASTForAudioClassification", "spectrum",
                      {**_HIDDEN, "num_labels": CLASSES, "max_length": 64, "num_mel_bins": 16, "patch_size": 8}),
-        Architecture("whisper", "audio", "WhisperForConditionalGeneration", _speech,
+        Architecture("whisper", "audio", "WhisperForConditionalGeneration", "speech",
                      {**_BART, "num_mel_bins": 16, "max_source_positions": FRAMES // 2, "max_target_positions": 64}),
     ]  # fmt: skip
 
 
 def _vision() -> list[Architecture]:
     def of(name: str, model: str, settings: Mapping[str, Any], **more: Any) -> Architecture:
-        return Architecture(name, "vision", model, _image, {"num_labels": CLASSES, **settings, **more})
+        return Architecture(name, "vision", model, "image", {"num_labels": CLASSES, **settings, **more})
 
     stages = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
     swin = {"image_size": PIXELS, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}

@@ -1,40 +1,31 @@
-"""``make large``: how fast large steps are captured and planned, and how good the plan is after 10, 60 and 600 s.
-
-Llama steps in bfloat16 on an H100's roofline: 32, 48 and 80 layers, dense and with eight experts; GPT-2 XL's 48 layers
-in float32. Budgets lie between the smallest that is known to suffice and the plain peak. Finished solves are kept, so
-that the command goes on where it was stopped.
-"""
+"""How fast large steps are captured and planned, see docs/results/large.md."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import remat
-from experiments.arguments import Parser, names_of, run
-from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.provenance import of_torch
+from experiments.arguments import one_of
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
 from experiments.solving import finished
-from experiments.store import code_of, write_json
+from experiments.store import code_of
+from experiments.table import Table, made
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
-from remat.files import read_json
 from remat.frontends.spec import ModelSpec
 from remat.search.__main__ import main as compile_search
 from remat.simulator import plain_peak
 from remat.units import format_size
 
-RESULTS = ROOT / "results" / "large.json"
 LLAMA, GPT2 = "remat.torch.networks.llama:llama", "remat.torch.networks.transformer:gpt2"
-LIMITS = (10, 60, 600)  # seconds
 SHARES = (0.75, 0.5, 0.25)  # of the way from the smallest budget to the plain peak
 THREADS, STRATEGY = 2, "portfolio"
 SMALL = {"width": 4096, "hidden": 11_008, "n_heads": 32}
@@ -44,6 +35,37 @@ STEPS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     for kind, more in (("dense", {}), ("experts", {"n_experts": 8}))
     for layers, widths in ((32, SMALL), (48, LARGE), (80, LARGE))
 } | {"gpt48": (GPT2, {"length": 1024, "width": 1600, "n_layers": 48, "n_heads": 25})}
+
+
+@experiment(page="results/large.md")
+def large(
+    steps: Sequence[str] = ("dense32", "dense48", "dense80", "experts32", "experts48", "experts80", "gpt48"),
+    limits: Sequence[int] = (10, 60, 600),
+) -> Iterator[Case]:
+    """Steps of 32 to 80 layers: capture, memory, overhead after 10, 60 and 600 s (hours)."""
+    for step in steps:
+        for limit in limits:
+            what = {"step": one_of("step", step, STEPS), "limit_s": limit}
+            yield Case(measured, what, code_of(STRATEGY), on_this_machine=True)
+
+
+def measured(step: str, limit_s: int) -> Iterator[dict[str, Any]]:
+    """A row for each budget. Budgets lie above the smallest one that earlier rows know, so that they stay the same."""
+    compile_search()
+    graph, facts = capture(step)
+    graph = apply_cost(graph, "roofline", load_gpu("h100"))
+    plain_bytes = plain_peak(graph)
+    known = [row["least_bytes"] for row in Table("large").rows() if row["step"] == step]
+    least = known[0] if known else remat.min_budget(graph, time_limit_s=20.0).bytes
+    facts |= {"operations": len(graph), "plain_bytes": plain_bytes, "least_bytes": least}
+    for share in SHARES:
+        budget = round(least + share * (plain_bytes - least))
+        (found,) = remat.solve_sweep(graph, [budget], STRATEGY, time_limit_s=limit_s, threads=THREADS, isolate=True)
+        finished(found)
+        yield facts | {
+            "budget_bytes": budget, "overhead": found.overhead, "gap": found.gap, "status": str(found.status),
+            "solver_bytes": found.solver_memory_bytes,
+        }  # fmt: skip
 
 
 def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
@@ -62,100 +84,39 @@ def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
         return remat.load_graph(out), {"capture_s": round(took_s, 1), "capture_bytes": usage.ru_maxrss * 1024}
 
 
-def facts_of(name: str) -> tuple[remat.Graph, dict[str, Any]]:
-    """(the graph with costs, what is known of it)."""
-    graph, facts = capture(name)
-    graph = apply_cost(graph, "roofline", load_gpu("h100"))
-    least = remat.min_budget(graph, time_limit_s=20.0).bytes
-    return graph, facts | {"operations": len(graph), "plain_bytes": plain_peak(graph), "least_bytes": least}
-
-
-def solved(graph: remat.Graph, budget_bytes: int, limit_s: int) -> dict[str, Any]:
-    """The result of the portfolio, in a process of its own so that its memory is known."""
-    (found,) = remat.solve_sweep(graph, [budget_bytes], STRATEGY, time_limit_s=limit_s, threads=THREADS, isolate=True)
-    finished(found)
-    return {
-        "code": code_of(STRATEGY), "budget_bytes": budget_bytes, "limit_s": limit_s, "overhead": found.overhead,
-        "gap": found.gap, "status": str(found.status), "solver_bytes": found.solver_memory_bytes,
-    }  # fmt: skip
-
-
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The tables of the page, from the stored results of ``make large``."""
-    stored = read_json(RESULTS)
+@large.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """A line for each step, and one for each budget."""
+    of = {step: [row for row in rows if row["step"] == step] for step in dict.fromkeys(row["step"] for row in rows)}
     heads = ["step", "operations", "capture", "memory of capture", "memory of the planner", "smallest budget", "plain"]
-    graphs = markdown_table(heads, [_graph(name, step) for name, step in stored["steps"].items()])
-    limits = [f"{limit} s" for limit in LIMITS]
+    graphs = markdown_table(heads, [_graph(name, own) for name, own in of.items()])
+    limits = sorted({row["limit_s"] for row in rows})
     plans = markdown_table(
-        ["step", "budget", *(f"overhead after {x}" for x in limits), "gap", "cost after 10 s / best"],
-        [row for name, step in stored["steps"].items() for row in _plans(name, step)],
+        ["step", "budget", *(f"overhead after {x} s" for x in limits), "gap", f"cost after {limits[0]} s / best"],
+        [line for name, own in of.items() for line in _plans(name, own, limits)],
     )
-    where = f"{stored['date']}, PyTorch {stored['torch']}, {stored['cpu']}, {THREADS} threads."
-    return Drawing(f"{where}\n\n{graphs}\n\n{plans}")
+    return Drawing(f"{made(rows, 'torch')}, {THREADS} threads.\n\n{graphs}\n\n{plans}")
 
 
-def _graph(name: str, step: Mapping[str, Any]) -> list[str]:
-    solver = max((row["solver_bytes"] for row in step["solves"]), default=0)
+def _graph(name: str, rows: Sequence[Row]) -> list[str]:
+    step, solver = rows[0], max(row["solver_bytes"] or 0 for row in rows)
     return [
         name, f"{step['operations']:,}", f"{step['capture_s']:.0f} s", format_size(step["capture_bytes"], digits=0),
         format_size(solver, digits=0), format_size(step["least_bytes"]), format_size(step["plain_bytes"]),
     ]  # fmt: skip
 
 
-def _plans(name: str, step: Mapping[str, Any]) -> list[list[str]]:
-    rows = list[list[str]]()
-    for budget_bytes in dict.fromkeys(row["budget_bytes"] for row in step["solves"]):
-        of = {row["limit_s"]: row for row in step["solves"] if row["budget_bytes"] == budget_bytes}
-        planned = [row for row in of.values() if row["overhead"] is not None]
-        cells = [_percent(of[limit]["overhead"]) if limit in of else "" for limit in LIMITS]
-        gap = min((row["gap"] for row in planned if row["gap"] is not None), default=None)
-        best, first = min((row["overhead"] for row in planned), default=None), of.get(LIMITS[0], {}).get("overhead")
-        ratio = "" if best is None or first is None or len(of) < 2 else f"{(1 + first) / (1 + best):.4f}"
-        rows.append([name, format_size(budget_bytes), *cells, _percent(gap), ratio])
-    return rows
+def _plans(name: str, rows: Sequence[Row], limits: Sequence[int]) -> Iterator[list[str]]:
+    for budget_bytes in sorted({row["budget_bytes"] for row in rows}, reverse=True):
+        of = {row["limit_s"]: row for row in rows if row["budget_bytes"] == budget_bytes}
+        overheads = [row["overhead"] for row in of.values() if row["overhead"] is not None]
+        gap = min((row["gap"] for row in of.values() if row["gap"] is not None and row["overhead"] is not None),
+                  default=None)  # fmt: skip
+        first = of[limits[0]]["overhead"] if limits[0] in of else None
+        ratio = "" if first is None or len(of) < 2 else f"{(1 + first) / (1 + min(overheads)):.4f}"
+        cells = [_percent(of[limit]["overhead"]) if limit in of else "" for limit in limits]
+        yield [name, format_size(budget_bytes), *cells, _percent(gap), ratio]
 
 
 def _percent(share: float | None) -> str:
     return "none" if share is None else f"{share:.2%}"
-
-
-DOCUMENT = Document("large", DOCS / "results" / "large.md", draw)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Write the file of results, and print its rows."""
-    parser = Parser(prog="python -m experiments.large", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--steps", default=",".join(STEPS), help=f"comma-separated, of {', '.join(STEPS)}")
-    parser.add_argument("--limits", default=",".join(map(str, LIMITS)), help="comma-separated seconds")
-    parser.add_argument("--again", action="store_true", help="measure finished steps too")
-    chosen = parser.parse_args(arguments)
-    limits = [int(text) for text in names_of("limit", chosen.limits, map(str, LIMITS))]
-    stored: dict[str, Any] = read_json(RESULTS) if RESULTS.is_file() else {"steps": {}}
-    compile_search()
-    for name in names_of("step", chosen.steps, STEPS):
-        known = stored["steps"].get(name, {})
-        done = {(row["budget_bytes"], row["limit_s"]) for row in known.get("solves", [])
-                if row.get("code") == code_of(STRATEGY) and not chosen.again}  # fmt: skip
-        if all(sum(own == limit for _, own in done) == len(SHARES) for limit in limits):
-            print(f"{name}: measured before, in {RESULTS}")
-            continue
-        graph, facts = facts_of(name)
-        print(json.dumps({"step": name, **facts}), flush=True)
-        least = known.get("least_bytes", facts["least_bytes"])  # so that the budgets stay the same
-        wanted = [round(least + share * (facts["plain_bytes"] - least)) for share in SHARES]
-        solves = {(row["limit_s"], wanted.index(row["budget_bytes"])): row for row in known.get("solves", [])
-                  if row["budget_bytes"] in wanted}  # fmt: skip
-        for limit in limits:
-            for i, budget_bytes in enumerate(wanted):
-                if (budget_bytes, limit) not in done:
-                    row = solves[limit, i] = solved(graph, budget_bytes, limit)
-                    print(json.dumps({"step": name, **row}), flush=True)
-                    in_order = [solves[key] for key in sorted(solves)]
-                    stored["steps"][name] = facts | {"least_bytes": least, "solves": in_order}
-                    stored |= of_torch()
-                    write_json(RESULTS, stored)
-
-
-if __name__ == "__main__":
-    run(main)

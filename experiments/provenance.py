@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import platform
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
     "remat", "numpy", "scipy", "cvxpy", "highspy", "mosek", "gurobipy", "pyscipopt", "ortools",
-    "torch", "tensorflow", "tensorflow-cpu", "keras", "pandas", "pyarrow", "hydra-core",
+    "torch", "transformers", "tensorflow", "tensorflow-cpu", "keras", "pandas", "pyarrow", "hydra-core",
 )  # fmt: skip
 
 
@@ -35,18 +34,6 @@ def provenance() -> Provenance:
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain")
     return Provenance(commit, None if changes is None else bool(changes), json.dumps(versions()), cpu_name())
-
-
-def torch_and_cpu() -> dict[str, str]:
-    """PyTorch's version and the processor, on which measured rows depend; this imports PyTorch."""
-    import torch
-
-    return {"torch": torch.__version__, "cpu": provenance().cpu}
-
-
-def of_torch() -> dict[str, str]:
-    """`torch_and_cpu` and the date, for a file of results."""
-    return torch_and_cpu() | {"date": datetime.date.today().isoformat()}
 
 
 def solver_build(solver: str | None) -> str:

@@ -32,7 +32,7 @@ OTHER_FOLDERS = "REMAT_EXPERIMENTS"  # variable: folders of experiments outside 
 COMMON = ("draw", "keep", "again")  # keys of every experiment, see `experiments.runner`
 
 Row = Mapping[str, Any]
-Measure = Callable[..., Iterable[Row]]
+Measure = Callable[..., Iterable[Row]] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Case:
     """One thing that an experiment measures, in a process of its own.
 
     Attributes:
-        measure: (**what) -> rows; a function of a module.
+        measure: (**what) -> rows; a function of a module, or its dotted name, so that only its process imports it.
         what: its arguments, JSON-ready; rows have them as columns.
         code: versions of the code that determines the rows, see `experiments.store.code_of`.
         on_this_machine: whether rows depend on this processor and on PyTorch's version, as measured ones do.
@@ -52,6 +52,12 @@ class Case:
     code: Sequence[str] = ()
     on_this_machine: bool = False
     name: str = ""
+
+    @property
+    def function(self) -> str:
+        """The dotted name of `measure`."""
+        own = self.measure
+        return own if isinstance(own, str) else f"{own.__module__}.{own.__qualname__}"
 
     @property
     def label(self) -> str:
@@ -107,18 +113,9 @@ class Listed:
         """The keys with their values, or their defaults.
 
         Raises:
-            InvalidInput: a value is of another type than its default.
+            InvalidInput: a value is of another type than the default.
         """
-        return {key: _as_default(key, values.get(key, default), default) for key, default in self.keys.items()}
-
-
-def _as_default(key: str, value: Any, default: Any) -> Any:
-    kinds = {bool: bool, int: int, float: (int, float), str: (str, int, float), tuple: (list, tuple), list: list}
-    fits = isinstance(value, kinds.get(type(default), object)) and isinstance(value, bool) <= isinstance(default, bool)
-    if not fits and value is not None:
-        example = f"[{value}]" if isinstance(default, (list, tuple)) else default
-        raise InvalidInput(f"{key}={value}: write a value like {key}={example}")
-    return str(value) if isinstance(default, str) else value
+        return {key: _like(key, values.get(key, default), default) for key, default in self.keys.items()}
 
 
 def listed(name: str) -> Listed:
@@ -136,6 +133,20 @@ def listed(name: str) -> Listed:
 def experiments() -> dict[str, Listed]:
     """[name] every registered experiment; of the environment's folders, too."""
     return _read(os.environ.get(OTHER_FOLDERS, ""))
+
+
+def _like(key: str, value: Any, default: Any) -> Any:
+    """The value, in the type of the default: 20 and 20.0 seconds are one case."""
+    value = tuple(value) if isinstance(value, list) else value
+    default = tuple(default) if isinstance(default, list) else default
+    if {type(value), type(default)} == {int, float} and value == int(value):
+        value = type(default)(value)
+    if isinstance(default, str) and isinstance(value, (int, float)):
+        value = str(value)
+    if default is not None and type(value) is not type(default):
+        kind = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list, e.g. [a,b]"}
+        raise InvalidInput(f"{key}={value}: write {kind.get(type(default), 'a text')}")
+    return value
 
 
 @cache

@@ -86,7 +86,8 @@ def measured(file: Path, case: Case) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
         told, made = Path(folder, "case.json"), Path(folder, "rows.json")
-        where = {"file": str(file), "module": case.measure.__module__, "function": case.measure.__qualname__}
+        module, _, function = case.function.rpartition(".")
+        where = {"file": str(file), "module": module, "function": function}
         write_json(told, where | {"what": dict(case.what)})
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         done = subprocess.run(

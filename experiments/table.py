@@ -47,7 +47,7 @@ class Table:
 
     def put(self, case: Case, rows: Iterable[Row], wall_s: float) -> None:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
-        facts = {"case_key": key_of(case), "measure": _function(case), "date": datetime.date.today().isoformat()}
+        facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
         others = [row for row in _read(self.path) if not _is_of(case, row)]
         write_rows(self.path, [*others, *({**case.what, **row, **facts} for row in rows)])
@@ -55,11 +55,27 @@ class Table:
 
 def key_of(case: Case) -> str:
     """Hash of everything that determines a case's rows."""
-    determines: dict[str, Any] = {"measure": _function(case), "what": dict(case.what), "code": list(case.code)}
+    determines: dict[str, Any] = {"measure": case.function, "what": dict(case.what), "code": list(case.code)}
     if case.on_this_machine:
         versions = json.loads(provenance().versions)
         determines |= {"cpu": provenance().cpu, "torch": versions.get("torch")}
     return row_key(determines)
+
+
+def made(rows: Sequence[Row], *packages: str) -> str:
+    """Dates of rows, versions of packages and processors, e.g. ``2026-11-25, PyTorch 2.13.0, AMD EPYC``."""
+    dates, versions = sorted(row["date"] for row in rows), [json.loads(row["versions"]) for row in rows]
+    parts = [" to ".join(dict.fromkeys((dates[0], dates[-1])))]
+    for package in packages:
+        found = dict.fromkeys(str(each.get(package, "unknown")) for each in versions)
+        parts.append(f"{'PyTorch' if package == 'torch' else package} {' and '.join(found)}")
+    return ", ".join([*parts, values_of(rows, "cpu")])
+
+
+def values_of(rows: Sequence[Row], column: str) -> str:
+    """The values of a column, e.g. ``2`` or ``2 and 4``."""
+    found = dict.fromkeys(row[column] for row in rows if row[column] is not None)
+    return " and ".join(each if isinstance(each, str) else f"{each:g}" for each in found)
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,10 +110,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _function(case: Case) -> str:
-    return f"{case.measure.__module__}.{case.measure.__qualname__}"
-
-
 def _is_of(case: Case, row: Mapping[str, Any]) -> bool:
     """Whether a row is of this case, perhaps of older code."""
-    return row["measure"] == _function(case) and all(row.get(key) == value for key, value in case.what.items())
+    return row["measure"] == case.function and all(row.get(key) == value for key, value in case.what.items())

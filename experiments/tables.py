@@ -13,11 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import (
-    checkpoints,
-    compiled_tables,
-    explain,
     implementation_tables,
-    large,
     largest_batch_table,
     leaderboard_table,
     models_table,
@@ -26,10 +22,8 @@ from experiments import (
     readme_table,
     roofline_check,
     run_documents,
-    shard,
     step_tables,
     strategies_table,
-    training_tables,
 )
 from experiments.arguments import one_of, run
 from experiments.cli import complain
@@ -42,10 +36,8 @@ DOCUMENTS = {
     document.name: document
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
-        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        step_tables.DOCUMENT, implementation_tables.DOCUMENT, training_tables.DOCUMENT, compiled_tables.DOCUMENT,
-        checkpoints.DOCUMENT, large.DOCUMENT, shard.DOCUMENT, explain.DOCUMENT,
-        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
+        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT, step_tables.DOCUMENT,
+        implementation_tables.DOCUMENT, strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 DOCUMENTS |= {

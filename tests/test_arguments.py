@@ -57,40 +57,6 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
         (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
     ],
-    "coverage": [
-        (["--only", "nothing"], "no architecture; see --only"),
-        (["--only", "("], "'(' is no regular expression"),
-        (["--cost", "flop"], "unknown cost model 'flop'; did you mean flops"),
-        (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
-    "compiled": [
-        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is not a positive integer"),
-        (["--time-limit", "0"], "'0' is no positive number"),
-    ],
-    "checkpoints": [
-        (["--models", "vgg61"], "unknown model 'vgg61'; known: gpt2, llama, resnet50, unet, vit"),
-        (["--rounds", "0"], "'0' is not a positive integer"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
-    "large": [
-        (["--steps", "dense23"], "unknown step 'dense23'; did you mean dense32"),
-        (["--limits", "20"], "unknown limit '20'"),
-    ],
-    "shard": [
-        (["--layers", "0"], "'0' is not a positive integer"),
-        (["--ranks", "x"], "'x' is not a positive integer"),
-    ],
-    "explain": [
-        (["--gpu", "h1000"], "unknown gpu 'h1000'; did you mean h100"),
-        (["--time-limit", "0"], "'0' is no positive number"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
-    "lengths": [
-        (["--time-limit", "0"], "'0' is no positive number"),
-        (["--out", "no/such/rows.json"], "no/such is no folder"),
-    ],
 }
 NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]

@@ -101,8 +101,10 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
         (["experiment=powers", "model=vgg19"], "experiment=powers does not read model; its keys: numbers, exponent"),
         (["model=vgg19", "draw=true"], "draw is for experiment="),
         (["experiment=powers", "draw=true"], "run it without draw=true"),
-        (["experiment=powers", "numbers=4"], "numbers=4: write a value like numbers=[4]"),
-        (["experiment=powers", "exponent=2.5"], "exponent=2.5: write a value like exponent=2"),
+        (["experiment=powers", "exponent=two"], "exponent=two: write a whole number"),
+        (["experiment=powers", "numbers=3"], "numbers=3: write a list"),
+        (["experiment=coverage", "costs=flop"], "unknown cost model 'flop'; did you mean flops"),
+        (["experiment=large", "steps=[dense23]"], "unknown step 'dense23'; did you mean dense32"),
     ],
 )
 def test_a_wrong_key_is_one_line(folder: Path, arguments: list[str], line: str) -> None:
@@ -161,6 +163,23 @@ def test_a_file_that_cannot_be_read_is_named(folder: Path, text: str, line: str)
 def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
     with pytest.raises(UnknownName, match="powers"):
         listed("power")
+
+
+def test_a_function_may_be_named_so_that_only_its_process_imports_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "more" / "heavy.py").write_text("def measure(n):\n    yield {'n2': n * n}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "more"))
+    assert runner.measured(folder / "more" / "powers.py", Case("heavy.measure", {"n": 4})) == [{"n2": 16}]
+    assert "heavy" not in sys.modules
+
+
+def test_rows_of_several_machines_and_days_are_all_named() -> None:
+    rows = [{"date": f"2026-11-0{day}", "versions": '{"torch": "2.13"}', "cpu": cpu, "threads": day} 
+            for day, cpu in ((2, "a"), (1, "b"))]  # fmt: skip
+    assert table.made(rows, "torch") == "2026-11-01 to 2026-11-02, PyTorch 2.13, a and b"
+    assert table.made(rows[:1]) == "2026-11-02, a"
+    assert table.values_of(rows, "threads") == "2 and 1"
 
 
 def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:

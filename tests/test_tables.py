@@ -61,9 +61,13 @@ def test_no_page_is_drawn_from_rows_of_another_schema(name: str) -> None:
     assert not lacking, f"{document.page}: its rows lack {', '.join(lacking)}; draw it again: {document.command}"
 
 
-@pytest.mark.parametrize(
-    "name", ["solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies"]
-)
+DRAWN_FROM_ROWS = (
+    "solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies",
+    "checkpoints", "coverage", "explain", "large", "lengths", "shard",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN_FROM_ROWS)
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +200,7 @@ def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str],
     assert "p100, scope staged" in drawn
     assert "solvers_time_limit.csv:\n\n| instance |" in drawn
     for arguments, words in {
-        ("solver",): "did you mean solvers?", ("checkmate", "a", "b"): "or none for the study",
+        ("solver",): "did you mean solvers", ("checkmate", "a", "b"): "or none for the study",
         ("readme", str(tmp_path)): "give the folder of a finished run", ("roofline", "x"): "takes no arguments",
         ("solvers", "x"): "takes no arguments",
     }.items():  # fmt: skip

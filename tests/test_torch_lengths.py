@@ -58,6 +58,7 @@ def test_other_lengths_keep_the_budget_and_the_bits_without_a_pause(caplog) -> N
             ours, expected = gradients(planned, x), gradients(plain, x)
             assert all(map(torch.equal, ours, expected))
             (plan,) = (plan for key, plan in planned._planner.plans.items() if key not in known)
+            assert plan.added_s
             assert plan.strategy == "from another shape" if plan.recomputed else "fits as it is"
             assert simulate(plan.graph, plan.plan).peak_bytes == plan.peak_bytes <= budget
             planned.zero_grad()

@@ -39,7 +39,7 @@ planned(x).sum().backward()
 print(json.dumps(counters["inductor"]))
 """
 SOME = ("gpt2", "qwen3", "mixtral")
-OTHERS = ("bart", "swin", "mistral", "bert", "falcon_mamba", "wav2vec2", "resnet")  # `make coverage` has all
+OTHERS = ("bart", "swin", "mistral", "bert", "falcon_mamba", "wav2vec2", "resnet")  # experiment=coverage has all
 
 
 def rematerialize(model: nn.Module, args: tuple[torch.Tensor, ...], **options) -> rt.Rematerialized:
@@ -62,11 +62,10 @@ def same_bits(model: nn.Module, *args: torch.Tensor, **options) -> rt.Rematerial
 @pytest.mark.filterwarnings("ignore")
 def test_architectures_of_transformers_have_the_plain_bits(name: str) -> None:
     pytest.importorskip("transformers")
-    from experiments.architectures import ARCHITECTURES
-    from experiments.coverage import MASKS, covered
+    from experiments.steps.training import MASKS, covered
 
     masks = MASKS if name == "qwen3" else ()  # heads that share keys: a mask changes their kernel
-    row = covered(ARCHITECTURES[name], 1.0, "flops", masks)
+    (row,) = covered(name, 1.0, "flops", masks)
     assert row["trains"], row
     assert row["difference"] == 0
     assert row["masks"] == dict.fromkeys(masks, 0)

@@ -101,6 +101,7 @@ class StepPlan:
         generated: if a compiler fuses operations: what its code needs, instead of the sums over single operations.
         loss: what a loss outside of the module needs, and how that is known, for people; '' if there is none.
         retained_bytes: predicted peak if the graph is retained for several backward passes, where that is counted.
+        added_s: seconds that planning added to the compiler's capture when the step first ran; None before.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -119,6 +120,7 @@ class StepPlan:
     generated: Generated | None = None
     loss: str = ""
     retained_bytes: int | None = None
+    added_s: float | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:

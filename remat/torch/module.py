@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -278,6 +279,7 @@ class _CompiledStep:
         lowering = _private.lowering(graph, example_inputs) if self.backend == "inductor" else None
 
         def partition(training_graph: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+            began = time.perf_counter()
             captured = capture.read_training_graph(training_graph, n_forward, primals, lowering)
             self.sums.note(captured, self.model)
             step = step_of(
@@ -285,7 +287,9 @@ class _CompiledStep:
             )  # fmt: skip
             plan = planner.plan(step, self.called.inputs, in_loop=True)
             update_of = planner.in_backward.update_of if planner.in_backward else None
-            return emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
+            halves = emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
+            planner.note_seconds(plan, time.perf_counter() - began)
+            return halves
 
         step = _aot.backend_of(self.backend)(graph, example_inputs, partition)
         return with_numbers(with_detached(_features.Watched(step, used) if used else step))

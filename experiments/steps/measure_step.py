@@ -1,0 +1,69 @@
+"""A PyTorch step under a plan: what is promised, and what is measured beside the plain step."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+import remat.torch as rt
+from experiments.steps.torch_steps import paired_seconds
+from remat.torch.measure import difference_of_steps, peak_of_step
+from remat.torch.module import Rematerialized
+
+
+def planned(model: nn.Module, args: tuple[Any, ...], budget: float, **options: Any) -> Rematerialized:
+    """The step under a plan, without a warning; `options` are those of `remat.torch.rematerialize`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return rt.rematerialize(model, args, budget, **options)
+
+
+def promise_of(plan: Any) -> dict[str, Any]:
+    """The columns of a plan's promise."""
+    return {
+        "budget_bytes": plan.budget_bytes, "predicted_bytes": plan.peak_bytes, "overhead": plan.overhead,
+        "recomputed": len(plan.recomputed),
+    }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Beside:
+    """Steps on the CPU that compute the same as a plain one, and are measured beside it.
+
+    Attributes:
+        plain: the step whose bits and seconds the others are compared with.
+        rows: what is known of each other step.
+        modules: these steps.
+    """
+
+    plain: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+
+    def add(self, module: nn.Module, row: Mapping[str, Any], before_bytes: int = 0) -> dict[str, Any]:
+        """Measure the peak of a step, and how far its results are from the plain ones.
+
+        Args:
+            before_bytes: that are there before the step, and count in its peak.
+        """
+        peak = before_bytes + peak_of_step(module, self.args, self.kwargs, "cpu")
+        difference = difference_of_steps(self.plain, module, self.args, self.kwargs, "cpu")
+        self.rows.append({**row, "measured_bytes": peak, "difference": difference})
+        self.modules.append(module)
+        return self.rows[-1]
+
+    def timed(self, rounds: int) -> Iterator[dict[str, Any]]:
+        """The rows with seconds; in each round every step runs once, and is divided by the plain one."""
+        steps = list(dict.fromkeys([self.plain, *self.modules]))
+        seconds = dict(zip(steps, paired_seconds(steps, self.args, rounds), strict=True))
+        for row, module in zip(self.rows, self.modules, strict=True):
+            pairs = zip(seconds[module], seconds[self.plain], strict=True)
+            ratios = [round(own / plain, 4) for own, plain in pairs]
+            yield row | {"seconds": statistics.median(seconds[module]), "ratios": ratios}
