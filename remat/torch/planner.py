@@ -493,7 +493,8 @@ def retained_peak(graph: Graph, plan: Plan, accumulates: bool) -> int:
     at = trace.order.tolist().index(end)
     made = [v for v, value in enumerate(graph.values) if value.keep and graph.producer[v] > end]
     earlier = 0 if accumulates else sum(graph.values[v].bytes for v in made)
-    saved, extra, peak, n = None, 0, trace.peak_bytes, 0
+    begin_of_next = int(trace.running_bytes[at]) + earlier  # the loss is differentiated again
+    saved, extra, peak, n = None, 0, max(trace.peak_bytes, begin_of_next), 0
     held = set[int]()
     for k, new, others in replayed(graph, plan):
         if k >= 0:
