@@ -21,9 +21,10 @@ from remat.search import __main__ as search_main
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
     "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.", "trainers",  # steps
-    "dtr_log", "import_monet", "interval_cp", "joint", "large_graphs", "monet_", "packed", "portfolio",
-    "restricted_milp", "rivals", "time_limits", "windows", "zoo",  # solves
-    "analysis", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "tables",  # results and their pages
+    "compiled", "dtr_log", "import_monet", "interval_cp", "joint", "large_graphs", "lp_rounding", "monet_", "packed",
+    "portfolio", "restricted_milp", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
+    "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "queries",
+    "tables",  # results and their pages
     "damage", "faults", "healing", "ray_engine", "sharing", "slurm", "strangers_file", "wheel",  # disturbed runs
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from analysis.table import write_csv
 from experiments import cli
 from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register, run_name
 from experiments.models_table import specs
+from experiments.registry import experiments
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
 
 
@@ -26,7 +27,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register()
 
 
-@pytest.mark.parametrize("name", group_options("experiment"))
+# Files of conf/experiment; registered experiments have none, see test_experiments.
+CONFIGURED = [name for name in group_options("experiment") if name not in experiments()]
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
 def test_an_experiment_composes_as_it_is(name: str) -> None:
     (settings,) = cli.check([f"experiment={name}"], multirun=False)
     written = yaml.safe_load((CONF_FOLDER / "experiment" / f"{name}.yaml").read_text()) or {}
@@ -45,7 +50,8 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
 ELSEWHERE = ("execution", "throughput", "largest_model", "paper")
 
 
-@pytest.mark.parametrize("name", [n for n in group_options("experiment") if n.partition("/")[0] not in ELSEWHERE])
+@pytest.mark.long
+@pytest.mark.parametrize("name", [n for n in CONFIGURED if n.partition("/")[0] not in ELSEWHERE])
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
