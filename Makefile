@@ -7,12 +7,13 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint device benchmark leaderboard clean
+.PHONY: help setup sweep test test-all test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
-	@echo "make test       set up, then run the tests"
-	@echo "make test-slow  the long tests (up to an hour)"
+	@echo "make test       set up, then run the short tests: every room, under 6 minutes on two cores"
+	@echo "make test-all   the short and the long tests: under 25 minutes"
+	@echo "make test-slow  the slow tests (up to an hour)"
 	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in a temporary environment"
 	@echo "make fuzz       test random modules, graphs, certificates and bounds against plain steps, brute force and plans (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
@@ -37,6 +38,9 @@ sweep: setup
 	$(VENV_PYTHON) run.py model=vgg19 budget=sweep time_limit=10 $(ARGS)
 
 test: setup
+	$(VENV_PYTHON) -m pytest -n 2 --dist worksteal -m "not long and not slow" $(ARGS)
+
+test-all: setup
 	$(VENV_PYTHON) -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-slow: setup

@@ -18,6 +18,23 @@ from browser import started
 
 from remat.search import __main__ as search_main
 
+# What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
+LONG = (
+    "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.", "trainers",  # steps
+    "compiled", "dtr_log", "import_monet", "interval_cp", "joint", "large_graphs", "lp_rounding", "monet_", "packed",
+    "portfolio", "restricted_milp", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
+    "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "queries",
+    "tables",  # results and their pages
+    "damage", "faults", "healing", "ray_engine", "sharing", "slurm", "strangers_file", "wheel",  # disturbed runs
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as long. Options of pytest, as ``-m``, choose among them afterwards."""
+    for item in items:
+        if item.path.name.removeprefix("test_").startswith(LONG) and item.get_closest_marker("short") is None:
+            item.add_marker("long")
+
 
 @pytest.fixture(scope="session")
 def warm_search() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import install_package
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
@@ -64,6 +65,7 @@ def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert code is not None

@@ -316,6 +316,7 @@ def test_every_published_instance_passes_the_check(instances: Path) -> None:
 # The factory --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_documented_factory_is_extracted(here: Path) -> None:
     pytest.importorskip("torch")
     module, use = fenced("how-to/bring-your-own.md", "python")

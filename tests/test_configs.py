@@ -56,6 +56,7 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
 ELSEWHERE = ("execution", "throughput", "largest_model", "paper")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in FILES if n.partition("/")[0] not in ELSEWHERE])
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 import remat
 from experiments import documents, published_numbers, readme_table
-from experiments.config import CONF_FOLDER
 from remat.errors import InvalidInput
-from remat.registry import get_strategy
 
 
 def test_text_between_the_marks_is_replaced(tmp_path: Path) -> None:
@@ -40,26 +37,6 @@ def test_published_values_are_met() -> None:
     members = remat.family(graph, "griewank", accounting="published")
     griewank = next(m for m in members if m.parameters["slots"] == 5)
     assert f"{griewank.cost / 1e9:.3f}" == "108.267"
-
-
-def test_the_cost_of_the_large_sweep_is_that_of_the_defaults() -> None:
-    defaults = yaml.safe_load((CONF_FOLDER / "config.yaml").read_text())
-    families = sum(get_strategy(name).ignores_budget for name in remat.strategies())
-    runs, each = 7 * 6, (len(remat.strategies()) - families) * defaults["points"]
-    hours = runs * each * defaults["time_limit"] * defaults["threads"] / 3600
-    text = (documents.DOCS / "how-to/many-machines.md").read_text()
-    assert f"ignore the budget ({families}): solved once for all budgets | {families} | {runs * families:,} |" in text
-    assert f"| {each} | {runs * each:,} | {hours:.1f} core-hours |" in text
-
-
-def test_the_readme_is_short_and_begins_with_its_pictures() -> None:
-    lines = (documents.DOCS.parent / "README.md").read_text().splitlines()
-    assert len(lines) <= 90
-    pictures = [i for i, line in enumerate(lines) if line.startswith("![")]
-    commands = [i for i, line in enumerate(lines) if line.startswith("    make ")]
-    assert len(pictures) == 2
-    assert pictures[0] < 8 < pictures[1] < commands[0] < 20
-    assert [lines[i].split()[1] for i in commands] == ["sweep", "test"]
 
 
 def test_readme_table_by_hand() -> None:

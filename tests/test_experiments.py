@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from experiments.registry import Case, experiments, listed, module_of
 from remat.errors import InvalidInput, UnknownName
 
 RUN = Path(__file__).resolve().parents[1] / "run.py"
+HOW_TO = RUN.parent / "docs" / "how-to" / "add-an-experiment.md"
 TOY = '''
 """A file of an experiment."""
 import time
@@ -70,6 +73,18 @@ def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path
     rows = pq.read_table(folder / "runs" / "powers" / "rows.parquet").to_pylist()
     assert [row["half"] for row in rows] == [2.0, 2.5, 3.0]
     assert [row["factors"] for row in table.Table("powers").rows()] == [[4, 4], [5, 5], [6, 6]]
+
+
+def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
+    code, *others = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    assert not others
+    (folder / "more" / "chains.py").write_text(code)
+    first, second = (shlex.split(line) for line in re.findall(r"^    python run\.py (.*)$", HOW_TO.read_text(), re.M))
+    assert "| 8 | 70% | " in run(*first).stdout
+    done = run(*second)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 cases measured now, 0 taken" in done.stdout
+    assert "| 32 | 80% | " in done.stdout
 
 
 def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None:

@@ -275,6 +275,7 @@ def hard(here: Path) -> list[str]:
             "model.options.n=150"]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_outlives_an_interrupted_run(
@@ -316,6 +317,7 @@ def _workers_in(here: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_wandb_gets_a_copy_offline(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("wandb")
@@ -369,6 +371,7 @@ def factory(width=8, half=False, batch_size=1):
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_an_own_model_is_run_as_its_factory_made_it_and_called_by_its_name(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -438,6 +441,7 @@ def test_a_mistake_in_the_users_module_is_placed(here: Path) -> None:
             extract_in_child(ModelSpec("mine", "synthetic", target, 1), here / "cache")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["hydra", "plotly"])
 def test_a_missing_package_is_one_line(here: Path, name: str) -> None:
     """Whether it is needed at the start (a Python that `make setup` did not make) or only to draw."""

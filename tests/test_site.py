@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, has four shelves, and loads nothing from another host."""
+"""The site: it builds without a warning, and loads nothing from another host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import remat
 from experiments.config import Config
 
 ROOT = Path(__file__).parents[1]
-SHELVES = ("Start", "How to", "Results", "Reference")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
           "embed": "src", "object": "data", "link": "href"}  # fmt: skip
 ELSEWHERE = re.compile(r"^\s*(\w+:)?//")
@@ -88,14 +87,6 @@ def test_no_stylesheet_loads_anything_from_another_host(site: Path) -> None:
 def test_a_load_from_another_host_is_seen(element: str) -> None:
     assert [address for address in loads_of(element).addresses if ELSEWHERE.match(address)]
     assert not [a for a in loads_of('<a href="https://example.org">x</a>').addresses if ELSEWHERE.match(a)]
-
-
-def test_the_site_has_four_shelves_and_every_page_is_on_one(site: Path) -> None:
-    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
-    nav = yaml.safe_load(text)["nav"]
-    assert tuple(name for shelf in nav for name in shelf) == SHELVES
-    listed = set(re.findall(r"[\w/.-]+\.md", yaml.safe_dump(nav)))
-    assert listed == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
 
 
 def test_linked_files_of_the_repository_are_in_the_site(site: Path) -> None:

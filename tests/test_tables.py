@@ -94,12 +94,6 @@ def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", written), f"{page}: {number}"
 
 
-def test_results_pages_have_one_figure_above_their_tables() -> None:
-    for page in RESULTS:
-        above = (DOCS / "results" / f"{page}.md").read_text().partition("<!-- tables: ")[0]
-        assert above.count("![") == 1, page
-
-
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
     """A document in a folder of its own, drawn like the page of Checkmate."""

@@ -95,6 +95,7 @@ def test_random_plans_give_the_bits_of_the_eager_step(factory):
         put_state(model.variables, before)
 
 
+@pytest.mark.short
 def test_any_order_gives_the_same_bits():
     """A random topological order of the first computations, as scope=free allows."""
     model = built(convolutional)

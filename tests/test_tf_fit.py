@@ -56,6 +56,7 @@ def _steps(model):
 # --- fractions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.short
 def test_a_fraction_is_of_the_largest_batch(plain_peaks):
     """28 samples are 3 batches of 8 and one of 4, which runs as it is."""
     model = rtf.fit_within(_model(), 0.7, **QUICK)

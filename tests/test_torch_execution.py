@@ -85,6 +85,7 @@ def check(model: nn.Module, args: tuple[Any, ...], budget: Any = 0.75, loss_of: 
     return ours
 
 
+@pytest.mark.short
 def test_a_network_with_batch_norm_dropout_and_in_place_operations() -> None:
     ours = check(Net(), (torch.randn(IMAGES),), 0.55)
     kinds = {op.name: op.kind for op in ours.plan.graph.operations}
