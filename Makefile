@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-all test-slow test-torch fuzz docs lint types check models published roofline paper execution execution-torch execution-tf execution-joint device benchmark leaderboard clean
+.PHONY: help setup sweep test test-all test-slow test-torch fuzz docs lint types check models published roofline paper device benchmark leaderboard clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -23,8 +23,6 @@ help:
 	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
 	@echo "python run.py --help  experiments, e.g. coverage, compiled, lengths: python run.py experiment=NAME (after make setup)"
 	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
-	@echo "make execution  run and measure plans of every model at several budgets (execution-torch, execution-tf: one framework)"
-	@echo "make execution-joint  compare plans that choose implementations with plans that only recompute"
 	@echo "make benchmark  every strategy on every graph of the benchmark; goes on where it was stopped"
 	@echo "make leaderboard  its page, from the rows in results/benchmark, without a solve"
 	@echo "make device     planned steps on a GPU: memory, times, bits, largest batches, measured costs (ARGS='--help' for more)"
@@ -79,17 +77,6 @@ roofline: setup
 
 paper: setup
 	$(VENV_PYTHON) run.py experiment=paper $(ARGS)
-
-execution: execution-torch execution-tf
-
-execution-torch: setup
-	$(VENV_PYTHON) -m experiments.execution_table $(ARGS)
-
-execution-tf: setup
-	$(VENV_PYTHON) -m experiments.execution_tf $(ARGS)
-
-execution-joint: setup
-	$(VENV_PYTHON) -m experiments.execution_joint $(ARGS)
 
 benchmark: setup
 	$(VENV_PYTHON) run.py experiment=benchmark $(ARGS)

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.marks import mark_break
-from analysis.results import read_json
 from analysis.saving import save_in_run
 from analysis.style import BLACK, ORANGE, OURS, SKY, Style, style_of
-from analysis.table import write_frame
 
 # PyTorch's own methods, which are not strategies.
 _BY_HAND = {
@@ -24,32 +21,30 @@ _BY_HAND = {
 }
 
 
-def draw_execution(folder: Path) -> list[Path]:
-    """Draw the figure and write the table of a run; returns the paths."""
-    run = read_json(folder / "run.json")
-    table = write_frame(pd.DataFrame(run["rows"]), folder / "table.csv")
-    return [table, *save_in_run(folder, "execution", lambda: figure(run))]
+def draw_execution(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> Path:
+    """Draw the figure from rows of one PyTorch model (`experiments.steps.measure`); returns its path."""
+    return save_in_run(folder, name, lambda: figure(rows))[0]
 
 
-def figure(run: Mapping[str, Any]) -> Figure:
+def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Two panels with the same axes: predicted, measured."""
-    rows, job = [row for row in run["rows"] if row.get("measured_peak_bytes")], run["job"]
+    rows = [row for row in rows if row["measured_peak_bytes"]]
+    first = rows[0]
     drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
     predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
     _panel(predicted, "Predicted", [
         (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
-        for row in rows if row.get("predicted_peak_bytes")
+        for row in rows if row["predicted_peak_bytes"]
     ])  # fmt: skip
-    bars = ", bars: quartiles" if any(row.get("ratio_quartiles") for row in rows) else ""
-    _panel(measured, f"Measured ({job['device']}; medians of {job['rounds']} rounds{bars})", [
-        (row["method"], row["measured_peak_bytes"], row["measured_ratio"], *(row.get("ratio_quartiles") or ()))
+    bars = ", bars: quartiles" if any(row["ratio_quartiles"] for row in rows) else ""
+    _panel(measured, f"Measured ({first['device']}; medians of {first['rounds']} rounds{bars})", [
+        (row["method"], row["measured_peak_bytes"], row["measured_ratio"], *(row["ratio_quartiles"] or ()))
         for row in rows
     ])  # fmt: skip
     mark_break(predicted)
     predicted.set_ylabel("step time / plain PyTorch's")
-    sizes = job["spec"]
-    drawing.suptitle(f"{sizes['name']}, batch {sizes['batch_size']}", fontsize=10)
+    drawing.suptitle(f"torch_{first['model']}, batch {first['batch']}", fontsize=10)
     handles, labels = measured.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
     return drawing

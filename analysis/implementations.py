@@ -20,7 +20,7 @@ BETWEEN, BESIDE = 0.28, 0.055  # neighbouring choices; predicted and measured ma
 
 
 def draw_implementations(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw the figure from rows of executed steps (`experiments.steps.row`); the paths written."""
+    """Draw the figure from rows of executed steps (`experiments.steps.measure`); the paths written."""
     return save_in_run(folder, "implementations", lambda: figure(rows))
 
 

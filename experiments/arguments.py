@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from remat.errors import InvalidInput, RematError, unknown_name
@@ -138,15 +137,6 @@ def seconds(text: str) -> float:
 def fractions(text: str) -> list[float]:
     """Comma-separated positive numbers."""
     return [_positive(part, "fractions, e.g. 0.8,0.6") for part in text.split(",")]
-
-
-@argument
-def output_file(text: str) -> Path:
-    """A file to write at the end of hours of measuring: its folder must exist at once."""
-    path = Path(text)
-    if not path.resolve().parent.is_dir():
-        raise InvalidInput(f"{path.parent} is no folder; make it, or name another file")
-    return path
 
 
 def _positive(text: str, example: str) -> float:

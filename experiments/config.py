@@ -17,7 +17,7 @@ from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
-_NAMED_BY_EXPERIMENT = ("execution", "largest_model", "max_batch_size", "throughput")  # each writes its own run.json
+_NAMED_BY_EXPERIMENT = ("largest_model", "max_batch_size", "throughput")  # each writes its own run.json
 _NOT_IN_NAME = ("hydra", "benchmark", "engine", "logger", "parts")  # they do not change the results of a run
 
 

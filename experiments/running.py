@@ -106,9 +106,7 @@ def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path
 
     Each is imported only when it runs: together they take a second, which would delay error messages.
     """
-    if experiment == "execution":
-        from experiments.execution import run_execution as runner
-    elif experiment == "benchmark":
+    if experiment == "benchmark":
         from experiments.benchmark import run_benchmark as runner
     elif experiment == "leaderboard":
         from experiments.leaderboard import run_leaderboard as runner

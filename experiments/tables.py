@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import (
-    implementation_tables,
     largest_batch_table,
     leaderboard_table,
     models_table,
@@ -22,7 +21,6 @@ from experiments import (
     readme_table,
     roofline_check,
     run_documents,
-    step_tables,
     strategies_table,
 )
 from experiments.arguments import one_of, run
@@ -36,8 +34,8 @@ DOCUMENTS = {
     document.name: document
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
-        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT, step_tables.DOCUMENT,
-        implementation_tables.DOCUMENT, strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
+        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
+        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 DOCUMENTS |= {

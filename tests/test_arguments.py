@@ -15,34 +15,7 @@ from experiments.documents import ROOT
 from remat.errors import InvalidInput
 
 EXPERIMENTS = ROOT / "experiments"
-TORCH = [
-    (["--models", "gpt3"], "unknown model 'gpt3'; did you mean gpt2"),
-    (
-        ["--models", ""],
-        "the list is empty; name at least one model; known: densenet121, diffusion_unet, googlenet, gpt2",
-    ),
-]
-OF_ALL_TABLES = [
-    (["--devices", "moon"], "unknown device 'moon'; known: cpu"),
-    (["--devices", ","], "the list is empty; name at least one device"),
-    (["--implementations", "defualt"], "unknown implementations 'defualt'; did you mean default"),
-    (["--cost", "flop"], "unknown cost 'flop'; did you mean flops"),
-    (["--budgets", "0.8,-1"], "'-1' is no positive number; write fractions, e.g. 0.8,0.6"),
-    (["--budgets", "half"], "'half' is no positive number"),
-    (["--batch", "0"], "'0' is not a positive integer"),
-    (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
-    (["--threads", "two"], "'two' is not a positive integer"),
-    (["--rounds", "-3"], "'-3' is not a positive integer"),
-    (["--out", "no/such/rows.json"], "no/such is no folder"),
-    (["--show", "none.json"], "none.json"),
-    (["--modle", "gpt2"], "unrecognized arguments: --modle gpt2; see python -m experiments"),
-]
-KERAS = [(["--devices", "cuda"], "on the CPU only; leave --devices out"), *OF_ALL_TABLES]
 COMMANDS: dict[str, list[tuple[list[str], str]]] = {
-    "execution_table": [*TORCH, *OF_ALL_TABLES],
-    "execution_joint": [*TORCH, *OF_ALL_TABLES],
-    "execution_tf": [(["--models", "vgg61"], "unknown model 'vgg61'; did you mean vgg16"), *KERAS],
-    "keras_applications": [(["--models", "VGG61"], "unknown model 'VGG61'"), (["--models", ""], "is empty"), *KERAS],
     "device": [
         (["nowhere", "--models", "gpt2_medum"], "unknown model 'gpt2_medum'; did you mean gpt2_medium"),
         (["nowhere", "--backends", "eagre"], "unknown backend 'eagre'; did you mean eager"),
@@ -50,7 +23,13 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--size", "huge"], "unknown size 'huge'; known: cpu, gpu, tiny"),
         (["--memory", "8XB"], "cannot read '8XB' as a size; write e.g. 8GB"),
         (["--time-limit", "0"], "no positive number"),
+        (["--time-limit", "nan"], "'nan' is no positive number; write seconds"),
         (["--budgets", "half"], "'half' is no positive number"),
+        (["--budgets", "0.8,-1"], "'-1' is no positive number; write fractions, e.g. 0.8,0.6"),
+        (["--threads", "two"], "'two' is not a positive integer"),
+        (["--rounds", "-3"], "'-3' is not a positive integer"),
+        (["--models", ","], "the list is empty; name at least one model"),
+        (["--modle", "gpt2"], "unrecognized arguments: --modle; see python -m experiments"),
         (["nowhere", "--keep"], "nowhere holds no rows"),
     ],
     "zoo": [
@@ -58,7 +37,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
     ],
 }
-NEEDS = {"execution_tf": "tensorflow", "keras_applications": "tensorflow", "zoo": "torch"}
+NEEDS = {"zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]
 
 
@@ -69,9 +48,8 @@ def test_a_mistake_is_one_line(
     pytest.importorskip(NEEDS.get(command, "numpy"))
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(f"experiments.{command}")
-    main = module.COMMAND.main if hasattr(module, "COMMAND") else module.main
     with pytest.raises(InvalidInput, match=re.escape(message)) as caught:
-        main(given)
+        module.main(given)
     assert "\n" not in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -80,9 +58,9 @@ def test_every_command_is_tested() -> None:
     """Every module with options reads them by `Parser`, and stands above."""
     sources = {path: path.read_text() for path in EXPERIMENTS.rglob("*.py") if path.stem != "arguments"}
     assert not [path.name for path, source in sources.items() if "ArgumentParser(" in source]
-    commands = [p for p, source in sources.items() if "Parser(prog=" in source or "TableCommand(\n" in source]
+    commands = [p for p, source in sources.items() if "Parser(prog=" in source]
     named = {".".join(path.relative_to(EXPERIMENTS).with_suffix("").parts) for path in commands}
-    assert named == {*COMMANDS, "steps.command"}
+    assert named == {*COMMANDS}
 
 
 def test_names_are_read_once_each() -> None:

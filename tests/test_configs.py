@@ -53,7 +53,7 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
 
 # Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size, test_paper and
 # test_monet_paper.
-ELSEWHERE = ("execution", "throughput", "largest_model", "paper")
+ELSEWHERE = ("throughput", "largest_model", "paper")
 
 
 @pytest.mark.long
@@ -132,10 +132,10 @@ def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:
 
 def test_experiments_with_a_document_of_their_own_never_share_a_folder() -> None:
     names = []
-    for experiment in ("execution", "largest_model", "max_batch_size", "throughput"):
+    for experiment in ("largest_model", "max_batch_size", "throughput"):
         with initialize_config_dir(str(CONF_FOLDER), version_base=None):
             cfg = compose("config", [f"experiment={experiment}", "model=vgg19", "scale=quick", "time_limit=1"])
         names.append(run_name(cfg, experiment))
         assert names[-1].startswith(f"{experiment}_vgg19_")
         assert run_name(cfg, "budget_sweep").startswith("vgg19_")
-    assert len(set(names)) == 4
+    assert len(set(names)) == 3

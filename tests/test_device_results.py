@@ -1,4 +1,4 @@
-"""The experiment on execution, and the command for a device, on networks that train in milliseconds."""
+"""The experiment on executed steps, and the command for a device, on networks that train in milliseconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from experiments import cli, device
-from experiments.steps import torch_sizes
+from analysis.execution import draw_execution
+from experiments import device, executed_steps
+from experiments.steps import measure, torch_sizes
 from experiments.steps.sizes import spec_at
+from experiments.steps.table import beside
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
@@ -80,10 +82,11 @@ def bare(tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.usefixtures("_tiny")
 @pytest.mark.slow
 def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
-    assert cli.main(["experiment=execution", "scale=quick", "time_limit=1"]) == 0
-    assert next(tmp_path.glob("runs/*/figures/execution.png")).stat().st_size > 10_000
-    rows = json.loads(next(tmp_path.glob("runs/*/run.json")).read_text())["rows"]
-    measured = [row for row in rows if "measured_peak_bytes" in row]
+    job = replace(executed_steps.STEPS["peers"].usual, model="gpt2", time_limit_s=1.0, rounds=3, fractions=[0.6, 0.8])
+    rows = [job.case.what | row for row in measure.measured(**job.case.what)]
+    assert draw_execution(rows, tmp_path, "peers").stat().st_size > 10_000
+    assert {line[0].split()[0] for line in beside(rows)} == METHODS - {"portfolio"}
+    measured = [row for row in rows if row["measured_peak_bytes"]]
     assert {row["method"] for row in measured} == METHODS
     assert {row["same_as"] for row in measured} == {"plain"}
 

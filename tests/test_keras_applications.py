@@ -8,12 +8,11 @@ import pytest
 from tf_helpers import QUICK, needs_compiler
 
 import remat.tf as rtf
-from experiments.keras_applications import COMMAND
+from experiments.executed_steps import STEPS
 from experiments.steps import keras_fit as applications
-from experiments.steps.measure import rows_of
-from experiments.steps.row import StepLog
+from experiments.steps.measure import measured
 
-# One of each family; python -m experiments.keras_applications runs all 40, the largest need 24 GB and many minutes.
+# One of each family; experiment=executed_steps runs all 40, the largest need 24 GB and many minutes.
 SMALLEST = (
     "ConvNeXtTiny", "DenseNet121", "EfficientNetB0", "EfficientNetV2B0", "InceptionV3", "MobileNet", "MobileNetV2",
     "MobileNetV3Small", "ResNet50", "ResNet50V2", "Xception",
@@ -42,13 +41,12 @@ def test_bits_of_networks_that_recompute(name):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_network_of_each_family_is_trained_within_its_budget(name, tmp_path):
+def test_a_network_of_each_family_is_trained_within_its_budget(name):
     """At the smallest input that it accepts; measured in fresh processes."""
     assert name in applications.names()
-    job = replace(COMMAND.usual, model=name)
-    plain, row = rows_of(job, StepLog(tmp_path / "rows.jsonl"), tmp_path)
-    assert row.measured_peak_bytes is not None, row.note
-    assert row.same_as == "eager"
-    assert row.fixed_bytes < row.budget_bytes < row.plain_bytes == plain.measured_peak_bytes
-    assert row.measured_peak_bytes <= row.budget_bytes
-    assert row.measured_peak_bytes == pytest.approx(row.predicted_peak_bytes, rel=0.02)
+    plain, row = measured(**replace(STEPS["keras_applications"].usual, model=name).case.what)
+    assert row["measured_peak_bytes"] is not None, row["note"]
+    assert row["same_as"] == "eager"
+    assert row["fixed_bytes"] < row["budget_bytes"] < row["plain_bytes"] == plain["measured_peak_bytes"]
+    assert row["measured_peak_bytes"] <= row["budget_bytes"]
+    assert row["measured_peak_bytes"] == pytest.approx(row["predicted_peak_bytes"], rel=0.02)

@@ -664,28 +664,24 @@ def test_a_kernel_that_writes_over_its_input_is_found():
 @pytest.mark.parametrize(
     "name", ["vgg16", "resnet50", "mobilenet_v2", "unet", "densenet121", "gpt2", "vit", "transformer", "lstm"]
 )
-def test_measured_memory_of_known_networks(name, tmp_path):
+def test_measured_memory_of_known_networks(name):
     """The promise, and the prediction within 2 %; for loops, whose turns are not measured, it may be 10 % too high.
 
     Much of what VGG16 and ResNet50 need here is parameters and gradients.
     """
-    from experiments.steps.job import Job
-    from experiments.steps.measure import rows_of
-    from experiments.steps.row import StepLog
+    from experiments.steps.measure import measured
 
     fractions = [0.8] if name in ("vgg16", "resnet50") else [0.8, 0.6]
-    job = Job("keras", name, cost="flops", time_limit_s=20.0, rounds=0, fractions=fractions, peers=True)
-    plain, peer, *rows = rows_of(job, StepLog(tmp_path / "rows.jsonl"), tmp_path)
-    assert (plain.method, peer.method) == ("plain", "tf.recompute_grad")
-    assert peer.measured_peak_bytes is not None, peer.note
+    job = {"steps": "keras", "model": name, "cost": "flops", "time_limit_s": 20.0, "rounds": 0}
+    plain, peer, *rows = measured(**job, fractions=fractions)
+    assert (plain["method"], peer["method"]) == ("plain", "tf.recompute_grad")
+    assert peer["measured_peak_bytes"] is not None, peer["note"]
     assert len(rows) == len(fractions)
     for row in rows:
-        assert row.measured_peak_bytes is not None, row.note
-        assert row.predicted_peak_bytes is not None
-        assert row.budget_bytes is not None
-        assert row.measured_peak_bytes <= row.budget_bytes
-        assert (0.9 if name == "lstm" else 0.98) <= row.measured_peak_bytes / row.predicted_peak_bytes <= 1.02
-        assert ("tf.function" if name == "lstm" else "eager") in (row.same_as or "")
+        assert row["measured_peak_bytes"] is not None, row["note"]
+        assert row["measured_peak_bytes"] <= row["budget_bytes"]
+        assert (0.9 if name == "lstm" else 0.98) <= row["measured_peak_bytes"] / row["predicted_peak_bytes"] <= 1.02
+        assert ("tf.function" if name == "lstm" else "eager") in (row["same_as"] or "")
 
 
 def test_the_peer_computes_the_same_gradients():

@@ -1,15 +1,18 @@
-"""The words between the harness and a framework's adapter: jobs, subjects, methods and candidates for a row."""
+"""The words between `experiments.steps.measure` and a framework's adapter: jobs, subjects, methods and candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import remat
-from experiments.steps.row import PLAIN, PORTFOLIO, StepRow
+from experiments.registry import Case, Row
+from experiments.store import code_of
+from remat.execution.planning import DEFAULT_STRATEGY
 
 FRACTIONS = (0.8, 0.6, 0.45)  # usual budgets, as shares of the activation memory
+PLAIN, PORTFOLIO, OFFERED = "plain", "portfolio", "offered"
 # What plans may choose from. In this order all implementations of an operation are timed in the same passes: on a
 # machine with other load, times of different minutes cannot be compared.
 WIDEST_FIRST = ("joint", "exact", "default")
@@ -17,31 +20,33 @@ WIDEST_FIRST = ("joint", "exact", "default")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model to measure: everything that its rows depend on beside code, versions and machine.
+    """A model to measure; one case of an experiment.
 
     Attributes:
-        subject: which adapter: ``torch``, ``keras`` (loss and gradients), ``keras_fit`` (`fit_within`).
-        spec: `ModelSpec` of a PyTorch model, as JSON; None for a Keras model, which `model` names.
+        steps: ``torch``; ``peers``: with the methods of others and plans at the peak of each; ``keras`` (loss and
+            gradients); ``keras_applications`` (`fit_within`).
         rounds: timed steps of each method; 0 for none.
         fractions: budgets, as shares of the activation memory, see `fractions_of_activations`.
-        peers: measure the methods of others too; in PyTorch also plans at the peak of each.
-        gradient_errors: measure them too; this needs memory for two copies of the gradients.
+        choices: what plans may choose from; with more than the default, errors of gradients are measured, too.
     """
 
-    subject: str
+    steps: str
     model: str
-    batch: int | None = None
-    spec: dict[str, Any] | None = None
     device: str = "cpu"
     cost: str = "profile"
     time_limit_s: float = 30.0
-    seed: int = 0
     threads: int = 2
     rounds: int = 7
-    implementations: Sequence[str] = ("default",)
-    fractions: Sequence[float] = ()
-    peers: bool = False
-    gradient_errors: bool = False
+    fractions: Sequence[float] = FRACTIONS
+    choices: Sequence[str] = ("default",)
+
+    @property
+    def case(self) -> Case:
+        """What measures it in a process of its own."""
+        what = asdict(self) | {"fractions": list(self.fractions), "choices": list(self.choices)}
+        code = code_of(DEFAULT_STRATEGY, "torch_mincut", whole=True)
+        name = f"{self.steps}, {self.model} on {self.device}"
+        return Case("experiments.steps.measure.measured", what, code, on_this_machine=True, name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Candidate:
     """A row to be measured.
 
     Attributes:
-        parameter: see `StepRow`.
+        parameter: see `experiments.steps.measure`.
         make: makes the method ready to run; None for a row about the graph alone.
     """
 
@@ -86,7 +91,7 @@ class Subject(Protocol):
     Attributes:
         batch: samples in a step.
         graph: of the step, with costs.
-        fixed_bytes: see `StepRow`.
+        fixed_bytes: see `experiments.steps.measure`.
     """
 
     batch: int | None
@@ -101,7 +106,7 @@ class Subject(Protocol):
         """The methods of others."""
         ...
 
-    def budgets(self, known: Sequence[StepRow]) -> Iterable[tuple[str, int]]:
+    def budgets(self, known: Sequence[Row]) -> Iterable[tuple[str, int]]:
         """(label, bytes) of the budgets that need plans; `known` are the rows of the plain step and the peers."""
         ...
 
@@ -114,7 +119,7 @@ class Subject(Protocol):
         ...
 
     def same_as(self, method: Method) -> str | None:
-        """See `StepRow.same_as`."""
+        """See `experiments.steps.measure`."""
         ...
 
     def measured(self, method: Method) -> dict[str, Any]:
@@ -122,17 +127,20 @@ class Subject(Protocol):
         ...
 
 
-def peaks_of_others(known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+def peaks_of_others(known: Sequence[Row]) -> Iterator[tuple[str, int]]:
     """(label, bytes) of the peaks of the plain step and of every peer, the largest first."""
-    for peak in sorted({row.peak_bytes for row in known if row.method != PORTFOLIO and row.peak_bytes}, reverse=True):
+    for peak in sorted({_peak_of(row) for row in known if row["method"] != PORTFOLIO} - {None}, reverse=True):
         yield f"as {peak / 1e6:.1f} MB", peak
 
 
-def plain_peak_of(known: Sequence[StepRow]) -> int:
+def plain_peak_of(known: Sequence[Row]) -> int:
     """Bytes of the plain step's peak."""
-    plain = next(row.peak_bytes for row in known if row.method == PLAIN)
-    assert plain is not None
-    return plain
+    return _peak_of(next(row for row in known if row["method"] == PLAIN))
+
+
+def _peak_of(row: Row) -> Any:
+    """The predicted peak, or else the measured one."""
+    return row["predicted_peak_bytes"] or row["measured_peak_bytes"]
 
 
 def fractions_of_activations(job: Job, fixed_bytes: int, peak_bytes: int) -> Iterator[tuple[str, int]]:

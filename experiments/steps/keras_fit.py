@@ -15,9 +15,9 @@ import keras
 import numpy as np
 
 import remat.tf as rtf
+from experiments.registry import Row
 from experiments.steps.job import Candidate, Job, Method, fractions_of_activations
 from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
-from experiments.steps.row import StepRow
 
 SMALLEST = 32  # pixels; the smallest input of most networks
 LARGER = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
@@ -58,9 +58,8 @@ class KerasFit:
 
     def __init__(self, job: Job):
         self.job = job
-        self.samples = job.batch or BATCH
-        self.batch: int | None = self.samples
-        self.model, self.data = built(job.model), batch_of(job.model, self.samples)
+        self.batch: int | None = BATCH
+        self.model, self.data = built(job.model), batch_of(job.model, BATCH)
         whole = self._planned("1TB", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole.plan.graph.fixed_bytes
         self.whole_peak_bytes = whole.predicted_peak_bytes
@@ -68,7 +67,7 @@ class KerasFit:
 
     def _planned(self, budget: int | str, **options: Any) -> Any:
         rtf.fit_within(self.model, budget, cost=self.job.cost, time_limit_s=self.job.time_limit_s, **options)
-        rtf.prepare(self.model, (self.data[0][: self.samples], self.data[1][: self.samples]))
+        rtf.prepare(self.model, (self.data[0][:BATCH], self.data[1][:BATCH]))
         return self.model.remat
 
     def plain(self) -> Method:
@@ -79,7 +78,7 @@ class KerasFit:
         """No peers."""
         return ()
 
-    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """See `Subject`; of the peak without recomputation, because the plain step's is measured only."""
         return fractions_of_activations(self.job, self.fixed_bytes, self.whole_peak_bytes)
 
@@ -102,14 +101,14 @@ class KerasFit:
         """
         if method is self._plain:
             return None
-        ours = trained(self.model, self.data, self.samples)
+        ours = trained(self.model, self.data, BATCH)
         gc.collect()
         with functions_run_eagerly():
-            eager = trained(built(self.job.model, run_eagerly=True), self.data, self.samples)
+            eager = trained(built(self.job.model, run_eagerly=True), self.data, BATCH)
         if ours == eager:
             return "eager"
         with graphs_run_as_written():
-            return "graph" if ours == trained(built(self.job.model, jit_compile=False), self.data, self.samples) else ""
+            return "graph" if ours == trained(built(self.job.model, jit_compile=False), self.data, BATCH) else ""
 
     def measured(self, method: Method) -> dict[str, Any]:
         """No other columns."""

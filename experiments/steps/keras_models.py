@@ -156,11 +156,11 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {  # and their batch 
 }
 
 
-def build(name: str, batch_size: int | None = None) -> Sample:
+def build(name: str) -> Sample:
     """A model of `MODELS` with seeded weights and a seeded batch."""
     keras.utils.set_random_seed(0)
-    factory, usual = MODELS[name]
-    model, n = factory(), batch_size or usual
+    factory, n = MODELS[name]
+    model = factory()
     rng = np.random.default_rng(0)
     inputs = model.inputs[0]
     shape, labels = (n, *inputs.shape[1:]), (n, *model.outputs[0].shape[1:-1])

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 import remat.tf as rtf
+from experiments.registry import Row
 from experiments.steps.job import Candidate, Job, Method, fractions_of_activations, plain_peak_of
 from experiments.steps.keras_models import LOSS, build, functions_run_eagerly
 from experiments.steps.keras_peers import cut_points, recompute_grad_step
-from experiments.steps.row import StepRow
 from remat.errors import InvalidInput
 from remat.tf.adapter import executed_as_written
 from remat.tf.api import Objective
@@ -42,7 +42,7 @@ class KerasSteps:
 
     def __init__(self, job: Job):
         self.job = job
-        self.sample = build(job.model, job.batch)
+        self.sample = build(job.model)
         self.batch: int | None = self.sample.specs[0].shape[0]
         whole = self._rematerialized(EVERYTHING, cost="flops", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
@@ -70,14 +70,14 @@ class KerasSteps:
 
         yield Candidate("tf.recompute_grad", f"{segments} blocks", make)
 
-    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """See `Subject`."""
         return fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
         """See `Subject`."""
         job = self.job
-        step = self._rematerialized(budget_bytes, time_limit_s=job.time_limit_s, cost=job.cost, seed=job.seed)
+        step = self._rematerialized(budget_bytes, time_limit_s=job.time_limit_s, cost=job.cost)
         order = step.plan.order.tolist()
         run = Run(emit(step._step, order), True, step)
         return Method(run, step.predicted_peak_bytes, None, step.overhead, len(order) - len(self.graph))

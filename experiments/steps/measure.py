@@ -1,89 +1,80 @@
-"""``python -m experiments.steps.measure JOB ROWS CACHE``: predict and measure the methods of one model.
+"""Predict and measure the methods of one model; each is a row.
 
-It runs in a process of its own. Each method becomes a row of the file ROWS as soon as it is measured. A row that the
-file already has is neither planned nor measured again.
+Bytes are totals, fixed bytes included. Times are of one step. Columns, None where nothing was measured:
+
+    method: ``plain``, ``portfolio``, or a peer, e.g. ``torch_mincut``; ``offered`` holds no measurement.
+    parameter: which of the method's points, e.g. the budget as a fraction of the activation memory.
+    implementations: which implementations the plan chooses from.
+    fixed_bytes: resident before, during and after every step.
+    plain_bytes: peak of the framework's own step.
+    measured_ratio, ratio_quartiles: step time over the plain step's in the same rounds.
+    as_written_s, as_written_cpu_s: of the plain `tf.function` without grappler, the base of predicted overheads.
+    plain_cpu_s, measured_cpu_s: of all threads.
+    same_as: steps that leave the same bits as this one, e.g. ``eager, tf.function``; '' for none. None if the plain
+        step differs from itself.
+    gradient_error: largest error of a gradient over the largest gradient; of the plain step the error by rounding.
+    recomputed: computations beyond one of each operation.
+    chosen: [implementation] number of computations with it.
+    held: [implementation] see `experiments.steps.offers.held_by_those_who_offer`.
+    offered: [implementation] `experiments.steps.offers.Offer` as JSON.
+    note: why there is no measurement, or a remark.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from experiments.provenance import provenance
-from experiments.steps.job import WIDEST_FIRST, Candidate, Job, Subject
+from experiments.registry import Row
+from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, WIDEST_FIRST, Candidate, Job, Subject
 from experiments.steps.offers import offered
-from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepLog, StepRow
 from remat.cost import CostWarning
 from remat.errors import InvalidInput, InvalidPlan
 
+NOTHING: Mapping[str, Any] = dict.fromkeys((
+    "predicted_peak_bytes", "predicted_ns", "predicted_overhead", "measured_peak_bytes", "plain_s", "measured_s",
+    "measured_ratio", "ratio_quartiles", "as_written_s", "plain_cpu_s", "as_written_cpu_s", "measured_cpu_s",
+    "same_as", "gradient_error", "recomputed", "planning_s", "chosen", "held", "offered",
+)) | {"note": ""}  # fmt: skip
 
-def main(job_path: str, rows_path: str, cache: str) -> None:
-    job = Job(**json.loads(Path(job_path).read_text()))
+
+def measured(**job: Any) -> list[Row]:
+    """The rows of a `Job`."""
     warnings.simplefilter("ignore", CostWarning)
-    for row in rows_of(job, StepLog(Path(rows_path)), Path(cache)):
-        print("row", row.method, row.parameter, flush=True)
+    wanted, rows = Job(**job), list[Row]()
+    for implementations in sorted(wanted.choices, key=WIDEST_FIRST.index):
+        _add_rows(wanted, implementations, rows)
+    return rows
 
 
-def rows_of(job: Job, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """Measure the rows that the log lacks; yield each after the log has it."""
-    for row in _methods(job, _about(job), log, cache):
-        finished = replace(row, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        log.add(finished)
-        yield finished
-
-
-def _about(job: Job) -> StepRow:
-    """A row with the columns that all rows of a job share."""
-    where = provenance()
-    return StepRow(
-        framework="torch" if job.subject == "torch" else "tensorflow", model=job.model, batch=job.batch,
-        device=job.device, method="", parameter="", cost=job.cost, time_limit_s=job.time_limit_s, rounds=job.rounds,
-        seed=job.seed, threads=job.threads, git_commit=where.git_commit, git_dirty=where.git_dirty,
-        versions=where.versions, cpu=where.cpu,
-    )  # fmt: skip
-
-
-def _methods(job: Job, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """Rows for each set of implementations that the job wants."""
-    for implementations in sorted(job.implementations, key=WIDEST_FIRST.index):
-        labels = [f"{fraction:g}" for fraction in job.fractions]  # of `fractions_of_activations`: the last rows
-        if not labels or not all(log.of((PORTFOLIO, label, implementations)) for label in labels):
-            yield from _rows_of_subject(job, implementations, about, log, cache)
-
-
-def _rows_of_subject(job: Job, implementations: str, about: StepRow, log: StepLog, cache: Path) -> Iterator[StepRow]:
-    """The plain step, the offers of implementations, the peers, and the portfolio at every budget.
+def _add_rows(job: Job, implementations: str, rows: list[Row]) -> None:
+    """The plain step, the offers of implementations, the peers, and the portfolio at every budget, each once.
 
     Nothing refers to the subject afterwards, because the next one needs its memory.
     """
-    subject = _subject(job, implementations, cache)
-    about = replace(about, batch=subject.batch, operations=len(subject.graph), fixed_bytes=subject.fixed_bytes)
-    for candidate in _candidates(subject, job, log):
-        row = replace(
-            about, method=candidate.method, parameter=candidate.parameter, budget_bytes=candidate.budget_bytes,
-            implementations=implementations if candidate.method in (PORTFOLIO, OFFERED) else "default",
-        )  # fmt: skip
-        if log.of(row.key) is None:
-            row = replace(row, **_columns(subject, candidate))
-            plain = log.of((PLAIN, "")) or row
-            yield replace(row, plain_bytes=plain.measured_peak_bytes)
+    subject = _subject(job, implementations)
+    about = {"batch": subject.batch, "operations": len(subject.graph), "fixed_bytes": subject.fixed_bytes}
+    for candidate in _candidates(subject, rows):
+        chooses = candidate.method in (PORTFOLIO, OFFERED)
+        key = {"method": candidate.method, "parameter": candidate.parameter,
+               "implementations": implementations if chooses else "default"}  # fmt: skip
+        if any(key.items() <= row.items() for row in rows):
+            continue
+        row = {**key, "budget_bytes": candidate.budget_bytes, **about, **NOTHING, **_columns(subject, candidate)}
+        plain = next((known for known in rows if known["method"] == PLAIN), row)
+        rows.append(row | {"plain_bytes": plain["measured_peak_bytes"]})
 
 
-def _subject(job: Job, implementations: str, cache: Path) -> Subject:
+def _subject(job: Job, implementations: str) -> Subject:
     """The model in its framework; this imports only that framework."""
-    if job.subject == "torch":
+    if job.steps in ("torch", "peers"):
         from experiments.steps.torch_steps import TorchSteps
 
-        return TorchSteps(job, implementations, cache)
-    if job.subject == "keras":
+        return TorchSteps(job, implementations)
+    if job.steps == "keras":
         from experiments.steps.keras_steps import KerasSteps
 
         return KerasSteps(job)
@@ -92,14 +83,13 @@ def _subject(job: Job, implementations: str, cache: Path) -> Subject:
     return KerasFit(job)
 
 
-def _candidates(subject: Subject, job: Job, log: StepLog) -> Iterator[Candidate]:
+def _candidates(subject: Subject, rows: list[Row]) -> Iterator[Candidate]:
     """Every row of a subject; each follows the rows that it depends on."""
     yield Candidate(PLAIN, "", subject.plain)
     if subject.graph.has_implementations:
         yield Candidate(OFFERED, "")
-    if job.peers:
-        yield from subject.peers()
-    for label, budget in subject.budgets(log.rows):
+    yield from subject.peers()
+    for label, budget in subject.budgets(rows):
         yield Candidate(PORTFOLIO, label, partial(subject.best_within, budget), budget)
 
 
@@ -120,7 +110,3 @@ def _columns(subject: Subject, candidate: Candidate) -> dict[str, Any]:
         if candidate.method == PLAIN or isinstance(error, InvalidPlan):
             raise  # a defect, not a budget without a plan
         return {"planning_s": time.perf_counter() - began, "note": str(error).splitlines()[0]}
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

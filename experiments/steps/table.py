@@ -1,13 +1,11 @@
-"""Tables of executed steps, as Markdown and for the terminal, and their columns."""
+"""Tables of executed steps: columns, and cells of the rows of `experiments.steps.measure`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rich.table import Table
-
-from experiments.documents import markdown_table
-from experiments.steps.row import OFFERED, PLAIN, PORTFOLIO, StepRow
+from experiments.registry import Row
+from experiments.steps.job import PLAIN, PORTFOLIO
 
 MODEL, METHOD, BUDGET = "model, batch (operations)", "method", "budget"
 REMARK = "remark"  # why there is no measurement, for one
@@ -20,42 +18,27 @@ BESIDE = (
 )  # fmt: skip
 
 
-def table(rows: Iterable[StepRow], columns: Sequence[str]) -> str:
-    """A Markdown table."""
-    lines = (cells(row, columns) for row in rows if row.method != OFFERED)
-    return markdown_table(columns, ([cell.replace("|", "/") for cell in line] for line in lines))
-
-
-def terminal_table(rows: Iterable[StepRow], columns: Sequence[str]) -> Table:
-    """The same table for the terminal."""
-    lines = Table(*columns)
-    for row in rows:
-        if row.method != OFFERED:
-            lines.add_row(*cells(row, columns))
-    return lines
-
-
-def beside(rows: Iterable[StepRow]) -> list[list[str]]:
+def beside(rows: Iterable[Row]) -> list[list[str]]:
     """Each other method beside the fastest plan within its peak, as cells of the columns `BESIDE`.
 
     Times are over the plain step's.
     """
-    timed = [(row, row.predicted_peak_bytes, row.predicted_ns, row.measured_ratio) for row in rows]
+    timed = [(row, row["predicted_peak_bytes"], row["predicted_ns"], row["measured_ratio"]) for row in rows]
     known = [(row, peak, ns, ratio) for row, peak, ns, ratio in timed if peak and ns and ratio is not None]
-    plain_ns = next(ns for row, _, ns, _ in known if row.method == PLAIN)
+    plain_ns = next(ns for row, _, ns, _ in known if row["method"] == PLAIN)
     lines = []
     for row, limit, ns, ratio in known:
-        ours = [(of, found) for plan, peak, of, found in known if plan.method == PORTFOLIO and peak <= limit]
-        if row.method != PORTFOLIO and ours:
+        ours = [(of, found) for plan, peak, of, found in known if plan["method"] == PORTFOLIO and peak <= limit]
+        if row["method"] != PORTFOLIO and ours:
             best_ns, best_ratio = min(ours, key=lambda plan: plan[0])
             lines.append([
-                f"{row.method} {row.parameter}".rstrip(), _mb(limit),
+                f"{row['method']} {row['parameter']}".rstrip(), _mb(limit),
                 *(f"{number:.3f}" for number in (ns / plain_ns, best_ns / plain_ns, ratio, best_ratio)),
             ])  # fmt: skip
     return lines
 
 
-def cells(row: StepRow, columns: Sequence[str]) -> list[str]:
+def cells(row: Row, columns: Sequence[str]) -> list[str]:
     """A line of a table; a cell without a value is empty."""
     return [COLUMNS[column](row) for column in columns]
 
@@ -64,42 +47,42 @@ def _mb(size: int | None) -> str:
     return "" if size is None else f"{size / 1e6:.1f}"
 
 
-def _model(row: StepRow) -> str:
-    where = "" if row.device == "cpu" else f" on {row.device}"
-    batch = "" if row.batch is None else f", {row.batch}"
-    return f"{row.model}{where}{batch} ({row.operations})"
+def _model(row: Row) -> str:
+    where = "" if row["device"] == "cpu" else f" on {row['device']}"
+    batch = "" if row["batch"] is None else f", {row['batch']}"
+    return f"{row['model']}{where}{batch} ({row['operations']})"
 
 
-def _budget(row: StepRow) -> str:
-    if row.method == PLAIN:
+def _budget(row: Row) -> str:
+    if row["method"] == PLAIN:
         return PLAIN
-    if row.budget_bytes is None:
-        return row.parameter
-    size = f"{_mb(row.budget_bytes)} MB"
-    if row.plain_bytes is None or row.fixed_bytes is None or row.plain_bytes <= row.fixed_bytes:
-        return f"{row.parameter}: {size}"
-    of_activations = (row.budget_bytes - row.fixed_bytes) / (row.plain_bytes - row.fixed_bytes)
-    return f"{size}: {of_activations:.2f} of activations, {row.budget_bytes / row.plain_bytes:.2f} of the peak"
+    if row["budget_bytes"] is None:
+        return row["parameter"]
+    size = f"{_mb(row['budget_bytes'])} MB"
+    if row["plain_bytes"] is None or row["fixed_bytes"] is None or row["plain_bytes"] <= row["fixed_bytes"]:
+        return f"{row['parameter']}: {size}"
+    of_activations = (row["budget_bytes"] - row["fixed_bytes"]) / (row["plain_bytes"] - row["fixed_bytes"])
+    return f"{size}: {of_activations:.2f} of activations, {row['budget_bytes'] / row['plain_bytes']:.2f} of the peak"
 
 
-def _accuracy(row: StepRow) -> str:
-    if row.predicted_peak_bytes is None or row.measured_peak_bytes is None:
+def _accuracy(row: Row) -> str:
+    if row["predicted_peak_bytes"] is None or row["measured_peak_bytes"] is None:
         return ""
-    return f"{row.measured_peak_bytes / row.predicted_peak_bytes:.4f}"
+    return f"{row['measured_peak_bytes'] / row['predicted_peak_bytes']:.4f}"
 
 
-def _predicted_overhead(row: StepRow) -> str:
-    return "" if row.predicted_overhead is None or row.method == PLAIN else f"{row.predicted_overhead:+.1%}"
+def _predicted_overhead(row: Row) -> str:
+    return "" if row["predicted_overhead"] is None or row["method"] == PLAIN else f"{row['predicted_overhead']:+.1%}"
 
 
-def _measured_overhead(row: StepRow) -> str:
+def _measured_overhead(row: Row) -> str:
     """Over the step that predictions compare with: TensorFlow's as written, PyTorch's own."""
-    if row.as_written_s is not None and row.measured_s is not None:
-        return _over(row.measured_s, row.as_written_s)
-    if row.measured_ratio is None:
+    if row["as_written_s"] is not None and row["measured_s"] is not None:
+        return _over(row["measured_s"], row["as_written_s"])
+    if row["measured_ratio"] is None:
         return ""
-    spread = [f"{100 * (quartile - 1):+.0f}" for quartile in row.ratio_quartiles or ()]  # old rows have none
-    return f"{row.measured_ratio - 1:+.1%}" + (f" ({' to '.join(spread)})" if spread else "")
+    spread = [f"{100 * (quartile - 1):+.0f}" for quartile in row["ratio_quartiles"] or ()]  # old rows have none
+    return f"{row['measured_ratio'] - 1:+.1%}" + (f" ({' to '.join(spread)})" if spread else "")
 
 
 def _over(ours: float | None, base: float | None, unit: str = "") -> str:
@@ -108,40 +91,40 @@ def _over(ours: float | None, base: float | None, unit: str = "") -> str:
     return f"{ours / base - 1:+.1%}" + (f" ({base * 1e3:.0f} to {ours * 1e3:.0f}{unit})" if unit else "")
 
 
-def _bits(row: StepRow) -> str:
-    if row.measured_peak_bytes is None:
+def _bits(row: Row) -> str:
+    if row["measured_peak_bytes"] is None:
         return ""
-    return "the plain step differs from itself" if row.same_as is None else row.same_as or "nobody"
+    return "the plain step differs from itself" if row["same_as"] is None else row["same_as"] or "nobody"
 
 
-def _gradient_error(row: StepRow) -> str:
-    if row.measured_peak_bytes is None:
+def _gradient_error(row: Row) -> str:
+    if row["measured_peak_bytes"] is None:
         return ""
-    if row.method == PLAIN:
-        return f"{row.gradient_error or 0.0:.1e} by rounding"
-    if row.gradient_error:
-        return f"{row.gradient_error:.1e}"
-    return {None: "0", "": "0, other bits elsewhere"}.get(row.same_as, "same bits")
+    if row["method"] == PLAIN:
+        return f"{row['gradient_error'] or 0.0:.1e} by rounding"
+    if row["gradient_error"]:
+        return f"{row['gradient_error']:.1e}"
+    return {None: "0", "": "0, other bits elsewhere"}.get(row["same_as"], "same bits")
 
 
-COLUMNS: dict[str, Callable[[StepRow], str]] = {
+COLUMNS: dict[str, Callable[[Row], str]] = {
     MODEL: _model,
-    METHOD: lambda row: row.method,
-    "implementations": lambda row: row.implementations if row.method == PORTFOLIO else "",
+    METHOD: lambda row: row["method"],
+    "implementations": lambda row: row["implementations"] if row["method"] == PORTFOLIO else "",
     BUDGET: _budget,
-    "batch": lambda row: "" if row.batch is None else str(row.batch),
-    "always there MB": lambda row: _mb(row.fixed_bytes),
-    "plain MB": lambda row: _mb(row.plain_bytes),
-    "predicted MB": lambda row: _mb(row.predicted_peak_bytes),
-    "measured MB": lambda row: _mb(row.measured_peak_bytes),
+    "always there MB": lambda row: _mb(row["fixed_bytes"]),
+    "plain MB": lambda row: _mb(row["plain_bytes"]),
+    "predicted MB": lambda row: _mb(row["predicted_peak_bytes"]),
+    "measured MB": lambda row: _mb(row["measured_peak_bytes"]),
     "measured / predicted": _accuracy,
     "predicted overhead": _predicted_overhead,
     "measured overhead": _measured_overhead,
-    "wall over plain": lambda row: _over(row.measured_s, row.plain_s, " ms"),
-    "samples/s": lambda row: f"{row.batch / row.measured_s:.1f}" if row.batch and row.measured_s else "",
-    "repeats": lambda row: "" if row.recomputed is None else str(row.recomputed),
+    "wall over plain": lambda row: _over(row["measured_s"], row["plain_s"], " ms"),
+    "repeats": lambda row: "" if row["recomputed"] is None else str(row["recomputed"]),
     "gradient error": _gradient_error,
     "bits of": _bits,
-    "computations by other implementations": lambda row: ", ".join(f"{k} {n}" for k, n in (row.chosen or {}).items()),
-    REMARK: lambda row: "" if row.note == row.parameter else row.note,
+    "computations by other implementations": lambda row: ", ".join(
+        f"{k} {n}" for k, n in (row["chosen"] or {}).items()
+    ),
+    REMARK: lambda row: "" if row["note"] == row["parameter"] else row["note"],
 }

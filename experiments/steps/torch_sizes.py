@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.arguments import names_of, one_of
+from experiments.arguments import one_of
 from experiments.config import group_options
 from experiments.settings import configured_model
 from experiments.steps.sizes import ON_A_CPU
@@ -23,22 +23,26 @@ def torch_model(name: str) -> ModelSpec:
     return configured_model(f"torch_{one_of('PyTorch model', name, torch_names())}")
 
 
-def devices_here(given: str) -> list[str]:
-    """The devices of a comma-separated list, each once.
+def device_here(device: str) -> str:
+    """The device.
 
     Raises:
-        InvalidInput: one is unknown, or this machine has none of that kind.
+        InvalidInput: it is unknown, or this machine has none of that kind.
     """
-    devices = names_of("device", given, DEVICES)
-    if "cuda" in devices:
+    if one_of("device", device, DEVICES) == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise InvalidInput("PyTorch finds no CUDA device here; measure on cpu")
-    return devices
+    return device
 
 
 def for_a_cpu(spec: ModelSpec) -> ModelSpec:
     """The same model at its size of `ON_A_CPU`, if it has one."""
     size = ON_A_CPU.get(spec.name.removeprefix("torch_"), {})
     return replace(spec, **{**size, "options": spec.options | size.get("options", {})})
+
+
+def spec_on(device: str, name: str) -> ModelSpec:
+    """The model `torch_model` at its size for a device."""
+    return for_a_cpu(torch_model(name)) if device == "cpu" else torch_model(name)

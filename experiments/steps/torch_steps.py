@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,14 +18,22 @@ import torch
 from torch import Tensor, nn
 
 import remat
-from experiments.steps.job import Candidate, Job, Method, fractions_of_activations, peaks_of_others, plain_peak_of
+from experiments.registry import Row
+from experiments.settings import RUNS_FOLDER
+from experiments.steps.job import (
+    PLAIN,
+    Candidate,
+    Job,
+    Method,
+    fractions_of_activations,
+    peaks_of_others,
+    plain_peak_of,
+)
 from experiments.steps.offers import held_by_those_who_offer
-from experiments.steps.row import PLAIN, StepRow
 from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
-from experiments.steps.torch_sizes import for_a_cpu, torch_model
+from experiments.steps.torch_sizes import for_a_cpu, spec_on, torch_model
 from remat.execution import PlanOptions, StepPlan, find_plan
-from remat.frontends.spec import ModelSpec
 from remat.torch import capture
 from remat.torch import graphs as frontend
 from remat.torch.blocks import blocks_of
@@ -35,32 +42,32 @@ from remat.torch.module import Rematerialized, call_of, step_of
 from remat.torch.plain import FollowedStep, plain_step
 from remat.torch.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
 
+COST_CACHE = RUNS_FOLDER / "cache" / "costs"
+
 
 class TorchSteps:
     """A model with its loss, its arguments and its captured step with costs; `Method.run` is a module.
 
     Args:
         implementations: which implementations its plans choose from, as in `remat.torch.rematerialize`.
-        cache: folder of measured costs.
     """
 
-    def __init__(self, job: Job, implementations: str, cache: Path):
+    def __init__(self, job: Job, implementations: str):
         torch._dynamo.reset()
         gc.collect()  # frees the model before this one
         if job.device == "cuda":
             torch.cuda.empty_cache()
-        assert job.spec is not None
         self.job = job
-        self.batch = job.batch
-        spec = ModelSpec(**job.spec)
+        spec = spec_on(job.device, job.model)
+        self.batch: int | None = spec.batch_size
         torch.set_num_threads(job.threads)
-        self.module, self.args = built(spec, job.device, job.seed)
+        self.module, self.args = built(spec, job.device)
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         captured = capture.capture_module(call_of(self.module), self.args, {})
         self.step = step_of(captured, spec.name, self.module, "eager", implementations)
         options = PlanOptions(
-            cost=job.cost, time_limit_s=job.time_limit_s, seed=job.seed, threads=job.threads,
-            gpu=default_gpu(job.device), cache_folder=cache,
+            cost=job.cost, time_limit_s=job.time_limit_s, threads=job.threads, gpu=default_gpu(job.device),
+            cache_folder=COST_CACHE,
         )  # fmt: skip
         self.planner = Planner(spec.name, options, job.device, implementations=implementations)
         graph, self.fixed = self.planner.with_everything_resident(self.step)
@@ -75,7 +82,9 @@ class TorchSteps:
         return self.followed(self.module, self.module)
 
     def peers(self) -> Iterator[Candidate]:
-        """Checkpoints per block, selective checkpointing, and the min-cut partitioner."""
+        """Checkpoints per block, selective checkpointing, and the min-cut partitioner, if the job wants them."""
+        if self.job.steps != "peers":
+            return
         if list(blocks_of(self.module)):
             yield self._by_hand("checkpoint_blocks", "1 of 1", 1, selective=False)
             yield self._by_hand("checkpoint_blocks", "1 of 2", 2, selective=False)
@@ -101,9 +110,9 @@ class TorchSteps:
                 plans[member.parameters["activation_memory_budget"]] = member.plan
         return plans
 
-    def budgets(self, known: Sequence[StepRow]) -> Iterator[tuple[str, int]]:
+    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """See `Subject`: the peaks of the peers, if the job wants them, then the fractions of the activation memory."""
-        if self.job.peers:
+        if self.job.steps == "peers":
             yield from peaks_of_others(known)
         yield from fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
@@ -152,7 +161,7 @@ class TorchSteps:
         return self.fixed_bytes + peak_of_step(method.run, self.args, {}, self.job.device)
 
     def same_as(self, method: Method) -> str | None:
-        """See `StepRow.same_as`: ``plain``, '' or None."""
+        """See `Subject`: ``plain``, '' or None."""
         if self._left_by_plain is None:
             return None
         return PLAIN if self._left_by_plain == self._left_by(method.run) else ""
@@ -187,7 +196,7 @@ class TorchSteps:
         """Times, gradient errors, and the implementations that the plan chooses."""
         rounds = self.job.rounds
         columns = times_beside(self.module, method.run, self.args, self.job.device, rounds) if rounds else {}
-        if self.job.gradient_errors:
+        if {*self.job.choices} != {"default"}:
             is_plain = method.run is self.module
             columns["gradient_error"] = rounding_error(self) if is_plain else gradient_error(self, method)
         if method.plan is not None and self.graph.has_implementations:

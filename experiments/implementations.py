@@ -1,4 +1,4 @@
-"""Implementations, and the plans that choose them: measured rows, for docs/results/implementations.md."""
+"""Implementations, and the plans that choose them, see docs/results/implementations.md."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import collections
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from analysis.implementations import draw_implementations
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.arguments import names_of
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
-from experiments.step_tables import newest
-from experiments.steps.row import PORTFOLIO, StepRow, as_json, read_rows
-from experiments.steps.table import BUDGET, MODEL, REMARK, cells, table
-from remat.errors import InvalidInput
+from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
+from experiments.steps.table import BUDGET, MODEL, REMARK, cells
+from experiments.steps.torch_sizes import device_here, torch_names
+from experiments.table import made
 from remat.implementation import DEFAULT
 
+PAGE = "results/implementations.md"
 MEASURED = (
     MODEL, BUDGET, "implementations", "predicted MB", "measured MB", "measured / predicted", "predicted overhead",
     "measured overhead", "gradient error", "computations by other implementations", REMARK,
@@ -30,58 +32,61 @@ SUMMARY = (
 )  # fmt: skip
 OFFERED = ("implementation", "of", "difference", "backward reads", "gradients")
 NEVER = ("implementation", "offered in", "operations", "why no plan runs it")
-COLUMNS = ("framework", "model", "device", "method", "parameter", "implementations", "predicted_peak_bytes",
-           "measured_peak_bytes", "predicted_overhead", "measured_ratio", "same_as", "gradient_error", "chosen",
-           "offered", "held")  # fmt: skip
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The newest rows under results/cpu, or those of the file named.
-
-    Raises:
-        InvalidInput: the file is missing or damaged, or more than one is named.
-    """
-    if len(arguments) > 1:
-        raise InvalidInput("name one file of rows, or none for the newest under results/cpu")
-    rows = in_order(read_rows(Path(arguments[0]) if arguments else newest("torch_joint")))
-    long = [
-        LongTable("implementations", OFFERED, implementations()),
-        LongTable("implementations_measured", MEASURED, [cells(row, MEASURED) for row in rows if row.offered is None]),
-        LongTable("implementations_never", NEVER, never_chosen(rows)),
-    ]
-    links = ", ".join(link_to(table, DOCUMENT.page) for table in long)
-    text = "\n\n".join([_how(rows), summary(rows), f"Tables: {links}."])
-    png, _ = draw_implementations(as_json(rows), RUNS_FOLDER / "implementations")
-    return Drawing(text, long, {"implementations": png}, columns=sorted(StepRow.__dataclass_fields__))
+@experiment(page=PAGE)
+def implementations(
+    models: Sequence[str] = ("mobilenet_v2", "unet", "vgg16", "resnet50", "googlenet"),
+    choices: Sequence[str] = ("default", "exact", "joint"), budgets: Sequence[float] = (0.8, 0.6, 0.45),
+    device: str = "cpu", rounds: int = 7, time_limit_s: float = 8.0, threads: int = 2,
+) -> Iterator[Case]:  # fmt: skip
+    """PyTorch's plans that choose implementations beside those that only recompute: memory, time, gradients."""
+    names_of("choice", choices, WIDEST_FIRST)
+    for model in names_of("model", models, torch_names()):
+        yield Job(
+            "torch", model, device_here(device), time_limit_s=time_limit_s, threads=threads, rounds=rounds,
+            fractions=budgets, choices=choices,
+        ).case  # fmt: skip
 
 
-def report(rows: Sequence[StepRow]) -> str:
-    """The measured rows and their summary, for the terminal."""
+@implementations.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """How promises were kept, the figure, and tables of implementations, of plans, and of what no plan runs."""
     rows = in_order(rows)
-    return f"{table(rows, MEASURED)}\n\n{summary(rows)}"
+    long = [
+        LongTable("implementations", OFFERED, every_implementation()),
+        LongTable("implementations_measured", MEASURED,
+                  [cells(row, MEASURED) for row in rows if row["offered"] is None]),
+        LongTable("implementations_never", NEVER, never_chosen(rows)),
+    ]  # fmt: skip
+    links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
+    png, _ = draw_implementations(rows, RUNS_FOLDER / "implementations")
+    return Drawing(f"{_how(rows)}\n\n{summary(rows)}\n\nTables: {links}.", long, {"implementations": png})
 
 
-def in_order(rows: Sequence[StepRow]) -> list[StepRow]:
+def in_order(rows: Sequence[Row]) -> list[Row]:
     """The CPU first; of each model the plain step's row, then those of plans, the largest budget first."""
-    models = list(dict.fromkeys((row.device, row.model) for row in rows))
-    return sorted(rows, key=lambda row: (row.device != "cpu", models.index((row.device, row.model)),
-                                         -(row.budget_bytes or math.inf), row.implementations))  # fmt: skip
+    models = list(dict.fromkeys((row["device"], row["model"]) for row in rows))
+    return sorted(rows, key=lambda row: (row["device"] != "cpu", models.index((row["device"], row["model"])),
+                                         -(row["budget_bytes"] or math.inf), row["implementations"]))  # fmt: skip
 
 
-def summary(rows: Sequence[StepRow]) -> str:
+def summary(rows: Sequence[Row]) -> str:
     """How plans kept their promises, by the implementations they choose from; joint plans beside default ones."""
-    plans = [row for row in rows if row.method == PORTFOLIO]
+    plans = [row for row in rows if row["method"] == PORTFOLIO]
     measured = [row for row in plans if _is_measured(row)]
-    by_choice = ((name, [row for row in measured if row.implementations == name]) for name in CHOICES)
+    by_choice = ((name, [row for row in measured if row["implementations"] == name]) for name in CHOICES)
     kept = markdown_table(SUMMARY, [[f"`{name}`", *_promise(mine)] for name, mine in by_choice if mine])
     beside = _beside_default(plans)
     return f"{kept}\n\n{beside}" if beside else kept
 
 
-def _beside_default(plans: Sequence[StepRow]) -> str:
+def _beside_default(plans: Sequence[Row]) -> str:
     """Joint plans beside default plans at equal budgets; '' if no joint plan was asked for."""
-    default = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "default"}
-    joint = {(row.device, row.model, row.parameter): row for row in plans if row.implementations == "joint"}
+    default = {
+        (row["device"], row["model"], row["parameter"]): row for row in plans if row["implementations"] == "default"
+    }
+    joint = {(row["device"], row["model"], row["parameter"]): row for row in plans if row["implementations"] == "joint"}
     if not joint:
         return ""
     pairs = [(row, default[key]) for key, row in joint.items() if key in default]
@@ -90,8 +95,8 @@ def _beside_default(plans: Sequence[StepRow]) -> str:
     lost = sum(_is_measured(b) and not _is_measured(a) for a, b in pairs)
     lines = []
     if both:
-        predicted = [(1 + (a.predicted_overhead or 0.0)) / (1 + (b.predicted_overhead or 0.0)) for a, b in both]
-        measured = [(a.measured_ratio or 0.0) / (b.measured_ratio or 1.0) for a, b in both]
+        predicted = [(1 + (a["predicted_overhead"] or 0.0)) / (1 + (b["predicted_overhead"] or 0.0)) for a, b in both]
+        measured = [(a["measured_ratio"] or 0.0) / (b["measured_ratio"] or 1.0) for a, b in both]
         lines.append(
             f"At equal budgets a step of the joint plan takes {_spread(predicted)} of the default plan's time by "
             f"prediction and {_spread(measured)} measured; of {len(both)}, "
@@ -102,30 +107,30 @@ def _beside_default(plans: Sequence[StepRow]) -> str:
     return " ".join(lines)
 
 
-def _is_measured(row: StepRow) -> bool:
-    return row.measured_peak_bytes is not None
+def _is_measured(row: Row) -> bool:
+    return row["measured_peak_bytes"] is not None
 
 
-def _promise(rows: Sequence[StepRow]) -> list[str]:
+def _promise(rows: Sequence[Row]) -> list[str]:
     """The cells of `SUMMARY` after the first."""
-    worst = max((row.measured_peak_bytes or 0) / (row.predicted_peak_bytes or 1) for row in rows)
-    times = [(row.measured_ratio or 0.0) / (1 + (row.predicted_overhead or 0.0)) for row in rows]
+    worst = max((row["measured_peak_bytes"] or 0) / (row["predicted_peak_bytes"] or 1) for row in rows)
+    times = [(row["measured_ratio"] or 0.0) / (1 + (row["predicted_overhead"] or 0.0)) for row in rows]
     return [
-        str(len(rows)), f"{worst:.4f}", f"{sum(bool(row.same_as) for row in rows)} of {len(rows)}",
-        f"{max(row.gradient_error or 0.0 for row in rows):.1e}", _spread(times),
+        str(len(rows)), f"{worst:.4f}", f"{sum(bool(row['same_as']) for row in rows)} of {len(rows)}",
+        f"{max(row['gradient_error'] or 0.0 for row in rows):.1e}", _spread(times),
     ]  # fmt: skip
 
 
-def never_chosen(rows: Iterable[StepRow]) -> list[list[str]]:
+def never_chosen(rows: Iterable[Row]) -> list[list[str]]:
     """Implementations that were offered and that no plan runs, and why, as rows of `NEVER`."""
     offers: dict[str, dict[tuple[str, str], dict[str, Any]]] = collections.defaultdict(dict)
     chosen: set[str] = set()
     held: dict[str, float] = collections.defaultdict(float)
     for row in rows:
-        for name, offer in (row.offered or {}).items():  # the last of those offered to exact and to joint plans
-            offers[name][row.device, row.model] = offer
-        chosen |= set(row.chosen or {})
-        for name, share in (row.held or {}).items():
+        for name, offer in (row["offered"] or {}).items():  # the last of those offered to exact and to joint plans
+            offers[name][row["device"], row["model"]] = offer
+        chosen |= set(row["chosen"] or {})
+        for name, share in (row["held"] or {}).items():
             held[name] = max(held[name], share)
     return [
         [name, ", ".join(model for _, model in mine), str(sum(o["operations"] for o in mine.values())),
@@ -163,7 +168,7 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
     return "; ".join(reasons)
 
 
-def implementations() -> list[list[str]]:
+def every_implementation() -> list[list[str]]:
     """Every implementation of `remat.torch.implementations`, as rows of `OFFERED`."""
     from remat.torch.implementations import IMPLEMENTATIONS
 
@@ -178,12 +183,12 @@ def implementations() -> list[list[str]]:
     return rows
 
 
-def _how(rows: Sequence[StepRow]) -> str:
-    dates, first = sorted({row.finished_at[:10] for row in rows}), rows[0]
-    torch = json.loads(first.versions or "{}").get("torch", "")
+def _how(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    torch = json.loads(first["versions"]).get("torch", "")
     return (
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {first.cpu}, {first.threads} threads, PyTorch {torch}, "
-        f"{first.time_limit_s:g} s per plan, medians over {first.rounds} rounds of a plain and a planned step each:"
+        f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
+        f"medians over {first['rounds']} rounds of a plain and a planned step each:"
     )
 
 
@@ -195,6 +200,3 @@ def _spread(ratios: Iterable[float]) -> str:
 def _range(slower: list[float]) -> str:
     low, high = 1 + min(slower), 1 + max(slower)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-
-
-DOCUMENT = Document("implementations", DOCS / "results" / "implementations.md", draw, "", COLUMNS)
