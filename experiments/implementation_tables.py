@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.implementations import draw_implementations
+from analysis.charts import save_in_run
+from analysis.execution import implementation_figure
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.settings import RUNS_FOLDER
 from experiments.step_tables import newest
@@ -51,7 +52,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
     ]
     links = ", ".join(link_to(table, DOCUMENT.page) for table in long)
     text = "\n\n".join([_how(rows), summary(rows), f"Tables: {links}."])
-    png, _ = draw_implementations(as_json(rows), RUNS_FOLDER / "implementations")
+    png, _ = save_in_run(RUNS_FOLDER / "implementations", "implementations", implementation_figure, as_json(rows))
     return Drawing(text, long, {"implementations": png}, columns=sorted(StepRow.__dataclass_fields__))
 
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.charts import save_in_run
 from analysis.execution import figure
-from analysis.saving import save_in_run
 from experiments import keras_applications
 from experiments.documents import DOCS, ROOT, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.settings import RUNS_FOLDER
@@ -74,7 +74,7 @@ def _beside_peers() -> tuple[list[str], dict[str, Path]]:
         path = newest(f"torch_{network}_peers")
         rows, run = read_rows(path), read_json(path)
         name = f"execution_{network}"
-        figures[name] = save_in_run(RUNS_FOLDER / "execution", name, lambda run=run: figure(run))[0]
+        figures[name] = save_in_run(RUNS_FOLDER / "execution", name, figure, run)[0]
         text += [f"{label}: step times over plain PyTorch's ({path.name[:10]}, {rows[0].cpu}, {run['job']['rounds']} "
                  "rounds):", markdown_table(table.BESIDE, table.beside(rows))]  # fmt: skip
     return text, figures
