@@ -25,7 +25,7 @@ from analysis.parts import LEADS, Table, html_of, prose
 from experiments import cli
 from experiments.config import group_options, register
 from experiments.paper import FULL, PARTS, QUICK, STUDY
-from experiments.paper.naive_rounding import count_feasible, valid_samples
+from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.solver_time import SHARES
 from experiments.paper.stages import BUDGETS, LAYERS, _in_child, answer_of, solve_published, unit_chain
 from remat.graph import Graph
