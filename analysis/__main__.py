@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis import draw_run, largest_model, max_batch_size, terminal_table, throughput
+from analysis import draw_run, max_batch_size, terminal_table, throughput
 from analysis.command import command
 from analysis.monet import draw_monet
 from analysis.paper import draw_paper
 from analysis.results import read_json
 
 OWN_DRAWINGS = {  # experiments whose figures are not those of a sweep
-    "largest_model": largest_model.draw_run,
+    "largest_model": throughput.draw_sizes,
     "max_batch_size": max_batch_size.redraw,
-    "throughput": throughput.draw_run,
+    "throughput": throughput.draw_throughput,
 }
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import matrices, memory, network, overhead
+from analysis.charts import save, style_context
 from analysis.overhead_data import overhead_data
 from analysis.page import write_page
 from analysis.results import Run, load_run
-from analysis.saving import save, style_context
 from analysis.shown_plans import chosen_plan, store_all
 from analysis.table import write_csv
 

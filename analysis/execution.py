@@ -1,4 +1,4 @@
-"""Peak memory against step time of every method that trained a model, predicted and measured."""
+"""Executed training steps: peak memory and time of every method, predicted and measured."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.marks import mark_break
-from analysis.saving import save_in_run
-from analysis.style import BLACK, ORANGE, OURS, SKY, Style, style_of
+from analysis.charts import legend_below, mark_break, panels, points, save_in_run
+from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, SKY, Style, style_of
 
 # PyTorch's own methods, which are not strategies.
 _BY_HAND = {
@@ -19,47 +18,67 @@ _BY_HAND = {
     "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", ":"),
     "selective_checkpoint": Style("Selective checkpointing", SKY, "P", ":"),
 }
+CHOICES = {"default": GREY, "exact": GREEN, "joint": BLUE}  # [implementations] colour
+BETWEEN, BESIDE = 0.28, 0.055  # neighbouring choices; predicted and measured marks of one plan, from their middle
 
 
 def draw_execution(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> Path:
     """Draw the figure from rows of one PyTorch model (`experiments.steps.measure`); returns its path."""
-    return save_in_run(folder, name, lambda: figure(rows))[0]
+    return save_in_run(folder, name, figure, rows)[0]
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Two panels with the same axes: predicted, measured."""
     rows = [row for row in rows if row["measured_peak_bytes"]]
     first = rows[0]
-    drawing = Figure(figsize=(9.2, 4.0), layout="constrained")
-    predicted, measured = drawing.subplots(1, 2, sharex=True, sharey=True)
+    drawing, (predicted, measured) = panels(2, (4.4, 3.4), xlabel="peak memory (MB)",
+                                            ylabel="step time / plain PyTorch's", sharex=True, sharey=True)  # fmt: skip
     plain_ns = next(row["predicted_ns"] for row in rows if row["method"] == "plain")
-    _panel(predicted, "Predicted", [
-        (row["method"], row["predicted_peak_bytes"], row["predicted_ns"] / plain_ns)
-        for row in rows if row["predicted_peak_bytes"]
-    ])  # fmt: skip
-    bars = ", bars: quartiles" if any(row["ratio_quartiles"] for row in rows) else ""
-    _panel(measured, f"Measured ({first['device']}; medians of {first['rounds']} rounds{bars})", [
-        (row["method"], row["measured_peak_bytes"], row["measured_ratio"], *(row["ratio_quartiles"] or ()))
-        for row in rows
-    ])  # fmt: skip
+    bars = ", bars: quartiles" if any(row.get("ratio_quartiles") for row in rows) else ""
+    predicted.set_title("Predicted")
+    measured.set_title(f"Measured ({first['device']}; medians of {first['rounds']} rounds{bars})")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own, style = [row for row in rows if row["method"] == method], _BY_HAND.get(method) or style_of(method)
+        looks = {"size": 5.5, "label": style.label, "zorder": 3 if method == OURS else 2}
+        points(predicted, [(row["predicted_peak_bytes"] / 1e6, row["predicted_ns"] / plain_ns) for row in own
+                           if row.get("predicted_peak_bytes")], style.colour, style.marker, **looks)  # fmt: skip
+        points(measured, [(row["measured_peak_bytes"] / 1e6, row["measured_ratio"], *(row.get("ratio_quartiles") or ()))
+                          for row in own], style.colour, style.marker, **looks)  # fmt: skip
+    for axes in (predicted, measured):
+        axes.axhline(1.0, color=LIGHT_GREY, linewidth=0.8, zorder=1)
     mark_break(predicted)
-    predicted.set_ylabel("step time / plain PyTorch's")
     drawing.suptitle(f"torch_{first['model']}, batch {first['batch']}", fontsize=10)
-    handles, labels = measured.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
+    legend_below(drawing, 5)
     return drawing
 
 
-def _panel(axes: Axes, title: str, points: Sequence[tuple[Any, ...]]) -> None:
-    """Points are (method, peak, time), and where measured the lower and the upper quartile of the time."""
-    for method in dict.fromkeys(point[0] for point in points):
-        style = _BY_HAND.get(method) or style_of(method)
-        for number, (_, peak, time, *quartiles) in enumerate(point for point in points if point[0] == method):
-            spread = [[max(0.0, time - quartiles[0])], [max(0.0, quartiles[1] - time)]] if quartiles else None
-            axes.errorbar(
-                peak / 1e6, time, yerr=spread, label=None if number else style.label, color=style.colour,
-                marker=style.marker, linestyle="none", elinewidth=0.9, markersize=7 if method == OURS else 5.5,
-                zorder=3 if method == OURS else 2,
-            )  # fmt: skip
-    axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
-    axes.set(title=title, xlabel="peak memory (MB)")
+def implementation_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel for each network: step time over the plain step's, for each budget; a cross where there is no plan."""
+    asked = [row for row in rows if row["method"] == OURS]
+    models = list(dict.fromkeys(row["model"] for row in asked))
+    drawing, grid = panels(len(models), (4.4, 2.6), xlabel="budget / activations", ylabel="step time / plain step's",
+                           sharey=True)  # fmt: skip
+    for axes, model in zip(grid, models, strict=True):
+        _choices(axes, model, [row for row in asked if row["model"] == model])
+    mark_break(grid[0])
+    legend_below(drawing, 4)
+    return drawing
+
+
+def _choices(axes: Axes, title: str, asked: Sequence[Mapping[str, Any]]) -> None:
+    budgets = sorted({row["parameter"] for row in asked}, reverse=True)
+    for shift, (name, colour) in enumerate(CHOICES.items(), start=-1):
+        mine = [(row, budgets.index(row["parameter"]) + BETWEEN * shift)
+                for row in asked if row["implementations"] == name]  # fmt: skip
+        plans = [(row, x) for row, x in mine if row.get("measured_ratio")]
+        points(axes, [(x + BESIDE, row["measured_ratio"], *(row.get("ratio_quartiles") or ())) for row, x in plans],
+               colour, "o", label=f"{name}, measured")  # fmt: skip
+        points(axes, [(x - BESIDE, 1 + row["predicted_overhead"]) for row, x in plans], colour, "D", mfc="none",
+               label=f"{name}, predicted")  # fmt: skip
+        without = [(x, 0.03) for row, x in mine if not row.get("predicted_peak_bytes")]
+        points(axes, without, colour, "x", transform=axes.get_xaxis_transform())  # at the foot of the panel
+    if any(not row.get("predicted_peak_bytes") for row in asked):
+        axes.plot([], [], "x", color=LIGHT_GREY, ms=5, label="no plan")
+    axes.axhline(1.0, color=ORANGE, linewidth=0.9, zorder=1)
+    axes.set(title=title, xlim=(-0.5, len(budgets) - 0.5))
+    axes.set_xticks(range(len(budgets)), budgets)

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
+from analysis.charts import save, style_context
 from analysis.command import command
 from analysis.leaderboard_page import Leaderboard, page, read_benchmark, read_leaderboard
 from analysis.ranking import Board, Entry, as_records, profile
 from analysis.results import read_json
-from analysis.saving import save, style_context
 from analysis.style import GREY, Style, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput

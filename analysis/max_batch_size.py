@@ -21,10 +21,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from analysis.bars import heatmap
+from analysis.charts import heatmap, save_in_run
 from analysis.command import command
 from analysis.results import read_json
-from analysis.saving import save_in_run
 from analysis.style import BLACK, order_of, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
@@ -57,7 +56,7 @@ def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
     for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
         frame[column] = frame[column].astype("Int64")  # whole numbers that may be missing
     table = write_frame(frame, target / "table.csv")
-    return [table, *save_in_run(target, "max_batch_size", lambda: draw(documents))]
+    return [table, *save_in_run(target, "max_batch_size", draw, documents)]
 
 
 def load(folder: Path) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
+from analysis.charts import save_in_run
 from analysis.command import command
 from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, covered, overhead_data, ticks, widest_gap
 from analysis.results import WITH_PLAN, Run, load_run
-from analysis.saving import save_in_run
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
 from remat.errors import InvalidInput
@@ -43,7 +43,7 @@ def redraw(folder: Path) -> list[Path]:
     data = overhead_data(run)
     if data is None:
         raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    return save_in_run(folder, "overhead", lambda: draw(data, run))
+    return save_in_run(folder, "overhead", draw, data, run)
 
 
 def draw(data: OverheadData, run: Run) -> Figure:

@@ -9,8 +9,7 @@ from typing import Any
 from analysis import html_page, interactive
 from analysis.html_page import section
 from analysis.overhead_data import overhead_data
-from analysis.page_provenance import how_to_repeat, provenance
-from analysis.page_sections import failures, header, results_table, summary_table
+from analysis.page_sections import failures, header, how_to_repeat, provenance, results_table, summary_table
 from analysis.results import Run
 from remat.files import write_text
 

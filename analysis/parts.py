@@ -1,6 +1,6 @@
 """The page of a paper's run: each part has prose, figures and tables, made from the documents of the run's folder.
 
-A part is a module with ``report(document, folder)``. Its prose is in the Markdown file of the same name beside it.
+A part is a function of (document, folder). Its prose is in the Markdown file of its name.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
 from analysis import html_page
+from analysis.charts import save, style_context
 from analysis.results import read_json
-from analysis.saving import save, style_context
 from analysis.table import cell
 from remat.files import replacing, write_text
 
@@ -67,14 +66,9 @@ class Front:
 Reports: TypeAlias = Mapping[str, Callable[[Any, Path], Part]]
 
 
-def reports_of(*modules: ModuleType) -> Reports:
-    """[name of the module] its function ``report``."""
-    return {module.__name__.rpartition(".")[2]: module.report for module in modules}
-
-
-def prose(module_file: str, **values: object) -> tuple[str, str, str, str]:
-    """(title, published, ours, why they differ) from the Markdown beside a module; `values` fill in ``{name}``."""
-    title, *texts = _paragraphs(Path(module_file).with_suffix(".md"), values)
+def prose(module_file: str, part: str, **values: object) -> tuple[str, str, str, str]:
+    """(title, published, ours, why they differ) from ``PART.md`` beside a module; `values` fill in ``{name}``."""
+    title, *texts = _paragraphs(Path(module_file).with_name(f"{part}.md"), values)
     published, ours, why = (text.removeprefix(lead) for text, lead in zip(texts, LEADS, strict=True))
     return title, published, ours, why
 
@@ -98,7 +92,7 @@ def percent(share: float | None, digits: int = 2) -> str:
 def read_parts(reports: Reports, folder: Path) -> list[tuple[str, Part]]:
     """(name, part) of every report with a document in the folder, in the order of `reports`.
 
-    Call it inside `analysis.saving.style_context`, because it draws figures.
+    Call it inside `analysis.charts.style_context`, because it draws figures.
 
     Raises:
         InvalidInput: a file of the folder cannot be read.

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis.old_rows import upgrade
 from analysis.style import order_of
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import read_json as read_plain_json
@@ -250,3 +249,20 @@ def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
         if column in frame:
             frame[column] = pd.array(frame[column].tolist(), dtype="Float64" if column in RATIOS else "Int64")
     return frame
+
+
+# [column] its value where an older row's `stats` does not name it.
+MOVED: dict[str, Any] = {
+    "options": {}, "ended": "", "cut_by_clock": None, "contradicted": False, "proof_from": None,
+    "peak_bound_bytes": None, "cost_cap": None, "proven_by": None, "certified_bound": None,
+}  # fmt: skip
+
+
+def upgrade(record: dict[str, Any]) -> dict[str, Any]:
+    """A stored row with the columns of this version; a row that has them is returned as it is."""
+    if "stats" not in record or not MOVED.keys().isdisjoint(record):
+        return record
+    stats = json.loads(record["stats"] or "{}")
+    moved = {name: stats.pop(name, otherwise) for name, otherwise in MOVED.items()}
+    moved["options"] = json.dumps(moved["options"], sort_keys=True)
+    return {**record, **moved, "stats": json.dumps(stats, sort_keys=True)}

@@ -1,9 +1,8 @@
-"""Samples per second against batch size: ``python -m analysis.throughput RUN`` redraws stored results."""
+"""Reasons to want a larger batch: samples per second against batch size, and the largest models that train."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.command import command
+from analysis.charts import legend_below, log_numbers, panels, points, save_in_run
 from analysis.results import read_json
-from analysis.saving import save_in_run
-from analysis.style import GREY, OURS, style_of
+from analysis.style import BLUE, GREY, ORANGE, OURS, WINE, style_of
 from analysis.table import write_frame
 from remat.errors import InvalidInput
 
+KINDS = {  # [kind of a trial] (colour, marker, label)
+    "fits": (BLUE, "o", "trains within the memory"),
+    "ruled out": (WINE, "x", "proven impossible, or larger than such"),
+    "undecided": (ORANGE, "D", "no plan found, not ruled out"),
+}
 
-def draw_run(folder: Path) -> list[Path]:
+
+def draw_throughput(folder: Path) -> list[Path]:
     """Write ``table.csv`` and the figure of a run; returns the paths.
 
     Raises:
@@ -30,43 +34,48 @@ def draw_run(folder: Path) -> list[Path]:
     if "points" not in document:
         raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput")
     table = write_frame(pd.DataFrame(document["points"]), folder / "table.csv")
-    return [table, *save_in_run(folder, "throughput", lambda: draw(document))]
+    return [table, *save_in_run(folder, "throughput", _throughput, document)]
 
 
-def draw(document: Mapping[str, Any]) -> Figure:
+def draw_sizes(folder: Path) -> list[Path]:
+    """Draw the figure of a run of ``experiment=largest_model``; returns the paths.
+
+    Raises:
+        InvalidInput: the folder is not a run of this experiment.
+    """
+    document = read_json(folder / "run.json")
+    if not document.get("searches"):
+        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=largest_model")
+    return save_in_run(folder, "largest_model", sizes, document["searches"], document["memory_bytes"])
+
+
+def _throughput(document: Mapping[str, Any]) -> Figure:
     """Samples per second, found and proven, with the best batch and the largest batch of plain training."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, (6.0, 3.4), xlabel="batch size", ylabel="samples / s")
     plot(axes, document)
     memory = document["memory_bytes"] / 1e9
-    axes.set_title(
-        f"{document['network']} on {document['gpu']} ({memory:g} GB), modelled", loc="left", fontweight="bold"
-    )
+    axes.set_title(f"{document['network']} on {document['gpu']} ({memory:g} GB), modelled", fontweight="bold")
     best = next((p for p in document["points"] if p["batch"] == document["best"]), None)
     if best is not None:
         label = f"best: batch {best['batch']}, {best['samples_per_s']:.4g}/s, {100 * best['overhead']:.1f} % overhead"
         axes.set_title(label, loc="right", fontsize=8)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure)
     return figure
 
 
 def plot(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the curve of one network, with batches on a logarithmic axis."""
-    points = [p for p in document["points"] if p["samples_per_s"] is not None]
-    style = style_of(OURS)
-    open_points = [p for p in document["points"] if p["most_per_s"] > 0]
-    axes.plot([p["batch"] for p in open_points], [p["most_per_s"] for p in open_points], color=GREY, lw=1.0, ls=":",
-              marker="_", label="proven: no plan is faster")  # fmt: skip
-    axes.plot([p["batch"] for p in points], [p["samples_per_s"] for p in points], color=style.colour, lw=style.width,
-              marker=style.marker, ms=7, label="fastest plan found")  # fmt: skip
+    tried, style = document["points"], style_of(OURS)
+    most = [(p["batch"], p["most_per_s"]) for p in tried if p["most_per_s"] > 0]
+    points(axes, most, GREY, "_", ":", label="proven: no plan is faster")
+    points(axes, [(p["batch"], p["samples_per_s"]) for p in tried if p["samples_per_s"] is not None], style.colour,
+           style.marker, style.line, lw=style.width, label="fastest plan found")  # fmt: skip
     axes.axvline(document["plain_batch"], color=GREY, lw=0.9, ls="--", label="largest batch without recomputation")
-    axes.set_xscale("log")
+    axes.set(xscale="log", ylim=(0, 1.12 * max((y for _, y in most), default=1.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(_apart([p["batch"] for p in document["points"]]))
+    axes.set_xticks(_apart([p["batch"] for p in tried]))
     axes.margins(x=0.08)
-    axes.set_ylim(0, 1.12 * max((p["most_per_s"] for p in open_points), default=1.0))
-    axes.set(xlabel="batch size", ylabel="samples / s")
 
 
 def _apart(batches: list[int]) -> list[int]:
@@ -79,5 +88,20 @@ def _apart(batches: list[int]) -> list[int]:
     return shown[::-1]
 
 
-if __name__ == "__main__":
-    sys.exit(command("analysis.throughput", "RUN", draw_run, sys.argv[1:]))
+def sizes(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
+    """A panel for each search: peak of plain training at each size tried, against the memory of the GPU."""
+    figure, grid = panels(len(searches), (3.9, 3.1), ylabel="GB without recomputation")
+    memory = memory_bytes / 1e9
+    for axes, search in zip(grid, searches, strict=True):
+        trials = sorted(search["trials"], key=lambda trial: trial["size"])
+        for kind, (colour, marker, label) in KINDS.items():
+            found = [(t["size"], t["plain_peak_bytes"] / 1e9) for t in trials if t["kind"] == kind]
+            points(axes, found, colour, marker, label=label, size=6)
+        axes.axhline(memory, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory:g} GB")
+        axes.set(xscale="log", yscale="log", title=f"{search['what']}, batch {search['batch']}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        log_numbers(axes.yaxis)
+        axes.set_xticks([t["size"] for t in trials], [t["label"] for t in trials], rotation=40, ha="right")
+        axes.margins(x=0.12, y=0.15)
+    legend_below(figure, 2)
+    return figure

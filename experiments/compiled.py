@@ -6,7 +6,8 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 
-from analysis.compiled import draw_compiled
+from analysis import figures
+from analysis.charts import save_in_run
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
@@ -49,7 +50,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         markdown_table(["step", "share or budget", "relative error"],
                        [_dropout(row) for row in rows if row["error"] is not None]),
     ]  # fmt: skip
-    drawn = next(path for path in draw_compiled(models, RUNS_FOLDER / "compiled") if path.suffix == ".png")
+    drawn = save_in_run(RUNS_FOLDER / "compiled", "compiled", figures.compiled, models)[0]
     return Drawing("\n\n".join(parts), figures={"compiled": drawn})
 
 

@@ -139,6 +139,20 @@ class Config:
     keys: dict[str, Any] = field(default_factory=dict)
 
 
+PAPER_PARTS = {  # [part of Checkmate] its line in the help; ``experiment=paper/PART`` is that part alone
+    "fig5": "Overhead against budget (Checkmate, Figure 5): published graphs and our extraction.",
+    "fig6": "Largest batch of every strategy, found and proven (Checkmate, Figure 6).",
+    "throughput": "Batch with the highest throughput, largest resolution, deepest ResNet, shadow price of memory.",
+    "table2": "Cost over the optimum, geometric mean and maximum (Checkmate, Table 2).",
+    "stages": "Frontier-advancing stages: integrality gap and time of both forms of the MILP (Checkmate, section 4.8).",
+    "rounding": "Two-phase rounding: thresholds against random samples (Checkmate, section 5).",
+    "solver_time": "Solver times: first plan, 5 %, 1 %, proof.",
+    "memory": "Memory over time, features against parameters, all schedules (Checkmate, Figures 1, 3 and 7).",
+    "cost_models": "Extra cost of a plan under another cost model than the one that chose it.",
+    "claims": "The headline numbers of the abstract.",
+}
+
+
 def register() -> None:
     """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine."""
     store = ConfigStore.instance()
@@ -148,6 +162,9 @@ def register() -> None:
     for name, listed in experiments().items():
         defaults = {key: value for key, value in listed.keys.items() if key in Config.__dataclass_fields__}
         store.store(group="experiment", name=name, node=defaults, package="_global_")
+    for part in PAPER_PARTS:
+        node = {"time_limit": 3600.0, "parts": [part]}
+        store.store(group="experiment/paper", name=part, node=node, package="_global_")
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
 
@@ -157,7 +174,8 @@ def group_options(group: str) -> list[str]:
         return gpu_names()
     folder = CONF_FOLDER / group
     files = (str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    return sorted([*files, *(experiments() if group == "experiment" else ())])
+    made = [*experiments(), *(f"paper/{part}" for part in PAPER_PARTS)] if group == "experiment" else []
+    return sorted([*files, *made])
 
 
 def run_name(cfg: DictConfig, experiment: str | None) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.dtr import draw_dtr
+from analysis import figures
+from analysis.charts import save_in_run
 from experiments.arguments import names_of
 from experiments.documents import Drawing, markdown_table
 from experiments.measure_solve import published_folder, solve_case, where_made
@@ -120,7 +121,7 @@ def page(stored: Sequence[Row]) -> Drawing:
     )  # fmt: skip
     heuristics = markdown_table(["network", "memory", *HEURISTICS], [_heuristics(name, row) for name, row in rows])
     titled = {_title(name): network for name, network in networks.items()}
-    drawn = next(path for path in draw_dtr(titled, RUNS_FOLDER / "dtr") if path.suffix == ".png")
+    drawn = save_in_run(RUNS_FOLDER / "dtr", "dtr", figures.dtr, titled)[0]
     threads, limits = (", ".join(f"{x:g}" for x in sorted({row[key] for row in stored if row["strategy"] == OFFLINE}))
                        for key in ("threads", "time_limit_s"))  # fmt: skip
     where = f"{where_made(stored)}, {threads} threads, {limits} s for each"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analysis.growth import draw_growth
+from analysis import figures
+from analysis.charts import save_in_run
 from experiments.documents import Drawing, markdown_table
 from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
@@ -43,5 +44,5 @@ def page(rows: Sequence[Row]) -> Drawing:
         ]
         for row in latest
     ]  # fmt: skip
-    drawn = draw_growth(latest, RUNS_FOLDER / "growth" / "growth.png")
+    drawn = save_in_run(RUNS_FOLDER / "growth", "growth", figures.growth, latest)
     return Drawing(markdown_table(heads, lines, "llrrrrr"), figures={"growth": drawn[0]})

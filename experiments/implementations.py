@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.implementations import draw_implementations
+from analysis.charts import save_in_run
+from analysis.execution import implementation_figure
 from experiments.arguments import names_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.registry import Case, Row, experiment
@@ -60,7 +61,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
     links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
-    png, _ = draw_implementations(rows, RUNS_FOLDER / "implementations")
+    png, _ = save_in_run(RUNS_FOLDER / "implementations", "implementations", implementation_figure, rows)
     return Drawing(f"{_how(rows)}\n\n{summary(rows)}\n\nTables: {links}.", long, {"implementations": png})
 
 

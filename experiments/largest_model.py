@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from analysis.largest_model import draw_run
+from analysis.throughput import draw_sizes
 from experiments.batch_search import SizeSearch
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.engine import Engine
@@ -65,7 +65,7 @@ def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, fol
         for line in search["failed"]:
             console.print(f"not built: {line}", markup=False, soft_wrap=True)
         console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
-    say_written(console, [folder / "run.json", *draw_run(folder)])
+    say_written(console, [folder / "run.json", *draw_sizes(folder)])
     return 0
 
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from analysis.charts import save, style_context
 from analysis.leaderboard import draw
 from analysis.leaderboard_page import cells, read_benchmark
 from analysis.ranking import Board, geometric_mean
 from analysis.results import as_objects
-from analysis.saving import save, style_context
 from analysis.style import style_of
 from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
 from experiments.settings import RUNS_FOLDER

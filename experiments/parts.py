@@ -1,7 +1,7 @@
 """A paper's experiment: its parts run one after the other, and each part's document is written as soon as it is done.
 
-A part is a function of the context. It solves through the store and returns its document, JSON-ready. The module of
-the part's name in `analysis` draws the document.
+A part is a function of the context. It solves through the store and returns its document, JSON-ready. The function
+of the part's name in `analysis` draws the document.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from statistics import geometric_mean
 
 from analysis.max_batch_size import ENCODERS, continuous_limit, load, network_label
 from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
-from analysis.paper import sweeps, table2
+from analysis.paper import sweeps
+from analysis.paper.batches import OPTIMUM, max_found
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
-from analysis.paper.fig6 import OPTIMUM, max_found
 from analysis.parts import percent
 from analysis.results import PAPERS_HEURISTICS
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
@@ -123,7 +123,7 @@ def heuristics(folder: Path) -> Iterator[Number]:
     known = {}
     for sweep in sweeps.sweeps(read_json(folder / "fig5.json"), folder):
         known.setdefault(sweep.label, sweep)
-    for label, of in table2.PUBLISHED.items():
+    for label, of in sweeps.PUBLISHED.items():
         for name, published in of.items():
             what, sweep = f"{label}: cost / optimum of {name}", known.get(label)
             if sweep is None:

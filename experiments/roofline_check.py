@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from analysis.roofline import draw_roofline
+from analysis import figures
+from analysis.charts import save_in_run
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import RUNS_FOLDER, configured_model
@@ -219,7 +220,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder)[0].items()}  # fmt: skip
-    figure = next(path for path in draw_roofline(times, RUN / "roofline") if path.suffix == ".png")
+    figure = save_in_run(RUN, "roofline", figures.roofline, times)[0]
     text, long = comparison(folder)
     links = f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}."
     return Drawing(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import monet, paper
+from analysis.charts import style_context
 from analysis.parts import Part
 from analysis.results import ROW_COLUMNS, read_json
-from analysis.saving import style_context
 from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
 from experiments.parts import unpacked_study
 from experiments.row import Row

@@ -288,7 +288,7 @@ def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Tab
 
 def _upgraded(table: pa.Table) -> pa.Table:
     """A row of an older version with the columns of this one; any other table is returned as it is."""
-    from analysis.old_rows import MOVED, upgrade  # imported late: `analysis` imports pandas, which takes a second
+    from analysis.results import MOVED, upgrade  # imported late: `analysis` imports pandas, which takes a second
 
     if not table.schema.equals(pa.schema([field for field in ROW_SCHEMA if field.name not in MOVED])):
         return table

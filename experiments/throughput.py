@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from analysis.throughput import draw_run
+from analysis.throughput import draw_throughput
 from experiments.batch_search import RULES
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.engine import Engine
@@ -66,7 +66,7 @@ def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder
         known = price["ms_per_gib"]
         worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (of the bound)"
         console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
-    say_written(console, draw_run(folder))
+    say_written(console, draw_throughput(folder))
     return 0 if document["best"] is not None else 1
 
 

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import drawing, matrices, memory, network, overhead, saving, scales, shown_plans, style
+from analysis import charts, drawing, matrices, memory, network, overhead, scales, shown_plans, style
 from analysis import overhead_data as overhead_module
 from analysis.command import command
 from analysis.page import page
@@ -61,10 +61,10 @@ def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
 
 def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
     run, again = load_run(drawn[0]), []
-    with saving.style_context():
+    with charts.style_context():
         for name, figure in drawing.figures(run):
             if name in ("overhead", "memory"):
-                again += saving.save(figure, tmp_path / name)
+                again += charts.save(figure, tmp_path / name)
     assert len(again) == 4  # a PNG and a PDF of each
     for path in again:
         assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name

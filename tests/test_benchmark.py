@@ -15,8 +15,7 @@ from browser import open_page
 
 import remat
 from analysis.leaderboard import draw_folder
-from analysis.leaderboard_data import payload
-from analysis.leaderboard_page import read_benchmark
+from analysis.leaderboard_page import payload, read_benchmark
 from analysis.memory import timeline
 from experiments import cli
 from experiments.benchmark import POINTS, Piece

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from analysis.implementations import figure
+from analysis.execution import implementation_figure
 from experiments import implementations
 from experiments.steps import offers as offers_of
 from experiments.steps import torch_sizes
@@ -111,14 +111,14 @@ def test_the_figure_marks_a_budget_without_a_plan() -> None:
     """And no mark covers another of the same panel."""
     rows = Table("implementations").rows()
     marks: dict[str, dict[str, list[float]]] = {"D": {}, "o": {}, "x": {}}
-    for axes in figure(rows).axes:
+    for axes in implementation_figure(rows).axes:
         for line in axes.lines:
             if line.get_marker() in marks:
                 marks[str(line.get_marker())].setdefault(axes.get_title(), []).extend(line.get_xdata())
     without = [row["model"] for row in rows if row["method"] == "portfolio" and not row["predicted_peak_bytes"]]
     assert {model: len(x) for model, x in marks["x"].items() if x} == collections.Counter(without)
     for model in marks["o"]:
-        x = sorted(place for kind in marks.values() for place in kind[model])
+        x = sorted(place for kind in marks.values() for place in kind.get(model, ()))
         assert min(b - a for a, b in itertools.pairwise(x)) > 0.1
 
 

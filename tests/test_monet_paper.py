@@ -12,7 +12,7 @@ import pytest
 
 from analysis.__main__ import redraw
 from analysis.monet.points import GIB, Point, cheapest, contained
-from analysis.monet.solver_time import timed
+from analysis.monet.solving import timed
 from experiments import cli
 from experiments.config import register
 from experiments.monet import PARTS, algorithms

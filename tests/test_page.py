@@ -12,7 +12,7 @@ from browser import open_page
 
 from analysis.html_page import script_json
 from analysis.page import page, write_page
-from analysis.page_provenance import command_of
+from analysis.page_sections import command_of
 from analysis.results import load_run
 
 

@@ -16,17 +16,16 @@ from matplotlib.figure import Figure
 import analysis.monet
 import analysis.paper
 import experiments.monet
-from analysis.bars import grouped_bars
-from analysis.paper import sweeps
-from analysis.paper import throughput as throughput_part
+from analysis.charts import grouped_bars
+from analysis.paper import batches, sweeps
 from analysis.paper.claims import Larger, _batches
-from analysis.paper.solver_time import _cases
-from analysis.paper.table2 import _rows
+from analysis.paper.solving import solver_cases
+from analysis.paper.sweeps import ratio_rows
 from analysis.parts import LEADS, Table, html_of, prose
 from experiments import cli
 from experiments.config import group_options, register
 from experiments.paper import FULL, PARTS, QUICK, STUDY
-from experiments.paper.naive_rounding import count_feasible, valid_samples
+from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.solver_time import SHARES
 from experiments.paper.stages import BUDGETS, LAYERS, _in_child, answer_of, solve_published, unit_chain
 from remat.graph import Graph
@@ -133,9 +132,9 @@ def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatc
         base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "gap": 0.03, "wall_s": 9.0, "stats": "{}"},
         base | {"key": "k3", "status": "TIMEOUT", "cost": None, "gap": None, "wall_s": 9.0, "stats": "{}"},
     ])  # fmt: skip
-    monkeypatch.setattr("analysis.paper.solver_time.read_rows", lambda store, keys: rows)
+    monkeypatch.setattr("analysis.paper.solving.read_rows", lambda store, keys: rows)
     document = {"store": ".", "rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}
-    first, second, third = _cases(document, Path())
+    first, second, third = solver_cases(document, Path())
     assert [first[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [1.0, 2.0, 3.0, 5.0]
     assert [second[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [9.0, 9.0, None, None]
     assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
@@ -156,7 +155,7 @@ def test_the_gain_is_over_a_heuristic_of_use_and_the_artifact_has_its_own() -> N
     assert ratio(budget_bytes=5) is None
     assert ratio(budget_bytes=10, artifact=True) == 180 / 120
     run.strategies, artifact.strategies = ["chen_greedy", "ap_sqrtn", "search"], ["chen_greedy"]
-    rows = {row[2]: row[3:] for row in _rows(group[0])}
+    rows = {row[2]: row[3:] for row in ratio_rows(group[0])}
     assert rows["Chen greedy"] == ["1.250", "1.250", "1 of 2", ""]
     assert rows["Chen greedy, as the artifact counts"] == ["1.500", "1.500", "1 of 2", ""]
     assert rows["AP √n"] == ["", "", "0 of 2", "1.27"]  # without a plan, but published
@@ -207,7 +206,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
                        curve("unet", 20, 40, {10: 4.0, 20: 5.0, 40: 6.0})],
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
-    part = throughput_part.report(document, Path())
+    part = batches.throughput(document, Path())
     assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
@@ -219,7 +218,7 @@ def test_throughput_says_where_recomputation_pays() -> None:
 
 
 def test_throughput_without_a_solved_network_has_no_curve() -> None:
-    part = throughput_part.report({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Path())
+    part = batches.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Path())
     assert not part.figures
     assert not part.tables
 

@@ -12,8 +12,7 @@ import pytest
 from sweep_helpers import make_row
 
 import remat
-from analysis.old_rows import MOVED
-from analysis.results import options_of, read_store_rows
+from analysis.results import MOVED, options_of, read_store_rows
 from experiments.store import Store, code_version, row_key, source_hash, write_json
 from remat import files
 from remat.errors import DiskFull

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.bars import heatmap
+from analysis.charts import heatmap, panels
 from analysis.monet.points import CPU, LEVELS, NO_WINOGRAD, OURS, Facts, gib, read_points
 from analysis.parts import Part, Table, prose
 
@@ -35,7 +35,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
             for level in (NO_WINOGRAD, CPU)
         ]  # fmt: skip
     return Part(
-        *prose(__file__, never=", ".join(f"{kind} {name}" for kind, name in nowhere) or "none",
+        *prose(__file__, "implementations", never=", ".join(f"{kind} {name}" for kind, name in nowhere) or "none",
                reasons="; ".join(f"{words}: {n}" for words, n in reasons.items()) or "none"),
         figures,
         [_used_table(used, most, label), _never_table(never, label)],
@@ -87,8 +87,7 @@ def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Fact
         if (network, kind, name) in most and (network, budget) in solved:
             n = counts.get((network, budget, kind, name), 0)
             shares[i, j], texts[i, j] = n / most[network, kind, name], str(n)
-    figure = Figure(figsize=(0.42 * len(columns) + 3.4, 0.21 * len(lines) + 1.3), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, (0.42 * len(columns) + 3.0, 0.21 * len(lines) + 0.7), xlabel="Memory budget (GiB)")
     heatmap(axes, shares, texts, [f"{short(kind)}: {name}" for kind, name in lines],
             [gib(budget) for _, budget in columns], colours="Purples", top=1)  # fmt: skip
     start = 0
@@ -99,5 +98,4 @@ def _figure(used: Entries, most: Mapping[tuple[str, str, str], int], facts: Fact
         start += n
         if start < len(columns):
             axes.axvline(start, color="#777777", lw=0.8)
-    axes.set_xlabel("Memory budget (GiB)")
     return figure

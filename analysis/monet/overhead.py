@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from analysis.marks import write_beyond
+from analysis.charts import legend_below, panels, write_beyond
+from analysis.charts import points as draw_points
 from analysis.monet.points import (
     ALGORITHMS,
     ALL,
@@ -33,7 +34,7 @@ from analysis.monet.points import (
     overhead_words,
     read_points,
     select,
-)
+)  # fmt: skip
 from analysis.parts import Part, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
 
@@ -60,7 +61,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     facts, points = read_points(folder)
     peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
-        *prose(__file__, overheads=_overheads(facts, points), algorithms=_algorithm_words(facts, points),
+        *prose(__file__, "overhead", overheads=_overheads(facts, points), algorithms=_algorithm_words(facts, points),
                peaks=", ".join(peaks), program=_program_words(points),
                pytorch=", ".join(f"{net['logged']['pytorch_ms']:.0f} ms" for net in facts if net["logged"])),
         [("overhead", CAPTION, _figure(facts, points))],
@@ -195,20 +196,12 @@ def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
 
 def _figure(facts: Facts, points: Sequence[Point]) -> Figure:
     """A panel for each network, and one for each network with measured algorithms; the legend is below."""
-    panels = [(net, False) for net in facts]
-    panels += [(net, True) for net in facts if select(points, net["name"], ALGORITHMS, OURS)]
-    columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(6.4, 3.9 * columns), 3.3 * lines + 0.8), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    handles: dict[str, Any] = {}
-    for axes, (net, measured) in zip(grid, panels, strict=False):
+    shown = [(net, False) for net in facts]
+    shown += [(net, True) for net in facts if select(points, net["name"], ALGORITHMS, OURS)]
+    figure, grid = panels(len(shown), (3.9, 3.3), 3, xlabel="Memory budget (GiB)", ylabel=OVERHEAD)
+    for axes, (net, measured) in zip(grid, shown, strict=True):
         _panel(axes, net, points, measured)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=2.8)
+    legend_below(figure, 3, handlelength=2.8)
     return figure
 
 
@@ -218,25 +211,27 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], measured
     budgets = sorted(net["budgets_bytes"])
     axes.axhline(0, color=GREY, lw=0.7, zorder=1)
     ours = _edge(own, net["name"], ALGORITHMS if measured else P100, budgets)
-    axes.plot([*ours], [min(y, TOP) for y in ours.values()], color=WINE, marker="*", ms=7, lw=1.3, label=EDGE,
-              zorder=3)  # fmt: skip
+    _capped(axes, ours, WINE, "*", "-", label=EDGE)
     shown = [(WINE, ours)]
     if measured:
         plain = net["logged"]["pytorch_ms"]
         logged = {int(b) / GIB: 100 * (ms / plain - 1) for b, ms in net["logged"]["program_ms"].items()}
-        shown += _draw_lines(axes, own, net["name"], budgets, MEASURED_LINES)
-        axes.plot([*logged], [*logged.values()], color=ORANGE, marker="D", ls="--", lw=1.5, ms=4.5, label=LOGGED)
-        shown.append((ORANGE, logged))
+        shown += [*_draw_lines(axes, own, net["name"], budgets, MEASURED_LINES), (ORANGE, logged)]
+        _capped(axes, logged, ORANGE, "D", "--", label=LOGGED)
     else:
-        _band(axes, own, net["name"], budgets)
+        edges = [_edge(own, net["name"], level, budgets) for level in (NO_WINOGRAD, CPU)]
+        both = sorted(edges[0].keys() & edges[1].keys())
+        low, high = ([min(edge[x], TOP) for x in both] for edge in edges)
+        axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
         shown += _draw_lines(axes, own, net["name"], budgets, LINES)
-        _gist(axes, own)
-        axes.plot(net["pytorch_peak_bytes"] / GIB, 0, color=BLACK, marker="P", ls="", ms=7,
-                  label="Plain PyTorch, simulated", zorder=4)  # fmt: skip
+        gist = [(p.peak_bytes / GIB, 100 * p.overhead) for p in own
+                if p.level == GIST and p.overhead is not None and p.peak_bytes]  # fmt: skip
+        draw_points(axes, gist, BLACK, "X", size=7, label="Gist, lossless", zorder=4)
+        draw_points(axes, [(net["pytorch_peak_bytes"] / GIB, 0)], BLACK, "P", size=7, label="Plain PyTorch, simulated",
+                    zorder=4)  # fmt: skip
     write_beyond(axes, TOP, shown)
-    axes.plot([*net["budgets_gib"][::-1], net["pytorch_gib"]], [*net["overheads_percent"][::-1], 0.0], color=BLACK,
-              marker="o", mfc="white", ms=4, lw=1.1, ls=(0, (4, 2)), label="MONeT published, measured",
-              zorder=2)  # fmt: skip
+    published = zip([*net["budgets_gib"][::-1], net["pytorch_gib"]], [*net["overheads_percent"][::-1], 0], strict=True)
+    draw_points(axes, published, BLACK, "o", (0, (4, 2)), size=4, mfc="white", label="MONeT published, measured")
     lowest = min((y for _, line in shown for y in line.values()), default=0.0)
     axes.set_ylim(min(BOTTOM, 5 * ((lowest - 4) // 5)), TOP)
     right = max(net["pytorch_peak_bytes"] / GIB, net["pytorch_gib"])
@@ -244,14 +239,12 @@ def _panel(axes: Axes, net: Mapping[str, Any], points: Sequence[Point], measured
     axes.xaxis.set_major_locator(MultipleLocator(2))
     what = "measured algorithms" if measured else COST_NAMES[net["costs"]]
     axes.set_title(f"{net['label']} ({net['batch']}), {what}", loc="left", fontsize=9, pad=12)
-    axes.set(xlabel="Memory budget (GiB)", ylabel=OVERHEAD)
 
 
-def _band(axes: Axes, own: Sequence[Point], net: str, budgets: Sequence[int]) -> None:
-    edges = [_edge(own, net, level, budgets) for level in (NO_WINOGRAD, CPU)]
-    both = sorted(edges[0].keys() & edges[1].keys())
-    low, high = ([min(edge[x], TOP) for x in both] for edge in edges)
-    axes.fill_between(both, low, high, color=WINE, alpha=0.25, lw=0, label=BAND, zorder=2)
+def _capped(axes: Axes, line: Mapping[float, float], colour: str, marker: str, dashes: str, **more: Any) -> None:
+    """Draw [GiB] percentages; those above the frame stand at its top."""
+    draw_points(axes, [(x, min(y, TOP)) for x, y in line.items()], colour, marker, dashes,
+                **{"size": 4.5, "lw": 1.5, "zorder": 3} | more)  # fmt: skip
 
 
 def _draw_lines(
@@ -263,11 +256,9 @@ def _draw_lines(
         best = {b / GIB: cheapest(select(own, net, level, strategy), b) for b in budgets}
         mine = {x: 100 * p.overhead for x, p in best.items() if p is not None and p.overhead is not None}
         shown.append((colour, mine))
-        axes.plot([*mine], [min(y, TOP) for y in mine.values()], color=colour, marker=marker, ls=line, lw=1.5, ms=4.5,
-                  label=label, zorder=3)  # fmt: skip
+        _capped(axes, mine, colour, marker, line, label=label)
         starts = {x: mine[x] for x, p in best.items() if x in mine and p is not None and p.is_only_start}
-        axes.plot([*starts], [min(y, TOP) for y in starts.values()], color=colour, marker=marker, ls="", ms=4.5,
-                  mfc="white", zorder=3.1)  # fmt: skip
+        _capped(axes, starts, colour, marker, "", mfc="white", zorder=3.1)
     return shown
 
 
@@ -275,10 +266,3 @@ def _edge(points: Sequence[Point], net: str, level: str, budgets: Sequence[int])
     """[GiB] the percentage of the portfolio's best plan of the level, or of a level that it contains."""
     found = {b / GIB: contained(points, net, level, b) for b in budgets}
     return {x: 100 * p.overhead for x, p in found.items() if p is not None and p.overhead is not None}
-
-
-def _gist(axes: Axes, own: Sequence[Point]) -> None:
-    for p in own:
-        if p.level == GIST and p.overhead is not None and p.peak_bytes:
-            axes.plot(p.peak_bytes / GIB, 100 * p.overhead, color=BLACK, marker="X", ls="", ms=7,
-                      label="Gist, lossless", zorder=4)  # fmt: skip

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.paper import claims, cost_models, fig5, fig6, memory, rounding, solver_time, stages, table2, throughput
-from analysis.parts import Part, draw_parts, front, read_parts, reports_of
+from analysis.paper import claims, cost_models, memory
+from analysis.paper.batches import fig6, throughput
+from analysis.paper.solving import rounding, solver_time, stages
+from analysis.paper.sweeps import fig5, table2
+from analysis.parts import Part, Reports, draw_parts, front, read_parts
 from analysis.results import read_json
 
-REPORTS = reports_of(fig5, fig6, throughput, table2, stages, rounding, solver_time, memory, cost_models, claims)
+REPORTS: Reports = {
+    "fig5": fig5, "fig6": fig6, "throughput": throughput, "table2": table2, "stages": stages, "rounding": rounding,
+    "solver_time": solver_time, "memory": memory.report, "cost_models": cost_models.report, "claims": claims.report,
+}  # fmt: skip
 
 
 def parts_of(folder: Path) -> list[tuple[str, Part]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.max_batch_size import load, network_label
-from analysis.paper.fig6 import OPTIMUM, max_found
+from analysis.paper.batches import OPTIMUM, max_found
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
 from analysis.parts import Part, Table, prose
 from analysis.results import PAPERS_HEURISTICS, read_json
@@ -53,7 +53,7 @@ def report(_: Mapping[str, Any], folder: Path) -> Part:
             for rule in documents[0]["rules"] if documents else ():
                 rows += _batches(claim, documents, rule)
     return Part(
-        *prose(__file__),
+        *prose(__file__, "claims"),
         tables=[Table("claims", "Published and ours", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.bars import heatmap
+from analysis.charts import heatmap, panels
 from analysis.parts import Part, Table, percent, prose
 from analysis.results import Frame
 
@@ -28,7 +28,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        *prose(__file__, losses=losses, gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
+        *prose(__file__, "cost_models", losses=losses, gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
                left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows))]
         if rows else [],
@@ -62,21 +62,16 @@ def _figure(rows: list[dict[str, Any]]) -> Figure:
     """Networks across; above the published batch, below the one that a CPU can run."""
     frame: Frame = pd.DataFrame([row | {"loss": 100 * _loss(row)} for row in rows])
     networks = list(frame["network"].unique())
-    figure = Figure(figsize=(2.2 * len(networks) + 0.9, 4.6), layout="constrained")
-    grid = figure.subplots(2, len(networks), squeeze=False)
+    figure, grid = panels(2 * len(networks), (2.2, 2.0), len(networks), xlabel="judged by", ylabel="chosen under")
     top = frame["loss"].max() or 1.0
     for (network, batch), own in frame.groupby(["network", "batch"], sort=False):
-        axes = grid[int(batch == frame["batch"].min()), networks.index(network)]
+        axes = grid[len(networks) * int(batch == frame["batch"].min()) + networks.index(network)]
         costs = list(own["chosen_under"].unique())
         largest = own.pivot_table("loss", "chosen_under", "judged_by", aggfunc="max")
         losses = largest.reindex(index=costs, columns=costs).to_numpy()
         heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
-        axes.set_title(f"{network}, batch {batch}", loc="left", fontsize=9)
-    for axes in grid.flat:
+        axes.set_title(f"{network}, batch {batch}", fontsize=9)
+    for axes in grid:
         axes.set_visible(axes.has_data())
-    for axes in grid[:, 0]:
-        axes.set_ylabel("chosen under")
-    for axes in grid[-1]:
-        axes.set_xlabel("judged by")
     figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
     return figure

@@ -12,13 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import memory
+from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.parts import Part, Table, prose
 from analysis.results import Run, load_run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-
-COLUMNS = 4
 
 
 def report(document: Mapping[str, Any], folder: Path) -> Part:
@@ -41,7 +40,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     if matrices is not None:
         figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, chain=chain_words, spread=_spread(sizes), features=_features(sizes)),
+        *prose(__file__, "memory", chain=chain_words, spread=_spread(sizes), features=_features(sizes)),
         figures,
         [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
@@ -51,18 +50,18 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
 
 
 def _sizes(sizes: list[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(7.0, 0.42 * len(sizes) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, (6.6, 0.42 * len(sizes) + 0.9), xlabel="Memory (GB, logarithmic)")
     y = np.arange(len(sizes))
-    for shift, key, colour, hatch in ((-0.2, "features_bytes", BLUE, ""), (0.2, "parameter_bytes", ORANGE, "///")):
+    for shift, key, label, colour, hatch in (
+        (-0.2, "features_bytes", "features", BLUE, ""), (0.2, "parameter_bytes", "parameters", ORANGE, "///"),
+    ):  # fmt: skip
         axes.barh(y + shift, [max(s[key], 1) / 1e9 for s in sizes], 0.38, color=colour, hatch=hatch, edgecolor="white",
-                  label="features" if key == "features_bytes" else "parameters")  # fmt: skip
+                  label=label)  # fmt: skip
     axes.set_xscale("log")
     axes.set_yticks(y, [f"{s['label']} (batch {s['batch']})" for s in sizes])
     axes.invert_yaxis()
-    axes.set_xlabel("Memory (GB, logarithmic)")
     axes.grid(visible=False, axis="y")
-    figure.legend(loc="outside lower center", ncols=2)
+    legend_below(figure)
     return figure
 
 
@@ -90,19 +89,18 @@ def _spread(sizes: Sequence[Mapping[str, Any]]) -> str:
 
 def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:
     """A strip of marks for each network, one for each layer: costs on the left, bytes on the right."""
-    figure = Figure(figsize=(8.4, 0.36 * len(sizes) + 1.1), layout="constrained")
-    panels = (("layer_costs", "Cost of a layer", BLUE), ("layer_bytes", "Output of a layer", ORANGE))
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, (key, what, colour) in zip(both, panels, strict=True):
+    figure, both = panels(2, (4.0, 0.36 * len(sizes) + 0.5), sharey=True)
+    marks = (("layer_costs", "Cost of a layer", BLUE), ("layer_bytes", "Output of a layer", ORANGE))
+    for axes, (key, what, colour) in zip(both, marks, strict=True):
         for y, one in enumerate(sizes):
             shares = _positive(one[key])
-            axes.plot(shares, np.full(len(shares), y), ls="", marker="|", ms=10, mew=1.0, color=colour, alpha=0.6)
-            axes.plot(np.median(shares), y, ls="", marker="D", ms=4, color=BLACK, label="median" if not y else None)
+            points(axes, [(x, y) for x in shares], colour, "|", size=10, alpha=0.6)
+            points(axes, [(float(np.median(shares)), y)], BLACK, "D", size=4, label="median")
         axes.set(xscale="log", xlabel=f"{what} / the network's largest")
         axes.grid(visible=False, axis="y")
         axes.set_yticks(range(len(sizes)), [one["label"] for one in sizes])
         axes.set_ylim(len(sizes) - 0.5, -0.5)
-    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center")
+    legend_below(figure)
     return figure
 
 
@@ -122,22 +120,15 @@ def _matrices(run: Run) -> Figure | None:
     if graph is None or not plans:
         return None
     plans.sort(key=lambda shown: order_of(shown.strategy))
-    n_rows = -(-len(plans) // COLUMNS)
-    figure = Figure(figsize=(8.4, 2.35 * n_rows + 0.6))
+    figure, grid = panels(len(plans), (2.0, 2.35), 4)
     figure.set_layout_engine("constrained", h_pad=0.09)
-    all_axes = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()
-    for axes, shown in zip(all_axes, plans, strict=False):
+    for axes, shown in zip(grid, plans, strict=True):
         R, S, _ = cells(graph, shown.plan, MOST_CELLS)
         axes.imshow(np.where((R == NOTHING) & (S > 0), RESIDENT, R), cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3,
                     interpolation="nearest")  # fmt: skip
-        axes.set_title(
-            f"{style_of(shown.strategy).label}\n{100 * float(shown.row.overhead):.2f} %", fontsize=8, loc="left"
-        )
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set_title(f"{style_of(shown.strategy).label}\n{100 * float(shown.row.overhead):.2f} %", fontsize=8)
+        axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
-    for axes in all_axes[len(plans) :]:
-        axes.set_visible(False)
     handles = [Patch(color=FIRST, label="first computation"), Patch(color=AGAIN, label="recomputation"),
                Patch(color=HELD, label="resident when the stage starts")]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=3,

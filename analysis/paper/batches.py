@@ -1,4 +1,4 @@
-"""Samples a second, resolution, depth, and the price of a GiB: the reasons to want a larger batch."""
+"""The largest batches (Figure 6), and the reasons to want one: samples a second, resolution, depth, a GiB's price."""
 
 from __future__ import annotations
 
@@ -8,16 +8,55 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.largest_model import KINDS
-from analysis.largest_model import draw as draw_sizes
-from analysis.max_batch_size import network_label
+from analysis import max_batch_size
+from analysis.charts import legend_below, panels
+from analysis.max_batch_size import ENCODERS, continuous_limit, found_rows, limit_rows, load, network_label
 from analysis.parts import Part, Table, percent, prose
-from analysis.throughput import plot
+from analysis.style import style_of
+from analysis.throughput import KINDS, plot, sizes
 
-COLUMNS = 3
+OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
+CAPTION = "Largest batch as a share of its proven limit"
 
 
-def report(document: Mapping[str, Any], _: Path) -> Part:
+def fig6(document: Mapping[str, Any], folder: Path) -> Part:
+    """The bars, and found and proven batches as tables."""
+    documents = load(folder / document["folder"])
+    others = {ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in ENCODERS}
+    networks = {others.get(d["network"], d["network"]) for d in documents}  # one with two encoders counts once
+    open_ = {
+        others.get(d["network"], d["network"]) for d in documents
+        if any(max_found(d, rule["name"]) != d["proven"][rule["name"]] for rule in d["rules"])
+    }  # fmt: skip
+    missed = [
+        f"{network_label(d)}'s {p['batch']} (at most {d['proven'][p['rule']]} whole samples; one operation allows "
+        f"{continuous_limit(d):.2f})"
+        for d in documents for p in d["published"]
+        if p["strategy"] == OPTIMUM and max_found(d, p["rule"]) < p["batch"]
+    ]  # fmt: skip
+    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is larger."
+    return Part(
+        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), missed=missed_words),
+        [("fig6", CAPTION, max_batch_size.draw(documents))] if documents else [],
+        [_batches(documents, rule) for rule in documents[0]["rules"]] if documents else [],
+    )  # fmt: skip
+
+
+def max_found(document: Mapping[str, Any], rule: str) -> int:
+    """The largest batch of any strategy; 0 if none found any."""
+    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
+
+
+def _batches(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
+    def label(strategy: str) -> str:
+        return style_of(strategy).label
+
+    rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
+    rows += limit_rows(documents, rule["name"], label)
+    return Table(f"fig6_{rule['name']}", rule["label"], ["strategy", *map(network_label, documents)], rows)
+
+
+def throughput(document: Mapping[str, Any], _: Path) -> Part:
     """A curve for each network, and the sizes that fit."""
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
@@ -25,12 +64,12 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
     if networks:
         figures.append(("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs",
                         _curves(networks)))  # fmt: skip
-        tables += [_table(networks), _prices(networks)]
+        tables += [_speeds(networks), _prices(networks)]
     if searches:
         figures.append(("largest_model", "Sizes tried, and their peaks without recomputation",
-                        draw_sizes(searches, document["memory_bytes"])))  # fmt: skip
+                        sizes(searches, document["memory_bytes"])))  # fmt: skip
         tables += [_trials(search, number) for number, search in enumerate(searches)]
-    return Part(*prose(__file__, found=_words(networks, searches)), figures, tables)
+    return Part(*prose(__file__, "throughput", found=_words(networks, searches)), figures, tables)
 
 
 def _words(networks: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> str:
@@ -76,19 +115,15 @@ def _point(document: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
 
 
 def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
-    n_rows = -(-len(networks) // COLUMNS)
-    figure = Figure(figsize=(9.0, 2.6 * n_rows + 0.5), layout="constrained")
-    all_axes = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()
-    for axes, document in zip(all_axes, networks, strict=False):
+    figure, grid = panels(len(networks), (2.9, 2.6), 3, xlabel="batch size", ylabel="samples / s")
+    for axes, document in zip(grid, networks, strict=True):
         plot(axes, document)
-        axes.set_title(network_label(document), loc="left", fontweight="bold")
-    for axes in all_axes[len(networks) :]:
-        axes.set_visible(False)
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        axes.set_title(network_label(document), fontweight="bold")
+    legend_below(figure)
     return figure
 
 
-def _table(networks: Sequence[Mapping[str, Any]]) -> Table:
+def _speeds(networks: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for document in networks:
         for point in document["points"]:

@@ -1,0 +1,171 @@
+"""What all figures share: panels, curves and points, bars, heatmaps, the legend below them, and their files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import numpy as np
+import pandas as pd
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from analysis.style import BLACK, RC
+from remat.files import replacing
+
+Arguments = ParamSpec("Arguments")
+
+
+def style_context() -> AbstractContextManager[None]:
+    """The figures' settings; the user's matplotlibrc must not change them."""
+    return style.context(RC, after_reset=True)  # pyright: ignore[reportArgumentType] (its keys are literals)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write PNG and PDF without dates, so that equal results give equal files; returns the paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure)
+    png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
+    with replacing(png) as scratch:
+        figure.savefig(scratch, format="png", metadata={"Software": None})
+    figure.set_layout_engine("none")  # the PDF keeps the layout of the PNG
+    with replacing(pdf) as scratch:
+        figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    return [png, pdf]
+
+
+def save_in_run(
+    folder: Path, name: str, draw: Callable[Arguments, Figure], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> list[Path]:
+    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; returns the paths."""
+    with style_context():
+        return save(draw(*args, **kwargs), folder / "figures" / name)
+
+
+def panels(
+    n: int, size: tuple[float, float], columns: int | None = None, *, xlabel: str = "", ylabel: str = "", **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with `n` panels of `size` inches; the outer ones have the labels.
+
+    Args:
+        columns: panels beside each other; None: all.
+        shared: arguments of `Figure.subplots`.
+    """
+    across = max(1, min(n, columns or n))
+    lines = max(1, -(-n // across))
+    figure = Figure(figsize=(across * size[0] + 0.4, lines * size[1] + 0.6), layout="constrained")
+    grid = figure.subplots(lines, across, squeeze=False, **shared).ravel()
+    for i, axes in enumerate(grid[:n]):
+        axes.set(xlabel=xlabel if i + across >= n else "", ylabel=ylabel if i % across == 0 else "")
+    for axes in grid[n:]:
+        axes.set_axis_off()
+    return figure, list(grid[:n])
+
+
+def points(
+    axes: Axes, found: Iterable[Sequence[float]], colour: str, marker: str = "", line: Any = "", *,
+    label: str | None = None, size: float = 5.0, **more: Any,
+) -> None:  # fmt: skip
+    """Draw (x, y) or, with quartiles, (x, y, lower, upper) of each point; without points the legend has no entry.
+
+    Args:
+        line: between the points; '' for none.
+        more: arguments of `Axes.plot`.
+    """
+    known = [*found]
+    if not known:
+        return
+    x, y = np.array([point[:2] for point in known], dtype=float).T
+    looks = {"color": colour, "marker": marker, "ls": line, "ms": 1.5 * size if marker == "*" else size, "lw": 1.2}
+    if all(len(point) == 2 for point in known):
+        axes.plot(x, y, label=label, **looks | more)
+        return
+    low, high = np.array([point[2:] or (point[1], point[1]) for point in known], dtype=float).T
+    axes.errorbar(x, y, yerr=np.maximum(0.0, [y - low, high - y]), elinewidth=0.9, label=label, **looks | more)
+
+
+def legend_below(figure: Figure, columns: int | None = None, **more: Any) -> None:
+    """A legend of everything with a label in any panel, each once."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns or len(handles),
+                      **more)  # fmt: skip
+
+
+def log_numbers(axis: Axis, *subs: float) -> None:
+    """Plain numbers on a logarithmic axis: at `subs` times the powers of ten."""
+    axis.set_major_locator(LogLocator(subs=subs or (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def write_beyond(axes: Axes, top: float, lines: Sequence[tuple[str, Mapping[float, float]]]) -> None:
+    """Write the values above the frame's `top` over it, one over the other where lines share a place.
+
+    Args:
+        lines: (colour, [x] value) of each line.
+    """
+    written: Counter[float] = Counter()
+    for colour, line in lines:
+        for x, y in line.items():
+            if y > top:
+                axes.annotate(f"{y:.0f}", (x, top), (0, 3 + 7 * written[x]), textcoords="offset points", ha="center",
+                              fontsize=6, color=colour, annotation_clip=False)  # fmt: skip
+                written[x] += 1
+
+
+def mark_break(axes: Axes) -> None:
+    """Show that the vertical axis does not begin at zero: two strokes across its foot."""
+    strokes: dict[str, Any] = {"transform": axes.transAxes, "color": BLACK, "lw": 1.0, "clip_on": False}
+    for height in (0.012, 0.032):
+        axes.plot((-0.014, 0.014), (height - 0.012, height + 0.012), **strokes)
+
+
+def grouped_bars(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], colours: Sequence[str],
+    labels: Sequence[Sequence[str]], *, inside: bool = False,
+) -> None:  # fmt: skip
+    """Draw a group of bars for each of `groups`, with one bar for each of `series`; None has no bar.
+
+    Args:
+        series: [name] the value in each group.
+        colours: of each series.
+        labels: [series, group] the text at the end of the bar, or in its middle.
+    """
+    import seaborn as sns  # late: it loads SciPy's statistics, which takes a second
+
+    ylabel = axes.get_ylabel()  # seaborn replaces it
+    frame = pd.DataFrame(series, index=list(groups)).fillna(0.0).melt(ignore_index=False, var_name="series")
+    sns.barplot(frame.reset_index(names="group"), x="group", y="value", hue="series", palette=list(colours),
+                saturation=1, width=0.84, gap=0.08, errorbar=None, legend=False, ax=axes)  # fmt: skip
+    for container, name, texts in zip(axes.containers, series, labels, strict=True):
+        container.set_label(name)
+        where: dict[str, Any] = {"label_type": "center", "color": "white"} if inside else {"padding": 2}
+        axes.bar_label(container, texts, fontsize=6.5, **where)  # pyright: ignore[reportArgumentType]
+    axes.grid(axis="x", visible=False)
+    axes.set(xlabel="", ylabel=ylabel)
+
+
+def heatmap(
+    axes: Axes, values: np.ndarray, texts: np.ndarray | None, rows: Sequence[str], columns: Sequence[str],
+    *, colours: str, top: float,
+) -> None:  # fmt: skip
+    """Draw values [rows, columns] from 0 to `top` as colours, with their texts in the cells; NaN is an empty cell."""
+    import seaborn as sns
+
+    labels = {"xlabel": axes.get_xlabel(), "ylabel": axes.get_ylabel()}  # seaborn removes them
+    sns.heatmap(values, annot=texts, fmt="", cmap=colours, vmin=0, vmax=top, cbar=False, annot_kws={"fontsize": 7},
+                xticklabels=list(columns), yticklabels=list(rows), ax=axes)  # fmt: skip
+    axes.tick_params(axis="y", labelrotation=0)
+    axes.set(**labels)
+    axes.grid(visible=False)

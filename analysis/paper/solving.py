@@ -1,0 +1,249 @@
+"""How the solvers do: seconds to a plan and to the proof, the form of the MILP with stages, rounded relaxations."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from matplotlib.figure import Figure
+
+from analysis.charts import legend_below, log_numbers, panels, points
+from analysis.parts import Part, Table, percent, prose
+from analysis.results import WITH_PLAN, Run, as_objects, load_run, read_rows
+from analysis.scales import byte_scale
+from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE
+from remat.incumbent import is_closed
+
+LEAST_S = 0.05  # dots of faster solves are drawn here
+Dots = Mapping[str, Sequence[tuple[str, float | None]]]  # [form] (network, seconds or None) of each solve
+
+
+def reached(steps: Iterable[tuple[float, int]], cost: int | None, wall_s: float, at_most: float | None) -> float | None:
+    """Seconds until the solve had a plan of cost `at_most` or less (any plan, if None); None if it never had one.
+
+    `steps` are the improvements, (seconds, cost). A plan without a step came with the final answer, at `wall_s`.
+    """
+    if cost is None or (at_most is not None and cost > at_most):
+        return None
+    return min((s for s, found in steps if at_most is None or found <= at_most), default=wall_s)
+
+
+def seconds_figure(
+    grids: Mapping[str, Dots], looks: Mapping[str, tuple[str, str]], networks: Sequence[str], limit_s: float,
+    size: tuple[float, float],
+) -> Figure:  # fmt: skip
+    """A panel for each entry of `grids`: networks down, seconds across; `looks` are (colour, marker) of each form.
+
+    Solves that had no such plan within the limit stand in the grey strip at the right.
+    """
+    figure, all_axes = panels(len(grids), size, xlabel="Seconds", sharey=True)
+    apart = 0.66 / len(looks)
+    for axes, (title, dots) in zip(all_axes, grids.items(), strict=True):
+        for number, (form, (colour, marker)) in enumerate(looks.items()):
+            shift = apart * (number - (len(looks) - 1) / 2)
+            hit = [(max(s, LEAST_S), networks.index(name) + shift) for name, s in dots[form] if s is not None]
+            missed = [(1.6 * limit_s, networks.index(name) + shift) for name, s in dots[form] if s is None]
+            points(axes, hit, colour, marker, label=form)
+            points(axes, missed, colour, marker, mfc="none")
+        axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0,
+                     label=f"hollow: not reached in {limit_s:g} s")  # fmt: skip
+        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.6 * limit_s), title=title)
+        log_numbers(axes.xaxis, *((1.0, 3.0) if limit_s < 100 else (1.0,)))
+    all_axes[0].set_yticks(range(len(networks)), networks)
+    all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
+    legend_below(figure, 4 if len(looks) < 4 else 3)
+    return figure
+
+
+FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
+CAPTION = "Seconds to a plan, a good plan and the proof; hollow: not reached within the limit"
+MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
+
+
+def solver_time(document: Mapping[str, Any], folder: Path) -> Part:
+    """A row for each network, budget and form."""
+    cases = solver_cases(document, folder)
+    rows = [[
+        case["network"], f"{case['budget_bytes'] / 1e9:.2f}", case["form"], case["status"],
+        *("" if case[mark] is None else f"{case[mark]:.2f}" for mark in MARKS), f"{case['limit_s']:.0f}",
+    ] for case in cases]  # fmt: skip
+    counts = "; ".join(
+        f"{form}: {sum(c[MARKS[0]] is not None for c in of)} of {len(of)} with a plan, "
+        f"{sum(c[MARKS[3]] is not None for c in of)} proven"
+        for form in FORMS if (of := [c for c in cases if c["form"] == form])
+    )  # fmt: skip
+    return Part(
+        *prose(__file__, "solver_time", counts=counts),
+        [("solver_time", CAPTION, _seconds(cases))],
+        [Table("solver_time", "Seconds; empty: not reached within the limit", [
+            "network", "budget GB", "form", "status", *MARKS, "limit",
+        ], rows)],
+    )  # fmt: skip
+
+
+def solver_cases(document: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Each solve of the document that the store has, with the seconds to each of `MARKS`, None if not reached."""
+    stored = read_rows(folder / document["store"], [row["key"] for row in document["rows"]])
+    by_key = {row.key: row for row in as_objects(stored)}
+    known = [(entry, by_key[entry["key"]]) for entry in document["rows"] if entry["key"] in by_key]
+    costs: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for entry, row in known:
+        costs[entry["network"], row.budget_bytes] += [row.cost] if row.status in WITH_PLAN else []
+    cases = []
+    for entry, row in known:
+        steps = [(s, cost) for s, cost, _ in json.loads(row.stats).get("trajectory", [])]
+        cost = row.cost if row.status in WITH_PLAN else None
+        case: dict[str, Any] = {"network": entry["network"], "form": entry["form"], "status": row.status,
+                                "budget_bytes": row.budget_bytes, "limit_s": row.time_limit_s}  # fmt: skip
+        best = min(costs[entry["network"], row.budget_bytes], default=0)
+        for mark, at_most in zip(MARKS, (None, 1.05 * best, 1.01 * best), strict=False):
+            case[mark] = reached(steps, cost, row.wall_s, at_most)
+        case[MARKS[3]] = row.wall_s if row.status == "INFEASIBLE" or is_closed(row.gap) else None
+        cases.append(case)
+    return cases
+
+
+def _seconds(cases: list[dict[str, Any]]) -> Figure:
+    grids = {
+        mark: {form: [(case["network"], case[mark]) for case in cases if case["form"] == form] for form in FORMS}
+        for mark in MARKS
+    }
+    networks = list(dict.fromkeys(case["network"] for case in cases))
+    limit = max((case["limit_s"] for case in cases), default=1.0)
+    return seconds_figure(grids, FORMS, networks, limit, (1.95, 2.8))
+
+
+def stages(document: Mapping[str, Any], _: Path) -> Part:
+    """A row for each budget and form."""
+    rows = [[
+        str(row["budget"]), row["form"], f"{row['columns']:,}", _number(row["lp"]), f"{row['lp_s']:.2f}",
+        str(row["optimum"]),
+        _gap(row), _number(row["cost"]), _number(row["bound"]),
+        f"{row['seconds']:.2f}" if row["proven"] else f"not proven in {row['limit_s']:.0f}",
+    ] for row in document["rows"]]  # fmt: skip
+    by_form = {form: [row for row in document["rows"] if row["form"] == form]
+               for form in ("frontier-advancing", "unpartitioned")}  # fmt: skip
+    gaps = {form: " and ".join(map(_gap, of)) for form, of in by_form.items()}
+    times = ", ".join(f"{row['seconds']:.2f} s" for row in by_form["frontier-advancing"] if row["proven"])
+    proven = [row for row in by_form["unpartitioned"] if row["proven"]]
+    limit = document["rows"][0]["limit_s"]
+    unpartitioned = (
+        "the unpartitioned form took " + ", ".join(f"{row['seconds']:.0f} s" for row in proven) if proven
+        else f"the unpartitioned form is not solved after {limit:.0f} s"
+    )  # fmt: skip
+    wider = sorted({row["budget"] for row in document["rows"] if row["optimum_fixed_order"] != row["optimum"]})
+    outside = f"; at budget {wider} a plan outside the stages is cheaper" if wider else ""
+    return Part(
+        *prose(
+            __file__, "stages", layers=document["layers"], operations=document["operations"],
+            gap_without=gaps["unpartitioned"], gap_with=gaps["frontier-advancing"], times=times or "no case",
+            unpartitioned=unpartitioned, wider=outside,
+        ),
+        tables=[Table("stages", "Relaxation and MILP, costs in runs of an operation", [
+            "budget bytes", "form", "columns", "LP value", "LP seconds", "optimum", "integrality gap", "MILP's plan",
+            "MILP's bound", "seconds",
+        ], rows)],
+    )  # fmt: skip
+
+
+def _gap(row: Mapping[str, Any]) -> str:
+    """The optimum over the relaxation's value."""
+    return f"{row['optimum'] / row['lp']:.2f}" if row["lp"] else "unknown"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+KINDS = (  # relaxation, strategy, label, colour, marker
+    ("trimmed", "lp_rounding_random", "random samples, trimmed LP", ORANGE, "o"),
+    ("published", "lp_rounding_random", "random samples, published LP", PURPLE, "x"),
+    ("trimmed", "lp_rounding", "thresholds 0.1 to 0.9, trimmed LP", BLUE, "D"),
+    ("published", "lp_rounding", "thresholds 0.1 to 0.9, published LP", GREEN, "s"),
+)
+Runs: TypeAlias = Mapping[str, Run]  # [relaxation]
+
+
+def rounding(document: Mapping[str, Any], folder: Path) -> Part:
+    """A scatter for each network, and how many roundings fit."""
+    runs = [
+        (panel["label"], {name: load_run(folder / path) for name, path in panel["folders"].items()})
+        for panel in document["panels"]
+    ]  # fmt: skip
+    rows = [row for label, run in runs for row in _rounding_rows(label, run)]
+    return Part(
+        *prose(__file__, "rounding", naive=_naive(document)),
+        [("rounding", "Cost against peak memory of every rounding", _roundings(runs))],
+        [Table("rounding", "Roundings that fit, and the cheapest of them", [
+            "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",
+            "why none fits",
+        ], rows)],
+    )  # fmt: skip
+
+
+def _naive(document: Mapping[str, Any]) -> str:
+    """How many random roundings of R and S are plans that fit."""
+    parts = [
+        f"{panel['label']} {panel['naive_feasible']:,} feasible of {panel['naive_samples']:,}"
+        if panel["naive_feasible"] is not None else f"{panel['label']}: the relaxation was not solved in time"
+        for panel in document["panels"]
+    ]  # fmt: skip
+    return ", ".join(parts)
+
+
+def _points(run: Run, strategy: str) -> list[tuple[int, int]]:
+    """(cost, peak in bytes) of every rounding."""
+    rows = run.shown[run.shown["strategy"] == strategy]
+    return [tuple(point) for stats in rows["stats"] for point in json.loads(stats).get("points", [])]
+
+
+def _best(runs: Runs) -> Any:
+    """The portfolio's row; None if it has no plan."""
+    run = runs["trimmed"]
+    return next(run.planned[run.planned["strategy"] == OURS].itertuples(), None)
+
+
+def _roundings(runs: Sequence[tuple[str, Runs]]) -> Figure:
+    figure, grid = panels(len(runs), (4.3, 3.1), ylabel="Compute overhead (%)")
+    for axes, (label, both) in zip(grid, runs, strict=True):
+        run = both["trimmed"]
+        budget = int(run.rows["budget_bytes"].iloc[0])
+        scale = byte_scale(budget)
+        for relaxation, strategy, words, colour, marker in KINDS:
+            found = [(peak / scale.factor, 100 * (cost / run.total_cost - 1))
+                     for cost, peak in _points(both[relaxation], strategy)]  # fmt: skip
+            points(axes, found, colour, marker, label=words, size=4, alpha=0.75)
+        best = _best(both)
+        if best is not None:
+            over = 100 * float(best.overhead)
+            points(axes, [(int(best.peak_bytes) / scale.factor, over)], WINE, "*", label=OURS, size=7)
+            axes.axhline(over, color=WINE, lw=1.0, ls=":")
+        axes.axvline(budget / scale.factor, color=BLACK, lw=1.0, ls=(0, (5, 2)), label="budget")
+        axes.set(title=label, xlabel=f"Peak memory ({scale.unit})")
+    legend_below(figure, 3)
+    return figure
+
+
+def _rounding_rows(label: str, runs: Runs) -> list[list[str]]:
+    best, rows = _best(runs), []
+    for relaxation, strategy, words, *_ in KINDS:
+        run = runs[relaxation]
+        budget, points = int(run.rows["budget_bytes"].iloc[0]), _points(run, strategy)
+        fitting = [cost for cost, peak in points if peak <= budget]
+        ratio = f"{min(fitting) / int(best.cost):.3f}" if fitting and best is not None else ""
+        within = "" if best is None or best.gap is None else percent(float(best.gap))
+        least = min((peak for _, peak in points), default=None)
+        why = "" if fitting else _why(run, strategy) if least is None else (
+            f"the least peak of all is {least / 1e9:.2f} GB, the budget {budget / 1e9:.2f} GB"
+        )  # fmt: skip
+        rows.append([label, words, str(len(points)), str(len(fitting)), ratio, within, why])
+    return rows
+
+
+def _why(run: Run, strategy: str) -> str:
+    """The solver's reason for having no plan."""
+    rows = run.shown[run.shown["strategy"] == strategy]
+    return " ".join(str(message).partition(";")[0] for message in rows["message"].unique())
