@@ -10,7 +10,7 @@ import remat.tf as rtf
 from remat.errors import InvalidInput
 from remat.tf import _plan
 
-pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
+pytestmark = pytest.mark.usefixtures("warm_search", "tf_cache", "kernels_not_measured")
 
 
 @pytest.fixture
