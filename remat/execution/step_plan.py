@@ -120,7 +120,7 @@ class StepPlan:
     generated: Generated | None = None
     loss: str = ""
     retained_bytes: int | None = None
-    added_s: float | None = None
+    added_s: float | None = field(default=None, compare=False)
 
     @functools.cached_property
     def trace(self) -> Trace:
