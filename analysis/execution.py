@@ -56,7 +56,7 @@ def implementation_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each network: step time over the plain step's, for each budget; a cross where there is no plan."""
     asked = [row for row in rows if row["method"] == OURS]
     models = list(dict.fromkeys(row["model"] for row in asked))
-    drawing, grid = panels(len(models), (4.4, 2.6), xlabel="budget / activations", ylabel="step time / plain step's",
+    drawing, grid = panels(len(models), (2.3, 2.6), xlabel="budget / activations", ylabel="step time / plain step's",
                            sharey=True)  # fmt: skip
     for axes, model in zip(grid, models, strict=True):
         _choices(axes, model, [row for row in asked if row["model"] == model])

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,16 @@ class StepPlan:
     generated: Generated | None = None
     loss: str = ""
     retained_bytes: int | None = None
-    added_s: float | None = field(default=None, compare=False)
+    added_s: float | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
         """The simulator's trace of the plan."""
         return simulate(self.graph, self.plan, self.sharing)
+
+    def ran(self, added_s: float) -> None:
+        """Note the seconds that planning added when the step first ran; the plan stays the same."""
+        object.__setattr__(self, "added_s", added_s)
 
     @property
     def peak_bytes(self) -> int:

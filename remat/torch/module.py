@@ -288,7 +288,7 @@ class _CompiledStep:
             plan = planner.plan(step, self.called.inputs, in_loop=True)
             update_of = planner.in_backward.update_of if planner.in_backward else None
             halves = emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, update_of)
-            planner.note_seconds(plan, time.perf_counter() - began)
+            plan.ran(time.perf_counter() - began)
             return halves
 
         step = _aot.backend_of(self.backend)(graph, example_inputs, partition)

@@ -125,11 +125,6 @@ class Planner:
                     raise InvalidInput(f"{error}; {self._what_the_budget_is_for(inputs)}") from None
             return self.plans[fingerprint.sha256]
 
-    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Note the seconds that a plan added to the compilation of its step."""
-        with self.lock:
-            self.plans[plan.fingerprint.sha256] = replace(plan, added_s=seconds)
-
     def take(
         self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str, budget_bytes: int | None = None
     ) -> StepPlan:
