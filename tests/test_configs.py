@@ -27,7 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register()
 
 
-FILES = [name for name in group_options("experiment") if name not in experiments()]
+FILES = [name for name in group_options("experiment") if (CONF_FOLDER / "experiment" / f"{name}.yaml").is_file()]
 
 
 @pytest.mark.parametrize("name", sorted(experiments()))
