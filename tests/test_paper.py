@@ -243,7 +243,7 @@ def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path) -> None:
     text = "# Part {n}\n\n**Published.** One\nline.\n\n**Ours.** {share:.1f} %.\n\n**Why they differ.** {why}\n"
     (tmp_path / "part.md").write_text(text)
     values = {"n": 1, "share": 2.345, "why": "Braces {stay}."}
-    assert prose(str(tmp_path / "part.py"), **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
+    assert prose(str(tmp_path / "module.py"), "part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
 
 
 def test_bars_stand_in_groups_and_a_missing_one_has_its_label() -> None:
