@@ -7,6 +7,7 @@ import os
 from experiments.arguments import one_of
 from experiments.engine import ENGINES, Engine, LocalEngine
 from experiments.ray_engine import RayEngine
+from remat.cost.profile import cpu_count
 
 
 def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
@@ -32,4 +33,4 @@ def _cores() -> int:
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if given.isdigit():
         return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpu_count()

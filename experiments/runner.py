@@ -6,12 +6,13 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from experiments.documents import DOCS, ROOT, Document, Drawing, write_document, write_tables
 from experiments.progress import duration
-from experiments.registry import Case, Experiment, Listed, module_of
+from experiments.registry import Case, Experiment, Listed, Row, module_of
 from experiments.settings import RUNS_FOLDER
 from experiments.store import write_json
 from experiments.table import Table
@@ -42,8 +43,9 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], console: Console) 
     failed = [] if draws_only else _measure(listed, experiment, values, table, again, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
-    if experiment.draw is not None and (draws_only or table.rows()):
-        _draw(listed.name, experiment, table, keeps, console)
+    rows = table.rows()
+    if experiment.draw is not None and (draws_only or rows):
+        _draw(listed.name, experiment, rows, keeps, console)
     return 1 if failed else 0
 
 
@@ -52,7 +54,7 @@ def _measure(
 ) -> list[str]:  # fmt: skip
     """Measure missing cases; returns a line for each that failed."""
     cases = list(experiment.cases(**listed.arguments(values)))
-    missing = [case for case in cases if again or not table.has(case)]
+    missing = cases if again else table.missing(cases)
     failed = list[str]()
     bar = Progress(
         SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
@@ -100,13 +102,8 @@ def measured(file: Path, case: Case) -> list[dict[str, Any]]:
     raise InvalidInput(last if done.returncode == REFUSED else f"its process ended with {done.returncode}: {last}")
 
 
-def _draw(name: str, experiment: Experiment, table: Table, keeps: bool, console: Console) -> None:
-    rows = table.rows()
-    if not rows:
-        raise InvalidInput(f"no rows of {name} in {table.kept.parent} or {table.run.parent}; run it without draw=true")
-    document = document_of(name, experiment)
-    assert experiment.draw is not None
-    drawing = experiment.draw(rows)
+def _draw(name: str, experiment: Experiment, rows: Sequence[Row], keeps: bool, console: Console) -> None:
+    document, drawing = document_of(name, experiment), _drawing(name, experiment, rows)
     if keeps and document is not None:
         write_document(document, drawing)
         console.print(f"page     {document.page}", markup=False, soft_wrap=True)
@@ -119,19 +116,22 @@ def _draw(name: str, experiment: Experiment, table: Table, keeps: bool, console:
         console.print(f"{kind:<8} {drawn}", markup=False, soft_wrap=True)
 
 
+def _drawing(name: str, experiment: Experiment, rows: Sequence[Row]) -> Drawing:
+    if not rows:
+        raise InvalidInput(f"no rows of {name}; run it without draw=true: python run.py experiment={name}")
+    assert experiment.draw is not None
+    return experiment.draw(rows)
+
+
 def document_of(name: str, experiment: Experiment) -> Document | None:
     """The page of an experiment, drawn from its stored rows."""
-    draw: Callable[[Sequence[Any]], Drawing] | None = experiment.draw
-    if draw is None or experiment.page is None:
+    if experiment.draw is None or experiment.page is None:
         return None
 
     def drawn(arguments: Sequence[str]) -> Drawing:
         if arguments:
             raise InvalidInput(f"'{name}' takes no arguments: it draws the stored rows")
-        rows = Table(name).rows()
-        if not rows:
-            raise InvalidInput(f"no rows of {name}; run python run.py experiment={name}")
-        return draw(rows)
+        return _drawing(name, experiment, Table(name).rows())
 
     return Document(
         name, DOCS / experiment.page, drawn, columns=experiment.columns,
@@ -142,11 +142,10 @@ def document_of(name: str, experiment: Experiment) -> Document | None:
 def _work(told: Path, made: Path) -> int:
     """Measure the case of a file, in this process."""
     case = read_json(told)
-    module = module_of(Path(case["file"]))
-    if module.__name__ != case["module"]:
-        module = __import__(case["module"], fromlist=["measure"])
+    module_of(Path(case["file"]))  # a file of another folder is no module of a package
+    measure = getattr(importlib.import_module(case["module"]), case["function"])
     try:
-        rows = list(getattr(module, case["function"])(**case["what"]))
+        rows = list(measure(**case["what"]))
     except RematError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return REFUSED

@@ -41,9 +41,10 @@ class Table:
         keys = {row["case_key"] for row in ran}
         return [*(row for row in kept if row["case_key"] not in keys), *ran]
 
-    def has(self, case: Case) -> bool:
-        """Whether the case is finished."""
-        return key_of(case) in {row["case_key"] for row in self.rows()}
+    def missing(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases that are not finished."""
+        finished = {row["case_key"] for row in self.rows()}
+        return [case for case in cases if key_of(case) not in finished]
 
     def put(self, case: Case, rows: Iterable[Row], wall_s: float) -> None:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""

@@ -136,8 +136,7 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
     rows, old, new = table.Table("powers"), Case(measure, {"n": 3}, ["1"]), Case(measure, {"n": 3}, ["2"])
     rows.put(old, measure(3), 0.1)
     rows.put(Case(measure, {"n": 4}, ["1"]), measure(4), 0.1)
-    assert rows.has(old)
-    assert not rows.has(new)
+    assert rows.missing([old, new]) == [new]
     rows.put(new, measure(3), 0.1)
     assert [(row["n"], row["n2"]) for row in rows.rows()] == [(4, 16), (3, 9)]
 

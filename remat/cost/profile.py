@@ -331,6 +331,11 @@ def _threads(frameworks: list[str]) -> int:
     torch = sys.modules.get("torch")
     if frameworks == ["torch"] and torch is not None:
         return torch.get_num_threads()
+    return cpu_count()
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

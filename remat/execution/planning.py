@@ -15,6 +15,7 @@ import numpy as np
 from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import COST_MODELS
 from remat.cost.gpu import Gpu, load_gpu
+from remat.cost.profile import cpu_count
 from remat.errors import InvalidInput, RematError, unknown_name
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
@@ -56,21 +57,12 @@ class PlanOptions:
 
     def of_solver(self) -> dict[str, Any]:
         """Keyword arguments of `remat.solve`."""
-        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": self.n_threads}
-
-    @property
-    def n_threads(self) -> int:
-        """Threads of the solver."""
-        return self.threads or cpu_count()
+        threads = cpu_count() if self.threads is None else self.threads
+        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": threads}
 
     def within(self, seconds: float) -> PlanOptions:
         """The same with another time limit."""
         return replace(self, time_limit_s=seconds)
-
-
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

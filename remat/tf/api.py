@@ -178,7 +178,7 @@ def checked_options(
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):
         raise InvalidInput("plans of TensorFlow steps are for the CPU: tf.config.set_visible_devices([], 'GPU') first")
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads, verify=verify)
+    options = Options(strategy, scope, cost, time_limit_s, seed, threads or None, verify=verify)
     check_options(budget, plan, options)
     return options
 

@@ -17,7 +17,7 @@ from torch.utils.hooks import unserializable_hook
 
 from remat.errors import InvalidInput, warn
 from remat.torch import _private
-from remat.torch._work import tensors_of
+from remat.torch._work import tensors_of, users_of
 
 _NOT_THE_USER = ("remat.", "torch.distributed.")  # their hooks do not read the gradient
 _REFUSED = (
@@ -40,20 +40,10 @@ def used_features(graph: fx.GraphModule) -> dict[int, frozenset[int]]:
     used = {}
     for i, feature in enumerate(outputs):
         if isinstance(feature, fx.Node) and feature.op != "placeholder":
-            reached = _differentiable_users(feature)
+            reached = users_of(feature, _needs_gradient)
             others = frozenset(j for j, x in enumerate(outputs) if x in reached)
             used |= {i: others} if others else {}
     return used
-
-
-def _differentiable_users(node: fx.Node) -> set[fx.Node]:
-    """All nodes that depend on this one and need a gradient."""
-    found, todo = set[fx.Node](), [node]
-    while todo:
-        new = {user for user in todo.pop().users if user not in found and user.op != "output" and _needs_gradient(user)}
-        found |= new
-        todo.extend(new)
-    return found
 
 
 def _needs_gradient(node: fx.Node) -> bool:
@@ -64,8 +54,7 @@ def _needs_gradient(node: fx.Node) -> bool:
 def detached_apart(graph: fx.GraphModule) -> Callable[[Callable[..., Sequence[Any]]], Callable[..., Sequence[Any]]]:
     """Take detached twins of other outputs out of Dynamo's graph; what is returned adds them to its compiled function.
 
-    Such as ``h.detach()`` that a module stores beside a view ``h`` that it returns: AOT autograd applies the view twice
-    (all versions of PyTorch that we know).
+    A module that returns a view ``h`` may store ``h.detach()``: AOT autograd (PyTorch 2.13) applies that view twice.
     """
     end = graph.graph.find_nodes(op="output")[0]
     outputs: Any = end.args[0]

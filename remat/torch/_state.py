@@ -111,8 +111,9 @@ class State:
             if isinstance(getattr(x, "__dict__", None), dict):
                 yield vars(x), depth + 1
             if slots := _slots(x):
-                self._containers.append(_Container(_Slots(x, slots), _held(_Slots(x, slots)), False))
-                yield from ((y, depth + 1) for _, y in _held(_Slots(x, slots)))
+                in_slots = _Container(_Slots(x, slots), list(_Slots(x, slots)), False)
+                self._containers.append(in_slots)
+                yield from ((y, depth + 1) for _, y in in_slots.held)
 
     def put_back(self, but_set_up: bool = False) -> None:
         """Let containers hold what they held; they stay the same objects.

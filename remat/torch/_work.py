@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,3 +96,13 @@ def plain_form(x: Any) -> Any:
     if isinstance(x, (torch.dtype, torch.layout, torch.device, torch.memory_format)):
         return {"x": str(x)}
     raise TypeError(f"{x!r} has no plain form")
+
+
+def users_of(node: fx.Node, follows: Callable[[fx.Node], bool] = lambda _: True) -> set[fx.Node]:
+    """All nodes that depend on a node, through those that `follows` accepts."""
+    found, todo = set[fx.Node](), [node]
+    while todo:
+        new = {user for user in todo.pop().users if user not in found and user.op != "output" and follows(user)}
+        found |= new
+        todo.extend(new)
+    return found

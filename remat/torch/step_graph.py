@@ -17,7 +17,7 @@ from remat.torch import _private
 from remat.torch._aot import is_sum, partly_undefined, undefined_calls
 from remat.torch._loss import Needs
 from remat.torch._private import is_in_backward, schema_of, storage_key, tree_iter, tree_map
-from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, work_of
+from remat.torch._work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, users_of, work_of
 from remat.torch.capture import TrainingGraph, with_inputs
 
 aten = torch.ops.aten
@@ -423,12 +423,14 @@ def _left_out(
     is held as long. The same where a call reads zeros in its place.
     """
     missing = [node for node in tangents if outside.leaves_out(node.meta["val"])]
+    if not missing:
+        return [], {}
     training_graph = step.training_graph
     of_gradients, undefined = undefined_calls(training_graph.module.graph, training_graph.tangents, missing)
     pairs = [pair for pair in partly_undefined(of_gradients, undefined) if not _passes_through(*pair)]
     held: dict[int, set[int]] = {}
     for node, absent in pairs:
-        behind = _users_of(node)
+        behind = users_of(node)
         values = {v for x in absent if isinstance(v := step.storage[x], int)}
         for k in (k for k, nodes in enumerate(step.nodes) if behind.intersection(nodes)):
             held.setdefault(k, set()).update(values)
@@ -442,16 +444,6 @@ def _reading(operation: Operation, values: set[int]) -> Operation:
         return replace(one, inputs=tuple(sorted({*one.inputs, *(values - {*one.outputs})})))
 
     return more(replace(operation, implementations=tuple(map(more, operation.implementations))))
-
-
-def _users_of(node: fx.Node) -> set[fx.Node]:
-    """All calls that depend on this one."""
-    found, todo = set[fx.Node](), [node]
-    while todo:
-        new = {user for user in todo.pop().users if user not in found and user.op != "output"}
-        found |= new
-        todo.extend(new)
-    return found
 
 
 def _passes_through(node: fx.Node, absent: list[fx.Node]) -> bool:
