@@ -1,4 +1,8 @@
-"""The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``."""
+"""The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``.
+
+A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of the
+whole case) and the columns of `Provenance`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,6 @@ from remat.files import read_table, write_table
 
 KEPT_FOLDER = Path(__file__).resolve().parents[1] / "results"
 JSON_COLUMNS = b"json_columns"  # names the columns whose values are no plain numbers, texts or truth values
-FACTS = ("case_key", "measure", "date", "case_s", "git_commit", "git_dirty", "versions", "cpu")  # of every row
 
 
 class Table:

@@ -172,6 +172,13 @@ def test_features_can_be_pickled() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(h)), h)
 
 
+def gradients(model: nn.Module, loss: Callable[[Any], Tensor], x: Tensor) -> list[Any]:
+    """Of the parameters, for a loss of the module's outputs."""
+    model.zero_grad()
+    loss(model(x)).backward()
+    return [p.grad for p in model.parameters()]
+
+
 def _said(of: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -233,22 +240,17 @@ def test_gradients_of_a_feature_and_a_view_of_it_are_said_to_be_added_in_another
     plain, ours = both(FeatureAndView())
     x = torch.randn(8, 16)
 
-    def step(model: nn.Module, of: Callable[..., Tensor]) -> list[Any]:
-        model.zero_grad()
-        of(*model(x)).backward()
-        return [p.grad for p in model.parameters()]
+    def of_one(outputs: tuple[Tensor, ...]) -> Tensor:
+        return outputs[0] + outputs[1].square().sum()
 
-    def of_one(y: Tensor, h: Tensor, _part: Tensor) -> Tensor:
-        return y + h.square().sum()
+    def of_both(outputs: tuple[Tensor, ...]) -> Tensor:
+        return of_one(outputs) + outputs[2].exp().sum()
 
-    def of_both(y: Tensor, h: Tensor, part: Tensor) -> Tensor:
-        return y + h.square().sum() + part.exp().sum()
-
-    assert not _said(lambda: step(ours, of_one))
-    assert all(map(torch.equal, step(plain, of_one), step(ours, of_one)))
-    assert any("same memory" in text for text in _said(lambda: step(ours, of_both)))
-    assert not _said(lambda: step(ours, of_both)), "once is enough"
-    for one, other in zip(step(plain, of_both), step(ours, of_both), strict=True):
+    assert not _said(lambda: gradients(ours, of_one, x))
+    assert all(map(torch.equal, gradients(plain, of_one, x), gradients(ours, of_one, x)))
+    assert any("same memory" in text for text in _said(lambda: gradients(ours, of_both, x)))
+    assert not _said(lambda: gradients(ours, of_both, x)), "once is enough"
+    for one, other in zip(gradients(plain, of_both, x), gradients(ours, of_both, x), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -285,13 +287,9 @@ def test_a_loss_of_one_output_reaches_what_another_output_was_made_of() -> None:
     """Gradients that are missing must not stop those of a hidden tensor of which the outputs are views."""
     plain, ours = both(FeatureAndPart())
     x = torch.randn(8, 16)
-    gradients = []
-    for model in (plain, ours):
-        model.zero_grad()
-        model(x)[1].square().sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    assert len(gradients[0]) == 4
-    assert all(map(torch.equal, *gradients))
+    theirs, mine = (gradients(model, lambda outputs: outputs[1].square().sum(), x) for model in (plain, ours))
+    assert len(theirs) == 4
+    assert all(map(torch.equal, theirs, mine))
 
 
 class Remembers(nn.Module):
@@ -319,11 +317,10 @@ def test_a_detached_twin_of_a_returned_view_is_the_plain_models(twin: Callable[[
     plain, x = Remembers(twin), torch.randn(rows, 4, 16)
     model = copy.deepcopy(plain)
     ours = rt.rematerialize(model, (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search")
-    for each in (plain, ours):
-        each(x).square().sum().backward()
+    theirs, mine = (gradients(each, lambda output: output.square().sum(), x) for each in (plain, ours))
     assert torch.equal(plain.kept, model.kept)
     assert not model.kept.requires_grad
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(map(torch.equal, theirs, mine))
 
 
 class TransposedAtTheEnd(nn.Module):
@@ -340,8 +337,6 @@ class TransposedAtTheEnd(nn.Module):
 
 def test_a_gradient_that_is_missing_leaves_the_others_in_their_layout() -> None:
     plain, x = TransposedAtTheEnd(), torch.randn(4, 8, 16)
-    model = copy.deepcopy(plain)
-    ours = rt.rematerialize(model, (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search")
-    for each in (plain, ours):
-        each(x)[0].square().sum().backward()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    ours = rt.rematerialize(copy.deepcopy(plain), (x,), "1GB", cost="flops", time_limit_s=0.5, strategy="search")
+    theirs, mine = (gradients(each, lambda outputs: outputs[0].square().sum(), x) for each in (plain, ours))
+    assert all(map(torch.equal, theirs, mine))
