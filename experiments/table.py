@@ -1,7 +1,7 @@
 """The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``.
 
-A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of the
-whole case) and the columns of `Provenance`.
+A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of
+the whole case) and the columns of `Provenance`.
 """
 
 from __future__ import annotations
