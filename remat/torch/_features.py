@@ -25,8 +25,8 @@ _REFUSED = (
     "the gradient from inside of the planned step: use .model for that, or use the tensor outside of the module alone"
 )
 _INCOMPLETE = (
-    "torch.autograd.grad gives only the part from outside of the planned step of the gradient of a tensor that the "
-    "module returns or stores, and also uses: use .model for that"
+    "the module returns or stores a tensor that it also uses: torch.autograd.grad gives only the part from outside of "
+    "the planned step; use .model for its whole gradient"
 )
 _OTHER_ORDER = (
     "the module returns several tensors with the same memory, and also uses them: PyTorch adds these gradients in "
