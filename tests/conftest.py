@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ import pytest
 from browser import started
 
 from remat.search import __main__ as search_main
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
