@@ -82,11 +82,14 @@ def detached_apart(graph: fx.GraphModule) -> Callable[[Callable[..., Sequence[An
 
 
 def _layout(node: fx.Node) -> tuple[Any, ...] | None:
-    """Where in memory a tensor is; None of other values."""
+    """Where in memory a tensor is; None of other values, and of tensors whose size depends on values."""
     x = _private.example_of(node)
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         return None
-    return _private.storage_key(x), x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
+    place = *x.shape, *x.stride(), x.storage_offset()
+    if not all(isinstance(n, int) for n in place):
+        return None
+    return _private.storage_key(x), x.dtype, place, x.is_conj(), x.is_neg()
 
 
 class Watched:
