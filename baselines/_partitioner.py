@@ -18,7 +18,7 @@ def captured_again(spec: ModelSpec, graph: Graph) -> Any:
     """The captured step behind the graph of a PyTorch network, for as long as the caller keeps it."""
     if spec.framework != "torch":
         return None
-    from remat.torch.graphs import step_of_spec  # imports PyTorch
+    from remat.torch.frontend.graphs import step_of_spec  # imports PyTorch
 
     return step_of_spec(spec, graph)
 
@@ -32,10 +32,10 @@ def partitioned(problem: Problem, estimators: Iterable[str], solvers: Iterable[s
         Skip: this process holds no captured step behind the graph.
     """
     needed = "needs a network captured with PyTorch, e.g. python run.py model=torch_gpt2"
-    if "remat.torch.graphs" not in sys.modules:  # then nothing was captured, and the import takes seconds
+    if "remat.torch.frontend.graphs" not in sys.modules:  # then nothing was captured, and the import takes seconds
         raise Skip(needed)
-    from remat.torch import mincut
-    from remat.torch.graphs import step_behind
+    from remat.torch.frontend.graphs import step_behind
+    from remat.torch.inductor import mincut
 
     graph = problem.graph
     step = step_behind(graph)

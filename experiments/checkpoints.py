@@ -36,7 +36,7 @@ def measured(model: str, share: float, rounds: int, time_limit_s: float, threads
     import remat.torch as rt
     from experiments.steps.measure_step import Beside, planned, promise_of
     from experiments.steps.torch_steps import step_for_a_cpu
-    from remat.torch.planner import there_before
+    from remat.torch.planning.planner import there_before
 
     torch.set_num_threads(threads)
     plain, args = step_for_a_cpu(model)

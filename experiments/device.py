@@ -111,8 +111,8 @@ class _Step:
         """Measured peaks: resident tensors and what a step adds; on CUDA the allocator's own peaks, too."""
         import torch
 
-        from remat.torch.measure import peak_of_step
-        from remat.torch.planner import there_before
+        from remat.torch.measuring.measure import peak_of_step
+        from remat.torch.planning.planner import there_before
 
         peak_of_step(self.run, self.args, {}, self.device)  # compiles, which may take memory that is kept
         _release()
@@ -138,7 +138,7 @@ class _Step:
 
     def difference(self) -> float:
         """How much the step differs from the plain eager one; 0 for the same bits."""
-        from remat.torch.measure import difference_of_steps
+        from remat.torch.measuring.measure import difference_of_steps
 
         return difference_of_steps(self.model, self.run, self.args, {}, self.device)
 
@@ -222,7 +222,7 @@ def described(device: str) -> dict[str, Any]:
     """The device and the versions, as rows have them."""
     import torch
 
-    from remat.torch.planner import default_gpu
+    from remat.torch.planning.planner import default_gpu
 
     name, known = "cpu", default_gpu(device).name
     if device == "cuda":

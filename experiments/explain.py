@@ -53,8 +53,8 @@ def checked(model: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
     import remat.torch as rt
     from experiments.steps.measure_step import Beside, planned, promise_of
     from remat.frontends.spec import load_target
-    from remat.torch.measure import peak_of_step
-    from remat.torch.planner import there_before
+    from remat.torch.measuring.measure import peak_of_step
+    from remat.torch.planning.planner import there_before
 
     target, options = ON_A_CPU[model]
     found = rt.explain(target, gpu="cpu", budget=CPU_BUDGET, time_limit_s=time_limit_s, **options)

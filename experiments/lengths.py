@@ -28,7 +28,7 @@ def measured(padded: bool, time_limit_s: float, threads: int) -> Iterator[dict[s
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from experiments.steps.measure_step import Beside, planned, promise_of
-    from remat.torch.planner import there_before
+    from remat.torch.planning.planner import there_before
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -69,7 +69,7 @@ def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
 def _runner(framework: str) -> Any:
     """The module that rebuilds and times a framework's operations; its import takes seconds."""
     if framework == "torch":
-        from remat.torch import timing
+        from remat.torch.measuring import timing
     elif framework == "tensorflow":
         from remat.tf import timing
     else:

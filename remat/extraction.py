@@ -45,7 +45,7 @@ def extract(spec: ModelSpec) -> Graph:
         from remat.tf.models import extract as extract_keras  # imports TensorFlow
 
         return extract_keras(spec)
-    from remat.torch.graphs import extract as extract_torch  # imports PyTorch
+    from remat.torch.frontend.graphs import extract as extract_torch  # imports PyTorch
 
     return extract_torch(spec)
 

@@ -54,7 +54,7 @@ def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     that process, and `test_torch_lengths` one that both measure the same.
     """
     from remat.cost import profile
-    from remat.torch.carried import measured_here
+    from remat.torch.measuring.carried import measured_here
 
     in_a_child = profile._measure
 

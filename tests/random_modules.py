@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import remat
 import remat.torch as rt
-from remat.torch.measure import measured_peak, undone
-from remat.torch.planner import there_before
+from remat.torch.measuring.measure import measured_peak, undone
+from remat.torch.planning.planner import there_before
 
 UNTRAINABLE = RuntimeError, AssertionError, ValueError, TypeError, IndexError
 SHARES = (0.95, 0.85, 0.7)  # of what the plain step adds to what is always there

@@ -604,7 +604,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from remat.torch import timing
+    from remat.torch.measuring import timing
 
     touched: list[float] = []
 
@@ -636,7 +636,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
 
 def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_asked() -> None:
     torch = pytest.importorskip("torch")
-    from remat.torch import timing
+    from remat.torch.measuring import timing
 
     call = [[3, 16, 7], [3, 16, 7], [16, 16, 3]]
     options = ([16], [1], [1], [1], False, [0], 1)
@@ -653,7 +653,7 @@ def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_ask
 def test_bags_of_an_embedding_are_not_measured_empty() -> None:
     """In mode ``max`` the backward kernel copies the indices of all bags that are not empty."""
     torch = pytest.importorskip("torch")
-    from remat.torch import timing
+    from remat.torch.measuring import timing
 
     bags, width = 45, 16
     of_indices = [[360], [bags], [0], [bags], [bags, width]]  # indices, offsets, bags, sizes, largest

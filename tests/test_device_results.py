@@ -29,8 +29,8 @@ from remat.errors import InvalidInput
 from remat.files import write_lines
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch import graphs as frontend
-from remat.torch.module import captured_step
+from remat.torch.following.module import captured_step
+from remat.torch.frontend import graphs as frontend
 
 ROOT = Path(__file__).parents[1]
 MOST_MIB = 64  # of a checkout that is carried to a device

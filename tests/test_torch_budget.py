@@ -27,10 +27,11 @@ from remat.problem import Problem, SolveOptions  # noqa: E402
 from remat.simulator import plain_peak  # noqa: E402
 from remat.solving.dispatch import new_context  # noqa: E402
 from remat.solving.worker import run_family_isolated  # noqa: E402
-from remat.torch import capture, mincut  # noqa: E402
-from remat.torch import graphs as frontend  # noqa: E402
-from remat.torch._private import min_cut  # noqa: E402
-from remat.torch.module import call_of, step_of  # noqa: E402
+from remat.torch.following.module import call_of, step_of  # noqa: E402
+from remat.torch.frontend import graphs as frontend  # noqa: E402
+from remat.torch.inductor import mincut  # noqa: E402
+from remat.torch.internals.aot import min_cut  # noqa: E402
+from remat.torch.step import capture  # noqa: E402
 
 
 class Layers(nn.Module):

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import remat.torch as rt
 from remat.errors import InvalidInput
-from remat.torch.blocks import blocks_of
-from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.planner import there_before
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.planning.planner import there_before
+from remat.torch.step.blocks import blocks_of
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 WIDTH = 32

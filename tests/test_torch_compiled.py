@@ -20,11 +20,11 @@ import remat.torch as rt
 from remat.errors import InvalidInput, InvalidPlan
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch import planner
-from remat.torch.compiled import CompiledStep
-from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.module import captured_step
-from remat.torch.planner import there_before
+from remat.torch.following.module import captured_step
+from remat.torch.inductor.compiled import CompiledStep
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.planning import planner
+from remat.torch.planning.planner import there_before
 
 pytestmark = [
     pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed"),

@@ -26,12 +26,12 @@ import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.execution import Fingerprint  # noqa: E402
 from remat.plan import Plan  # noqa: E402
-from remat.torch.measure import peak_of_step  # noqa: E402
+from remat.torch.measuring.measure import peak_of_step  # noqa: E402
+from remat.torch.measuring.plain import calls_graph, plain_step  # noqa: E402
 from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
 from remat.torch.networks.t5 import t5  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
-from remat.torch.plain import calls_graph, plain_step  # noqa: E402
-from remat.torch.planner import there_before  # noqa: E402
+from remat.torch.planning.planner import there_before  # noqa: E402
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
@@ -590,7 +590,7 @@ def test_a_plan_is_followed_without_a_solve(tmp_path: Path, monkeypatch: pytest.
     plain, x = Net(dropout=0.0), torch.randn(IMAGES)
     planned = rematerialize(copy.deepcopy(plain), (x,), 0.7)
     planned.plan.save(tmp_path / "plan.json")
-    monkeypatch.setattr("remat.torch.planner.find_plan", None)
+    monkeypatch.setattr("remat.torch.planning.planner.find_plan", None)
     for plan in (planned.plan, tmp_path / "plan.json"):
         module = rt.follow(copy.deepcopy(plain), (x,), plan)
         assert module.plan.recomputed == planned.plan.recomputed

@@ -20,14 +20,14 @@ from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solving.api import solve
-from remat.torch._explain import held_values
-from remat.torch._sizes import KnownStep, SizedStep
-from remat.torch._updates import with_updates_by_name
-from remat.torch.graphs import captured_step, extract
-from remat.torch.measure import peak_of_step
+from remat.torch.explaining.explain import held_values
+from remat.torch.explaining.sizes import KnownStep, SizedStep
+from remat.torch.frontend.graphs import captured_step, extract
+from remat.torch.measuring.measure import peak_of_step
 from remat.torch.networks.llama import llama
 from remat.torch.networks.transformer import gpt2
-from remat.torch.planner import there_before
+from remat.torch.planning.planner import there_before
+from remat.torch.resident.updates import with_updates_by_name
 
 SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 2, "n_heads": 4, "length": 48}
 TARGET = "remat.torch.networks.llama:llama"

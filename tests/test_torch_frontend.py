@@ -28,8 +28,8 @@ import remat  # noqa: E402
 from remat import extraction  # noqa: E402
 from remat.frontends import spec  # noqa: E402
 from remat.plan import COMPUTE, Plan  # noqa: E402
-from remat.torch import build  # noqa: E402
-from remat.torch import graphs as frontend  # noqa: E402
+from remat.torch.frontend import build  # noqa: E402
+from remat.torch.frontend import graphs as frontend  # noqa: E402
 from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
 from remat.torch.networks.googlenet import googlenet  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402

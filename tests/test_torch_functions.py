@@ -19,7 +19,7 @@ import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
 from remat.plan import Plan  # noqa: E402
-from remat.torch._private import tree_leaves  # noqa: E402
+from remat.torch.internals.operators import tree_leaves  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 

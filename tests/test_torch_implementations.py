@@ -19,8 +19,6 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 from remat.errors import InvalidInput  # noqa: E402
-from remat.torch._work import kind_of  # noqa: E402
-from remat.torch.capture import capture_module  # noqa: E402
 from remat.torch.implementations import (  # noqa: E402
     IMPLEMENTATIONS,
     Calls,
@@ -41,7 +39,9 @@ from remat.torch.implementations import (  # noqa: E402
     value_of,
     why_not_invertible,
 )
-from remat.torch.timing import peak_of  # noqa: E402
+from remat.torch.measuring.timing import peak_of  # noqa: E402
+from remat.torch.step.capture import capture_module  # noqa: E402
+from remat.torch.step.work import kind_of  # noqa: E402
 
 DTYPES = [torch.float32, torch.float64]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from remat.torch.layouts import layouts_of_kernels  # noqa: E402
+from remat.torch.step.layouts import layouts_of_kernels  # noqa: E402
 
 aten = torch.ops.aten
 # The first two are an operation of remat's own in a step; the third keeps 8 bytes more than its result.

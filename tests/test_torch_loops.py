@@ -105,7 +105,7 @@ def test_other_shapes_count_what_is_resident_beside_the_step() -> None:
 
 def test_what_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = rematerialize(Net(), (images(16),), cost="roofline")
-    monkeypatch.setattr("remat.torch.planner.costs_and_noise", None)
+    monkeypatch.setattr("remat.torch.planning.planner.costs_and_noise", None)
     ours(images(4))
     monkeypatch.undo()
     assert plan_of(ours, "float32[4, 3, 16, 16]").strategy == "fits as it is"

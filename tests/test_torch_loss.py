@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import remat.torch as rt
 from remat.errors import InvalidInput
-from remat.torch.planner import READ_BY_LOSS, there_before
+from remat.torch.planning.planner import READ_BY_LOSS, there_before
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 ROWS, WIDTH = 256, 48

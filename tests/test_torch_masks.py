@@ -17,9 +17,9 @@ from torch.nn import functional as F  # noqa: E402
 
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
-from remat.torch._private import Calculation  # noqa: E402
-from remat.torch.measure import peak_of_step  # noqa: E402
-from remat.torch.plain import plain_step  # noqa: E402
+from remat.torch.internals.dynamo import Calculation  # noqa: E402
+from remat.torch.measuring.measure import peak_of_step  # noqa: E402
+from remat.torch.measuring.plain import plain_step  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 3, 10, 4, 2, 8

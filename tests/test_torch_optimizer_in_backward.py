@@ -25,15 +25,15 @@ import remat.torch as rt  # noqa: E402
 from remat.graph import Graph, Operation, Value  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
-from remat.torch._emit import emit  # noqa: E402
-from remat.torch._in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
-from remat.torch._optimizer import TEMPORARIES, state_bytes  # noqa: E402
-from remat.torch._updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
-from remat.torch.graphs import captured_step  # noqa: E402
-from remat.torch.module import captured_step as captured_call  # noqa: E402
+from remat.torch.following.module import captured_step as captured_call  # noqa: E402
+from remat.torch.frontend.graphs import captured_step  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
-from remat.torch.step_graph import Update  # noqa: E402
+from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
+from remat.torch.resident.optimizer import TEMPORARIES, state_bytes  # noqa: E402
+from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
+from remat.torch.step.emit import emit  # noqa: E402
+from remat.torch.step.training_graph import Update  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 IMAGES = (8, 3, 16, 16)
@@ -266,7 +266,7 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
         orders.append(random_order(graph, np.random.default_rng(seed), 0.2))
         return SimpleNamespace(plan=Plan.from_order(graph, orders[-1]), strategy="random")
 
-    monkeypatch.setattr("remat.torch.planner.find_plan", find_plan)
+    monkeypatch.setattr("remat.torch.planning.planner.find_plan", find_plan)
     index = torch.randint(0, 10, (5,))
     plain = Tied()
     model = copy.deepcopy(plain)

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput, headline, shortened  # noqa: E402
-from remat.torch.measure import difference_of_steps  # noqa: E402
+from remat.torch.measuring.measure import difference_of_steps  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed"), pytest.mark.filterwarnings("ignore")]
 PARTS = "give parts="

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat.cost import load_gpu
-from remat.torch import _repeated, graphs
-from remat.torch._gpu_kernels import (
+from remat.torch.explaining.gpu_kernels import (
     _fused_rms_norm,
     allocated,
     attention_kernel,
@@ -18,7 +17,8 @@ from remat.torch._gpu_kernels import (
     library_bytes,
     with_workspaces,
 )
-from remat.torch._repeated import Row
+from remat.torch.frontend import graphs, repeated
+from remat.torch.frontend.repeated import Row
 from remat.torch.networks.llama import llama
 
 SMALL = {"vocabulary": 50, "width": 32, "hidden": 48, "n_heads": 2, "length": 16}
@@ -28,7 +28,7 @@ FEW = 8
 @pytest.fixture
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few blocks be worth it."""
-    monkeypatch.setattr(_repeated, "LEAST", FEW)
+    monkeypatch.setattr(repeated, "LEAST", FEW)
 
 
 @pytest.mark.usefixtures("_few")
@@ -39,7 +39,7 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     whole = graphs.described_graph(model, args, name="step", repeats=False)
     assert made.captured == "6 of 8 equal blocks, the others as copies"
     assert not whole.captured
-    assert _repeated._facts(made.graph) == _repeated._facts(whole.graph)
+    assert repeated._facts(made.graph) == repeated._facts(whole.graph)
     assert made.modules == whole.modules
     assert len(model.blocks) == FEW
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import remat.torch as rt
 from experiments.steps import shard_ranks
 from remat.errors import InvalidInput
-from remat.torch._opaque import followed_step
-from remat.torch._shard import Sharding, bytes_per_rank, repeated_blocks
+from remat.torch.parts.opaque import followed_step
+from remat.torch.resident.shard import Sharding, bytes_per_rank, repeated_blocks
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 ROOT = Path(__file__).parents[1]

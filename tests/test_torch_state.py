@@ -23,12 +23,12 @@ from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
-from remat.torch import _numbers  # noqa: E402
-from remat.torch._loss import Outside  # noqa: E402
-from remat.torch.build import output_of  # noqa: E402
-from remat.torch.measure import measured_peak, peak_of_step  # noqa: E402
-from remat.torch.module import captured_step  # noqa: E402
-from remat.torch.plain import plain_step, real_step  # noqa: E402
+from remat.torch.following.module import captured_step  # noqa: E402
+from remat.torch.frontend.build import output_of  # noqa: E402
+from remat.torch.measuring.measure import measured_peak, peak_of_step  # noqa: E402
+from remat.torch.measuring.plain import plain_step, real_step  # noqa: E402
+from remat.torch.step import numbers  # noqa: E402
+from remat.torch.step.loss import Outside  # noqa: E402
 
 WIDTH = 16
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
@@ -351,8 +351,8 @@ def test_objects_that_a_step_makes_are_no_state() -> None:
 
 def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    apart = _numbers.numbers_apart
-    monkeypatch.setattr("remat.torch.module.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
+    apart = numbers.numbers_apart
+    monkeypatch.setattr("remat.torch.following.module.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     model = Two(counted, n=5)
     ours = rematerialize(model, (torch.randn(8, WIDTH),))
     losses(ours, torch.randn(8, WIDTH), 6)
@@ -410,7 +410,7 @@ def test_a_list_that_grows_is_refused_by_name_and_one_that_the_loop_clears_is_no
         self.seen.append(h.detach().mean())
         return h
 
-    monkeypatch.setattr(_numbers, "MOST_STATES", 2)
+    monkeypatch.setattr(numbers, "MOST_STATES", 2)
     model, x = Two(appended, seen=[]), torch.randn(8, WIDTH)
     ours = rematerialize(model, (x,))
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""PyTorch's private interfaces lie in one module; a PyTorch that was not tested is checked or refused."""
+"""PyTorch's private interfaces lie in one package; a PyTorch that was not tested is checked or refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ torch = pytest.importorskip("torch")
 
 import remat.torch as rt  # noqa: E402
 from remat.errors import MissingPackage  # noqa: E402
-from remat.torch import _random, _self_check, _version  # noqa: E402
+from remat.torch import _random, _version  # noqa: E402
+from remat.torch.following import self_check  # noqa: E402
 
 ROOM = Path(__file__).parents[1] / "remat" / "torch"
-ADAPTER = ROOM / "_private.py"
+ADAPTER = ROOM / "internals"
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_private_interfaces_are_used_in_the_adapter_only() -> None:
-    files = sorted(set(ROOM.rglob("*.py")) - {ADAPTER})
+    files = sorted(set(ROOM.rglob("*.py")) - set(ADAPTER.iterdir()))
     trees = {path.relative_to(ROOM): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     own = {name for tree in trees.values() for name in defined_names(tree)}
     found = [f"{path}:{line} {name}" for path, tree in trees.items() for line, name in private_names(tree, own)]
@@ -125,7 +126,7 @@ def test_a_tested_pytorch_is_not_checked(version: str, monkeypatch: pytest.Monke
     _version.refuse_old()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _self_check.check_untested_version("cpu")
+        self_check.check_untested_version("cpu")
     assert not cache.exists()
 
 
@@ -133,16 +134,16 @@ def test_a_newer_pytorch_is_checked_once(monkeypatch: pytest.MonkeyPatch, cache:
     monkeypatch.setattr(torch, "__version__", "2.16.0")
     before = torch.get_rng_state()
     with pytest.warns(UserWarning, match=r"PyTorch 2\.16\.0 is newer than 2\.15, the newest .* the bits of the plain"):
-        _self_check.check_untested_version("cpu")
+        self_check.check_untested_version("cpu")
     assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr(_self_check, "differing_results", None)
+    monkeypatch.setattr(self_check, "differing_results", None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _self_check.check_untested_version("cpu")  # the verdict is remembered
+        self_check.check_untested_version("cpu")  # the verdict is remembered
     assert len(list((cache / "torch").iterdir())) == 1
     monkeypatch.setattr(torch, "__version__", "2.16.1")
     with pytest.raises(MissingPackage, match="a step under a plan fails"):  # but not for another version
-        _self_check.check_untested_version("cpu")
+        self_check.check_untested_version("cpu")
 
 
 def draws_anew(_state: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +168,7 @@ def test_the_check_repeats_dropout_and_batch_norm() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)
     )
-    plan = _self_check._recomputing(model, torch.randn(4, 4), "cpu").plan
+    plan = self_check._recomputing(model, torch.randn(4, 4), "cpu").plan
     assert {"addmm", "_native_batch_norm_legit_functional", "native_dropout"} <= set(plan.recomputed)
 
 

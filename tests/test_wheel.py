@@ -43,7 +43,7 @@ TRAIN = """
     import remat.torch as rt
     from remat import zoo
     from remat.frontends.spec import ModelSpec, load_target
-    from remat.torch import build
+    from remat.torch.frontend import build
 
     spec = ModelSpec(**zoo.describe("vit_b16_0.6", "torch")["made_from"]["spec"])
     model, (x,), _ = build.build(spec, load_target(spec.target), "cpu")

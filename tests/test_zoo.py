@@ -112,7 +112,7 @@ def test_the_table_has_a_line_for_every_plan(capsys: pytest.CaptureFixture[str])
 
 def model_and_arguments(name: str) -> tuple[Any, tuple[Any, ...]]:
     from remat.frontends.spec import ModelSpec, load_target
-    from remat.torch import build
+    from remat.torch.frontend import build
 
     spec = ModelSpec(**zoo.describe(name, "torch")["made_from"]["spec"])
     model, arguments, _ = build.build(spec, load_target(spec.target), "cpu")
@@ -151,7 +151,7 @@ def test_what_does_not_match_is_refused_in_one_line(monkeypatch: pytest.MonkeyPa
     from torch import nn
 
     import remat.torch as rt
-    from remat.torch import planner
+    from remat.torch.planning import planner
 
     def message(model: nn.Module, arguments: tuple[Any, ...]) -> str:
         with pytest.raises(InvalidPlan) as caught:

@@ -12,8 +12,8 @@ from torch import nn
 
 import remat.torch as rt
 from experiments.steps.torch_steps import paired_seconds
-from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.module import Rematerialized
+from remat.torch.following.module import Rematerialized
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step
 
 
 def planned(model: nn.Module, args: tuple[Any, ...], budget: float, **options: Any) -> Rematerialized:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from experiments.steps.measure_step import planned, promise_of
-from remat.torch.measure import peak_of_step, relative_difference
+from remat.torch.measuring.measure import peak_of_step, relative_difference
 from remat.torch.networks.llama import llama
 
 SIZES: dict[str, Any] = {"batch_size": 16, "length": 16, "vocabulary": 100, "width": 64, "hidden": 160, "n_heads": 4}

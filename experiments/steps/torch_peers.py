@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from remat.torch.blocks import blocks_of
+from remat.torch.step.blocks import blocks_of
 
 aten = torch.ops.aten
 # Operators whose results selective checkpointing keeps, because they are expensive to compute.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from remat.frontends.spec import ModelSpec, load_target
-from remat.torch import build
+from remat.torch.frontend import build
 
 
 def built(spec: ModelSpec, device: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...]]:

@@ -34,13 +34,13 @@ from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, spec_on, torch_model
 from remat.execution import PlanOptions, StepPlan, find_plan
-from remat.torch import capture
-from remat.torch import graphs as frontend
-from remat.torch.blocks import blocks_of
-from remat.torch.measure import peak_of_step
-from remat.torch.module import Rematerialized, call_of, step_of
-from remat.torch.plain import FollowedStep, plain_step
-from remat.torch.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
+from remat.torch.following.module import Rematerialized, call_of, step_of
+from remat.torch.frontend import graphs as frontend
+from remat.torch.measuring.measure import peak_of_step
+from remat.torch.measuring.plain import FollowedStep, plain_step
+from remat.torch.planning.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
+from remat.torch.step import capture
+from remat.torch.step.blocks import blocks_of
 
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
 

@@ -16,7 +16,7 @@ from torch import nn
 from experiments.architectures import ARCHITECTURES, BATCH, CLASSES, FRAMES, LENGTH, PIXELS, SAMPLES, VOCABULARY
 from experiments.steps.measure_step import planned
 from remat.errors import InvalidInput
-from remat.torch.measure import relative_difference
+from remat.torch.measuring.measure import relative_difference
 
 Inputs = dict[str, torch.Tensor]
 BUDGETS = (0.7, 0.8, 0.9, 1.0)  # shares of the plain step's peak; the first one with a plan counts

@@ -1,6 +1,6 @@
 """The data of a device that a roofline needs, and the devices that come with remat (``gpus/*.json``).
 
-``python -m remat.torch.measure_cpu`` measures the CPU at hand as ``gpus/cpu.json`` was measured.
+``python -m remat.torch.measuring.cpu`` measures the CPU at hand as ``gpus/cpu.json`` was measured.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from remat.torch import _version
 
 _version.refuse_old()
 try:
-    from remat.torch._checkpoints import Checkpoints, checkpoints
-    from remat.torch._explain import Explanation, explain
     from remat.torch._rematerialize import follow, rematerialize
-    from remat.torch.measure import measured_peak
-    from remat.torch.module import Rematerialized
+    from remat.torch.checkpointing.checkpoints import Checkpoints, checkpoints
+    from remat.torch.explaining.explain import Explanation, explain
+    from remat.torch.following.module import Rematerialized
+    from remat.torch.measuring.measure import measured_peak
 except (ImportError, AttributeError) as error:
     if not _version.is_untested():
         raise

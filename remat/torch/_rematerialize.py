@@ -19,23 +19,24 @@ from remat.errors import InvalidInput, InvalidPlan, first_line, unknown_name, wa
 from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
 from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.torch import _aot, _private
-from remat.torch._in_backward import OPTION, InBackward
-from remat.torch._loss import OWN_LOSS, Needs, Outside
-from remat.torch._opaque import followed_step
-from remat.torch._parts import InParts, PartsSearch
-from remat.torch._private import storage_key
-from remat.torch._refusals import check_given_tensors
-from remat.torch._resident import Resident
-from remat.torch._self_check import check_untested_version
-from remat.torch._shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shards_bytes
-from remat.torch._with_implementations import CHOICES
-from remat.torch._work import storage_bytes, tensors_of
-from remat.torch.measure import difference_of_steps, peak_of_step
-from remat.torch.module import Rematerialized, captured_step, keywords, told_of, with_storages
-from remat.torch.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planner import Planner, default_gpu, describe_inputs, device_of, there_before
-from remat.torch.step_graph import CapturedStep
+from remat.torch.following.module import Rematerialized, captured_step, keywords, told_of, with_storages
+from remat.torch.following.self_check import check_untested_version
+from remat.torch.internals import inductor
+from remat.torch.internals.autograd import storage_key
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
+from remat.torch.parts.in_parts import InParts, PartsSearch
+from remat.torch.parts.opaque import followed_step
+from remat.torch.planning.planner import Planner, default_gpu, describe_inputs, device_of, there_before
+from remat.torch.resident.in_backward import OPTION, InBackward
+from remat.torch.resident.residents import Resident
+from remat.torch.resident.shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shards_bytes
+from remat.torch.step import aot
+from remat.torch.step.loss import OWN_LOSS, Needs, Outside
+from remat.torch.step.refusals import check_given_tensors
+from remat.torch.step.training_graph import CapturedStep
+from remat.torch.step.with_implementations import CHOICES
+from remat.torch.step.work import storage_bytes, tensors_of
 from remat.units import format_size
 
 MOST_PLANS = 4
@@ -370,15 +371,15 @@ def _check(
     check_whole(model)
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    _aot.check_that_calls_are_compiled()
-    if backend not in _aot.BACKENDS:
-        raise unknown_name("backend", backend, _aot.BACKENDS)
+    aot.check_that_calls_are_compiled()
+    if backend not in aot.BACKENDS:
+        raise unknown_name("backend", backend, aot.BACKENDS)
     if mode not in (None, "default"):
         raise InvalidInput(
             f"mode={mode!r} is not supported, only 'default': the other modes record CUDA graphs, whose memory pools "
             "keep what a plan frees, or choose kernels that no plan has seen"
         )
-    if backend == "inductor" and _private.records_cuda_graphs():
+    if backend == "inductor" and inductor.records_cuda_graphs():
         raise InvalidInput(
             "Inductor is set to record CUDA graphs, whose memory pools keep what a plan frees: "
             "set torch._inductor.config.triton.cudagraphs = False"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remat.errors import RematError
-from remat.torch._private import is_fake
+from remat.torch.internals.operators import is_fake
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of gradients, relative to the largest; no half precision
 SMALLEST_WEIGHT = 1e-12  # its square and the inverse of its square are far from the limits of float32

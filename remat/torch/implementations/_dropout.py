@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from remat.errors import InvalidInput
-from remat.torch._private import is_fake
 from remat.torch._random import random_state, with_random_state
 from remat.torch.implementations._bits import dense_strides, flags_like, pack, unpack
+from remat.torch.internals.operators import is_fake
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from remat.torch._private import schema_of
+from remat.torch.internals.operators import schema_of
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of input, weight and bias; None unless asked for
 

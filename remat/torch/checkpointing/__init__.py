@@ -1,0 +1,1 @@
+"""The best places for `torch.utils.checkpoint` in a model."""

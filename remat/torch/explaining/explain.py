@@ -1,0 +1,241 @@
+"""An answer before the GPU: whether a step fits, what makes its peak, and what less memory costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from remat.cost import Gpu, load_gpu
+from remat.errors import InvalidInput
+from remat.files import write_bytes, write_text
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.simulator import simulate
+from remat.torch.explaining.factory import StepFactory
+from remat.torch.explaining.holding import GRADIENTS, PASSING, Holding, changes
+from remat.torch.explaining.largest import Growing, KnownPlans
+from remat.torch.explaining.page import page_of
+from remat.torch.explaining.sizes import SizedStep
+from remat.torch.explaining.snapshot import snapshot_of
+from remat.torch.planning.replay import group_of, held_values
+from remat.torch.resident.optimizer import state_bytes
+from remat.units import check_time_limit, format_size, parse_size
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
+OVERHEADS = (0.0, 0.05, 0.1, 0.2)
+NEAR = 0.01  # of the plain peak: less is not worth a line
+MOST_TOLD = 6  # kinds of tensors at the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a step needs on a GPU.
+
+    Attributes:
+        shard: number of ranks, of which this is one; None: the model is not divided.
+        graph: with costs in ns; its fixed bytes are parameters, buffers, inputs and optimizer state.
+        modules: [V] path of the module that makes each value, or whose gradient it is.
+        captured: how, see `remat.torch.frontend.graphs.DescribedGraph`.
+        bytes_of: what is there throughout, and the gradients.
+        budget_bytes: what is to suffice.
+        plain_peak_bytes: of PyTorch's own step, followed call by call.
+        plain, plan: everything computed once in the captured order; the cheapest plan found within the budget, or None.
+        least_bytes: the smallest budget known to suffice.
+        overheads: [share of the plain peak] of the cheapest plan found; None below the smallest budget.
+        largest: [what grows, then overhead] largest size of which a step fits; None if not even the smallest does.
+        changes: [what else] bytes that it adds to the plain peak; negative where it saves.
+        refused: [what grows] why its largest sizes are not known.
+    """
+
+    name: str
+    gpu: Gpu
+    shard: int | None
+    graph: Graph
+    modules: tuple[str, ...]
+    captured: str
+    bytes_of: Mapping[str, int]
+    budget_bytes: int
+    plain_peak_bytes: int
+    plain: Plan
+    plan: Plan | None
+    least_bytes: int
+    overheads: Mapping[float, float | None]
+    largest: Mapping[str, Mapping[float, int | None]]
+    changes: Mapping[str, int]
+    refused: Mapping[str, str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plain step fits."""
+        return self.plain_peak_bytes <= self.budget_bytes
+
+    def held_at_peak(self, plan: Plan) -> list[tuple[str, int]]:
+        """(module, bytes of its values), the largest first, while the operation of the peak runs."""
+        sizes = Counter[str]()
+        for v in held_values(self.graph, plan, simulate(self.graph, plan).peak_computation):
+            sizes[self.modules[v]] += self.graph.values[v].bytes
+        return sizes.most_common()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a page of HTML that needs nothing else."""
+        title = f"{self.name} on {self.gpu.name}"
+        write_text(path, page_of(title, str(self), self.graph, self.modules, self._plans(), self.budget_bytes))
+
+    def save_snapshot(self, path: str | PathLike[str]) -> None:
+        """Write a file for PyTorch's memory visualizer (https://docs.pytorch.org/memory_viz).
+
+        Its device 0 is the plain step; device 1 is the plan within the budget, if the plain step does not fit.
+        """
+        there = {name: n_bytes for name, n_bytes in self.bytes_of.items() if name not in (GRADIENTS, PASSING)}
+        write_bytes(path, snapshot_of(self.graph, self.modules, there, [*self._plans().values()]))
+
+    def _plans(self) -> dict[str, Plan]:
+        plans = {"As captured, everything kept": self.plain}
+        if self.plan is not None and not self.fits:
+            plans["The plan within the budget"] = self.plan
+        return plans
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explain(
+    factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
+    optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
+    time_limit_s: float = 2.0, threads: int = 2, **options: Any,
+) -> Explanation:  # fmt: skip
+    """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
+
+    The step is captured on fake CPU tensors, in the types that the factory made. Attention and RMS norms are the
+    kernels that PyTorch chooses on the GPU, by rules (`gpu_kernels`), with the workspaces of attention's
+    backward pass and of cuBLAS. Costs are the GPU's roofline. Other workspaces and what CUDA's context holds are not
+    counted.
+
+    Args:
+        factory: makes a module, (module, sample_args) or (module, sample_args, loss_fn); or ``package.module:factory``.
+        gpu: its name. Its memory is the budget if none is given.
+        budget: bytes, or a size such as ``24GB``. Without a GPU, costs are those of an h100.
+        optimizer: a name as in `rematerialize`, or bytes of state.
+        batch_size: for a factory that takes it.
+        shard: number of ranks over which FSDP2 divides parameters, gradients and state; the answer is for one of them.
+            What FSDP2 gathers in passing counts throughout, and its communication takes no time.
+        time_limit_s: of search, for each budget; half as long for each size that is tried.
+        options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
+
+    Raises:
+        InvalidInput: neither GPU nor budget; the factory cannot be used, its step cannot be captured, or its model
+            cannot be divided.
+        UnknownName: an unknown GPU or optimizer.
+    """
+    if gpu is None and budget is None:
+        raise InvalidInput("name a GPU or a budget, e.g. gpu=h100 or budget=24GB")
+    check_time_limit(time_limit_s)
+    device = load_gpu(gpu or "h100")
+    budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
+    if not budget_bytes:
+        raise InvalidInput("the budget is 0; give a size such as 24GB")
+    state_bytes(optimizer, ())  # an unknown name is refused before the capture
+    options |= {} if batch_size is None else {"batch_size": batch_size}
+
+    def holding_of(model: nn.Module) -> Holding:
+        return Holding.of(model, device, optimizer, shard)
+
+    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard)
+    step, known, model = made.step({})
+    holding = holding_of(model)
+    graph = holding.costed(holding.held(step.graph))
+    plain_peak_bytes = holding.framework_peak(graph, known.needs)
+    plans = KnownPlans(graph, time_limit_s, threads)
+    least = min(plans.least(graph), plain_peak_bytes)
+    budgets = [round(share * plain_peak_bytes) for share in SHARES]
+    for each in (*budgets, budget_bytes):
+        if each >= least:
+            plans.cheapest(graph, each)
+    plans.limit_s = time_limit_s / 2
+    largest, refused = _largest(made, holding, budget_bytes, plans)
+    found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
+    return Explanation(
+        made.name, device, shard, graph, step.modules, step.captured, holding.told(graph), budget_bytes,
+        plain_peak_bytes, Plan.from_order(graph, range(len(graph))), plans.known(graph, budget_bytes), least,
+        {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
+        changes(step.graph, model, holding, optimizer), refused,
+    )  # fmt: skip
+
+
+def _largest(
+    made: StepFactory, holding: Holding, budget_bytes: int, plans: KnownPlans
+) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
+    """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
+    largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
+    for what, parameter, degree, unit in made.growing():
+        try:
+            sized = made.sized(parameter, degree, unit)
+
+            def held_at(n: int, sized: SizedStep = sized) -> tuple[Graph, int]:
+                step = sized.at(n)
+                graph = holding.held(step.graph)
+                return graph, holding.framework_peak(graph, step.needs)
+
+            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
+            largest[what] = growing.largest(
+                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n),
+                lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n),
+            )  # fmt: skip
+        except InvalidInput as error:
+            refused[what] = str(error)
+    return largest, refused
+
+
+def _overhead(graph: Graph, plan: Plan) -> float:
+    return simulate(graph, plan).cost / graph.total_cost - 1
+
+
+def _lines(explained: Explanation) -> Iterator[str]:
+    size, graph, peak_bytes = format_size, explained.graph, explained.plain_peak_bytes
+    rank = "" if explained.shard is None else f", one of {explained.shard} ranks"
+    yield f"{explained.name} on {explained.gpu.name}{rank}, within {size(explained.budget_bytes)}"
+    if explained.captured:
+        yield f"  captured            {explained.captured}"
+    for what, n_bytes in explained.bytes_of.items():
+        yield f"  {what:<19} {size(n_bytes)}"
+    yield f"  plain peak          {size(peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
+    yield from _lines_of_peak(explained)
+    yield f"  smallest budget     {size(explained.least_bytes, up=True)} (the smallest known to suffice)"
+    if not explained.fits:
+        within = explained.plan
+        overhead = None if within is None else _overhead(graph, within)
+        yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
+    for share, overhead in explained.overheads.items():
+        price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * peak_bytes / 2**30)  # ms, GiB
+        told = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
+        yield f"  at {share:.0%} of the peak  {told}"
+    for what, sizes in explained.largest.items():
+        told = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
+        yield f"  largest {what:<11} {told}"
+    for what, why in explained.refused.items():
+        yield f"  largest {what:<11} not known: {why}"
+    yield "  the plain peak changes with"
+    for what, n_bytes in explained.changes.items():
+        yield f"    {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
+
+
+def _lines_of_peak(explained: Explanation) -> Iterator[str]:
+    """What makes the peak of the captured step: the operation, and the tensors; those of all blocks together."""
+    graph, trace = explained.graph, simulate(explained.graph, explained.plain)
+    if abs(trace.peak_bytes - explained.plain_peak_bytes) > NEAR * explained.plain_peak_bytes:
+        yield f"  as captured         {format_size(trace.peak_bytes)}: its operations save other tensors"
+    at = graph.operations[int(trace.order[trace.peak_computation])]
+    yield f"    while {at.name} ({at.kind}) runs; most is held by"
+    n_tensors, sizes = Counter[str](), Counter[str]()
+    for v in held_values(graph, explained.plain, trace.peak_computation):
+        made_by = graph.operations[graph.producer[v]].kind.removeprefix("aten.")
+        what = f"{made_by} of {group_of(explained.modules[v])}"
+        n_tensors[what] += 1
+        sizes[what] += graph.values[v].bytes
+    for what, n_bytes in sizes.most_common(MOST_TOLD):
+        yield f"      {n_tensors[what]} x {what}: {format_size(n_bytes)}"

@@ -1,0 +1,166 @@
+"""Steps of a model that a factory makes, at any batch size and length, as a GPU would run them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from remat.cost import Gpu
+from remat.errors import InvalidInput, RematError, first_line
+from remat.frontends.spec import ModelSpec, load_target, place_in_target
+from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
+from remat.torch.explaining.sizes import KnownStep, SizedStep, are_alike
+from remat.torch.frontend import build
+from remat.torch.frontend.graphs import DescribedGraph, described_graph
+from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
+from remat.torch.resident.shard import Sharding, blocks_in_rows
+
+LENGTHS = ("length", "seq_len", "sequence_length", "seq_length")  # names that factories give the length of a sequence
+GRAIN = 32  # tokens: some kernels of attention hold numbers for so many rows at once
+
+
+class StepFactory:
+    """Makes steps of a model, and keeps what is known of them.
+
+    Attributes:
+        name: of the factory.
+        beside: bytes that are there throughout beside a model, its buffers and inputs; a part of its graphs. It is
+            asked before the step is captured, so that what it refuses costs no time.
+        shard: number of ranks of FSDP2 of which the step is one's; None: the model is not divided.
+    """
+
+    def __init__(
+        self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
+        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None,
+    ):  # fmt: skip
+        self.target = factory if isinstance(factory, str) else ""
+        self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
+        if not callable(self.make) or isinstance(self.make, nn.Module):
+            raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
+        self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
+        self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
+        self.steps: dict[tuple[tuple[str, int], ...], KnownStep] = {}  # [sizes other than those asked for]
+        self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        shape = self.options.get("input_size", ())
+        if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise InvalidInput(f"input_size must be whole numbers, e.g. (3,224,224), not {shape!r:.60}")
+        for name in ("batch_size", *LENGTHS):
+            size = self.options.get(name, 1)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise InvalidInput(f"{name} must be a positive integer, not {size!r:.60}")
+        takes = inspect.signature(self.make).parameters
+        if "batch_size" in takes and takes["batch_size"].default is inspect.Parameter.empty:
+            if "batch_size" not in self.options:
+                raise InvalidInput(f"{self.name} takes batch_size; give it, e.g. batch_size=8")
+        elif "batch_size" in self.options and "batch_size" not in takes and "input_size" not in self.options:
+            raise InvalidInput(f"{self.name} takes no batch_size; leave it out, or let the factory take it")
+
+    def step(self, sizes: Mapping[str, int]) -> tuple[DescribedGraph, KnownStep, nn.Module]:
+        """(the step's graph at these sizes without costs, what is known of the step, its model).
+
+        Raises:
+            InvalidInput: the factory cannot be used, or its step cannot be captured or followed.
+        """
+        model, args, loss_fn = self._built(sizes)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise InvalidInput("nothing in the model needs a gradient")
+        beside_bytes = self.beside(model)
+        if has_recurrent_layer(model):
+            raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
+        with kernels_of(self.gpu):
+            made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)
+            known_plain = made.followed if self.shard is None else None
+            needs = _needs(known_plain or self._followed(model, made.step, made.args))
+        self.repeats = made.is_repeated
+        graph = with_workspaces(made.graph)
+        graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
+        known = KnownStep(graph, needs)
+        self.steps.setdefault(self._key(sizes), known)
+        return replace(made, graph=graph), known, model
+
+    def _built(self, sizes: Mapping[str, int]) -> tuple[nn.Module, tuple[Any, ...], Any]:
+        options: dict[str, Any] = {**self.options, **sizes}
+        input_size = tuple(options.pop("input_size", ()))
+        batch_size = options.get("batch_size", self._default("batch_size") or 1)
+        if "batch_size" not in inspect.signature(self.make).parameters:
+            options.pop("batch_size", None)
+        spec = ModelSpec(self.name, "torch", self.target or self.name, batch_size, input_size, options=options)
+        try:
+            return build.build(spec, self.make)
+        except RematError:
+            raise
+        except Exception as error:  # the user's factory can raise anything
+            place = place_in_target(error, self.target)
+            raise InvalidInput(f"{spec.target} raised {first_line(error)}{place}") from error
+
+    def needs(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """`KnownStep.needs` at these sizes, without a capture."""
+        model, args, loss_fn = self._built(sizes)
+        with kernels_of(self.gpu):
+            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn)))
+
+    def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
+        """The framework's own step."""
+        try:
+            if self.shard is not None:
+                device = "cuda" if self.gpu.compute_capability else "cpu"
+                with Sharding(self.shard, tuple(blocks_in_rows(model)), device).stands_in(model) as begin:
+                    return plain_step(step, args, {}, begin=begin)
+            return plain_step(step, args, {})
+        except Exception as error:  # fake tensors do not support everything that can be captured
+            raise InvalidInput(f"the model does not run on tensors without contents ({first_line(error)})") from error
+
+    def known(self, sizes: Mapping[str, int]) -> KnownStep:
+        """What the step is at these sizes."""
+        key = self._key(sizes)
+        return self.steps[key] if key in self.steps else self.step(sizes)[1]
+
+    def growing(self) -> Iterator[tuple[str, str, int, int]]:
+        """(what grows, its parameter, degree of bytes and work in it, by how much it grows at least)."""
+        if self._default("batch_size") or "batch_size" in self.options:
+            yield "batch", "batch_size", 1, 1
+        name = next((n for n in LENGTHS if self._default(n) or n in self.options), None)
+        if name is not None:
+            yield "length", name, 2, GRAIN if self._base(name) >= GRAIN else 1
+
+    def sized(self, parameter: str, degree: int, unit: int) -> SizedStep:
+        """The step at any size of a parameter.
+
+        Raises:
+            InvalidInput: its operations differ between sizes, or it cannot be captured at one.
+        """
+        base = self._base(parameter)
+        first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
+        more = max(1, first // 2)
+        # A table of positions grows from its length on.
+        found = SizedStep.of(
+            lambda n: self.known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
+        )
+        if not are_alike(self.known({}), found.at(first)):
+            raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
+        return found
+
+    def _base(self, parameter: str) -> int:
+        base = self.options.get(parameter) or self._default(parameter)
+        assert base is not None
+        return base
+
+    def _key(self, sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, n) for name, n in sizes.items() if n != (self.options.get(name) or self._default(name)))
+
+    def _default(self, parameter: str) -> int | None:
+        known = inspect.signature(self.make).parameters.get(parameter)
+        return known.default if known is not None and isinstance(known.default, int) else None
+
+
+def _needs(followed: FollowedStep) -> tuple[int, ...]:
+    """[calls] bytes held, workspaces by rule included."""
+    calls = zip(followed.held_bytes, followed.signatures, strict=True)
+    return tuple(held + workspace_of_call(signature) for held, signature in calls)

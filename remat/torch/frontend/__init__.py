@@ -1,0 +1,1 @@
+"""Graphs of the networks in the configurations."""

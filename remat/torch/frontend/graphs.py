@@ -1,0 +1,171 @@
+"""Graphs of PyTorch models: one training step, forward and backward pass.
+
+A graph's values are the storages that the step creates: activations, gradients (kept to the end of the step) and the
+loss. `fixed_bytes` counts parameters, buffers, inputs and targets. It does not count gradients from before the step and
+optimizer state, which do not exist when a graph is extracted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from remat.errors import InvalidInput
+from remat.frontends.spec import ModelSpec, load_target
+from remat.graph import Graph
+from remat.torch.frontend import build
+from remat.torch.frontend.repeated import SHALLOW, Described, Repeated, Row, has_long_row
+from remat.torch.internals.notes import module_path
+from remat.torch.internals.operators import tree_leaves
+from remat.torch.measuring.plain import FollowedStep
+from remat.torch.step.capture import capture
+from remat.torch.step.flop_rules import is_counted
+from remat.torch.step.training_graph import CapturedStep, graph_of
+
+
+def extract(spec: ModelSpec) -> Graph:
+    """The training graph of the model that ``spec.target`` builds; costs are 0.
+
+    The factory is called with ``spec.options``, and with ``batch_size`` and ``input_size`` if it takes them. It returns
+    a module, ``(module, sample_args)`` or ``(module, sample_args, loss_fn)``; for a module alone the input is one float
+    tensor (batch, *input_size). The factory does not get the option ``loss``: it names `training_graph_of`'s `loss_fn`.
+    Parameters, buffers and inputs keep the factory's types unless ``spec.dtype`` names another. If the factory can run
+    on the meta device, parameters get no memory and no initial values.
+
+    Raises:
+        InvalidInput: the factory, its options or its model cannot be used.
+    """
+    model, sample_args, loss_fn = build.build(spec, load_target(spec.target))
+    return training_graph_of(model, sample_args, name=spec.graph_name, loss_fn=loss_fn)
+
+
+def training_graph_of(
+    model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
+) -> Graph:
+    """The graph of one training step of `model`, forward and backward pass. Nothing is computed.
+
+    Args:
+        model: in the mode (train or eval) and with the `requires_grad` flags of later runs.
+        sample_args: positional arguments of the model; only shapes, dtypes and devices matter.
+        loss_fn: computes a scalar from the model's output; or ``mean``, ``cross_entropy`` or ``bce`` (the last two
+            against targets that count as inputs). By default a scalar output, or the ``loss`` in the output, is the
+            loss; outputs (batch, classes) take ``cross_entropy``, others ``mean``.
+
+    Raises:
+        InvalidInput: the step cannot be captured as one graph, or needs no gradient.
+    """
+    return described_graph(model, sample_args, name=name, loss_fn=loss_fn).graph
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGraph:
+    """The graph of a step, and where its values come from.
+
+    Attributes:
+        modules: [V] path of the module that makes each value, or whose gradient it is.
+        captured: blocks of which one was captured and how many copies it has, or why not; '' if no blocks are in a row.
+        is_repeated: whether some blocks are copies.
+        step, args: what was captured: computes the loss.
+        followed: the framework's own step, if it was followed to see whether blocks repeat.
+    """
+
+    graph: Graph
+    modules: tuple[str, ...]
+    step: nn.Module
+    args: tuple[Any, ...]
+    captured: str = ""
+    is_repeated: bool = False
+    followed: FollowedStep | None = None
+
+
+def described_graph(
+    model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
+    repeats: bool | None = None,
+) -> DescribedGraph:  # fmt: skip
+    """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
+
+    Args:
+        repeats: whether blocks of this model may be repeated, known from another size; None finds out.
+    """
+    step, args = _loss_step(model, sample_args, loss_fn)
+
+    def captured() -> Described:
+        found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
+        return found.graph, _modules(found)
+
+    row = Row.of(model) if repeats is not False else None
+    why = "as a whole: its blocks are not alike" if row is None and repeats is None and has_long_row(model) else ""
+    if row is not None:
+        try:
+            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
+            n = len(row.blocks)
+            told = f"{SHALLOW} of {n} equal blocks, the others as copies"
+            return DescribedGraph(*repeated.graph(n), step, args, told, True, repeated.followed)
+        except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
+            why = f"as a whole: {error}"
+    return DescribedGraph(*captured(), step, args, why)
+
+
+def _modules(step: CapturedStep) -> tuple[str, ...]:
+    """[V] path of the module that makes each value."""
+    paths = [""] * len(step.graph.values)
+    for node, values in step.storage.items():
+        for v in tree_leaves(values):
+            if isinstance(v, int) and not paths[v]:
+                paths[v] = module_path(node)
+    return tuple(paths)
+
+
+def captured_step(
+    model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
+) -> CapturedStep:
+    """As `training_graph_of`, with the traced calls of every operation, for executing plans."""
+    step, args = _loss_step(model, sample_args, loss_fn)
+    resident = (*model.parameters(), *model.buffers(), *args)
+    return graph_of(capture(step, args), name, resident)
+
+
+def step_of_spec(spec: ModelSpec, graph: Graph) -> CapturedStep:
+    """The captured step of the network behind `graph`, its graph with costs and workspaces; `step_behind` finds it.
+
+    Raises:
+        InvalidInput: the step has another graph now.
+    """
+    model, sample_args, loss_fn = build.build(spec, load_target(spec.target))
+    step = captured_step(model, sample_args, name=graph.name, loss_fn=loss_fn)
+    if _structure(step.graph) != _structure(graph):
+        raise InvalidInput(f"{spec.name}'s step has another graph now: extract it again")
+    remember(step, graph)
+    return step
+
+
+def _structure(graph: Graph) -> list[Any]:
+    return [graph.values, [(op.inputs, op.outputs, op.run_once) for op in graph.operations]]
+
+
+def _loss_step(model: nn.Module, sample_args: Any, loss_fn: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+    if not isinstance(sample_args, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    return build.loss_step(model, sample_args, loss_fn)
+
+
+def remember(step: CapturedStep, graph: Graph) -> None:
+    """Let `step_behind` find `step` by `graph`, its graph with costs and workspaces, while the step lives."""
+    _behind[graph.sha256()] = step
+
+
+def step_behind(graph: Graph) -> CapturedStep | None:
+    """The captured step of `graph` in this process; None if it does not exist (any more)."""
+    return _behind.get(graph.sha256())
+
+
+_behind: weakref.WeakValueDictionary[str, CapturedStep] = weakref.WeakValueDictionary()
+
+
+def counted_flops(graph: Graph) -> int:
+    """FLOPs of the operations that PyTorch's own counter counts: matrix products, convolutions, attention."""
+    return sum(op.work.flops or 0 for op in graph.operations if op.work and is_counted(op.kind))

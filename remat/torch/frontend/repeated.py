@@ -1,0 +1,234 @@
+"""The graph of a deep step from that of a shallow one: a few of the equal blocks are captured, and repeated.
+
+Capture takes time in proportion to depth; a transformer's blocks are equal. The model gets fewer of them for a while.
+That is sound if both passes of the deep model, followed call by call on tensors without contents, are the shallow
+one's with further blocks, and if the graph of one block more is the shallow graph with a copy. Both are checked.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from remat.errors import InvalidInput, first_line
+from remat.graph import Graph
+from remat.search.repeats import find_repeats, with_blocks
+from remat.torch.internals.autograd import cut_to, storage_key
+from remat.torch.internals.operators import TorchDispatchMode
+from remat.torch.measuring.plain import FollowedStep, plain_step
+from remat.torch.step.loss import Needs, Outside
+from remat.torch.step.work import storage_bytes, tensors_of
+
+SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
+LEAST = 18  # blocks from which the shallow captures are faster than one of the whole model
+
+Described = tuple[Graph, tuple[str, ...]]  # the graph of a step; [V] path of the module that makes each value
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Equal blocks of a model that stand in a row.
+
+    Attributes:
+        path: of the container; the blocks are its children 0, 1, ...
+    """
+
+    model: nn.Module
+    path: str
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Row | None:
+        """The longest row of at least `LEAST` blocks; None if there is none."""
+        rows = [
+            (len(module), name)
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) >= LEAST and _are_alike(model, module)
+        ]
+        return cls(model, max(rows)[1]) if rows else None
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks."""
+        return [*self.model.get_submodule(self.path).children()]
+
+    def cut_to(self, n_blocks: int) -> AbstractContextManager[None]:
+        """Let the model have its first blocks only."""
+        return cut_to(self.model.get_submodule(self.path), n_blocks)
+
+    def bytes_after(self, n_blocks: int) -> int:
+        """Bytes of parameters and buffers of all blocks but the first `n_blocks`."""
+        rest = self.blocks[n_blocks:]
+        tensors = [x for block in rest for x in (*block.parameters(), *block.buffers())]
+        return sum({storage_key(x): storage_bytes(x) for x in tensors}.values())
+
+
+def has_long_row(model: nn.Module) -> bool:
+    """Whether so many modules with parameters stand in a row that copies would be worth it."""
+    rows = (module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential)))
+    return any(sum(any(True for _ in block.parameters()) for block in row) >= LEAST for row in rows)
+
+
+def _are_alike(model: nn.Module, blocks: nn.Module) -> bool:
+    """Whether the blocks have one class, parameters of the same shapes and types, and share none."""
+    first, *others = [
+        (type(block), [(name, x.shape, x.dtype, x.requires_grad) for name, x in _tensors(block)])
+        for block in blocks.children()
+    ]
+    keys = [storage_key(x) for block in blocks.children() for _, x in _tensors(block)]
+    places = [storage_key(x) for module in model.modules() for x in (*module.parameters(False), *module.buffers(False))]
+    used = dict.fromkeys(keys, 0)
+    for key in places:
+        if key in used:
+            used[key] += 1
+    return bool(first[1]) and all(other == first for other in others) and set(used.values()) == {1}
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+class Repeated:
+    """A deep step of whose blocks only a few are captured.
+
+    Attributes:
+        shallow, modules: the captured step with `SHALLOW` blocks.
+        followed: the deep step, if blocks were checked.
+    """
+
+    def __init__(self, row: Row, capture: Callable[[], Described], followed: FollowedStep | None = None) -> None:
+        self.row, self.followed = row, followed
+        with row.cut_to(SHALLOW):
+            self.shallow, self.modules = capture()
+
+    @classmethod
+    def of(cls, row: Row, capture: Callable[[], Described], step: nn.Module, args: tuple[Any, ...]) -> Repeated:
+        """After a check that blocks may be repeated.
+
+        Args:
+            capture: captures `step`, whose model has the row, on `args`.
+
+        Raises:
+            InvalidInput: they may not, and why.
+        """
+        deep, followed = _calls(step, args)
+        with row.cut_to(SHALLOW):
+            shallow, _ = _calls(step, args)
+        if not all(_goes_on(a, b, len(row.blocks) - SHALLOW) for a, b in zip(shallow, deep, strict=True)):
+            raise InvalidInput("its blocks do not run the same operations")
+        made = cls(row, capture, followed)
+        with row.cut_to(SHALLOW + 1):
+            more = capture()[0]
+        if _facts(made.graph(SHALLOW + 1)[0]) != _facts(more):
+            raise InvalidInput("a further block changes more than one block of the step")
+        return made
+
+    def graph(self, n_blocks: int) -> Described:
+        """The step with so many blocks.
+
+        Raises:
+            InvalidInput: its operations do not repeat.
+        """
+        repeats = find_repeats(self.shallow)
+        if repeats is None:
+            raise InvalidInput("its operations do not repeat")
+        more = n_blocks - SHALLOW
+        deep, copied, moved = with_blocks(self.shallow, repeats, repeats.n_blocks + more)
+        further = self.row.bytes_after(SHALLOW) - self.row.bytes_after(n_blocks)
+        paths = self._paths(copied, moved, more)
+        return replace(deep, fixed_bytes=deep.fixed_bytes + further), paths
+
+    def _paths(self, copied: Sequence[int], moved: Sequence[int], more: int) -> tuple[str, ...]:
+        """[value] path of its module, whose number moves as its block does."""
+        modules = self.modules
+        number = re.compile(rf"^{re.escape(self.row.path)}\.(\d+)(?=\.|$)")
+
+        def path(v: int, move: int) -> str:
+            found = number.match(modules[v])
+            if found is None:
+                return modules[v]
+            at = int(found[1])
+            if not move and at > SHALLOW // 2:  # after the copies, and in no block of the graph
+                move = more
+            return f"{self.row.path}.{at + move}{modules[v][found.end() :]}"
+
+        return tuple(path(v, move) for v, move in zip(copied, moved, strict=True))
+
+
+def _facts(graph: Graph) -> tuple[Any, ...]:
+    operations = [
+        (op.kind, op.inputs, op.outputs, op.workspace_bytes, op.is_backward, op.run_once,
+         op.work and (op.work.flops, op.work.bytes_moved))
+        for op in graph.operations
+    ]  # fmt: skip
+    return operations, [(value.bytes, value.keep) for value in graph.values], graph.fixed_bytes, graph.loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a step: the operator, [tensor it makes] shape and type, [tensor it reads] calls since."""
+
+    operator: str
+    outputs: tuple[Any, ...]
+    inputs: tuple[int, ...]
+
+
+class _Calls(TorchDispatchMode):
+    """Notes calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = list[_Call]()
+        self.made: dict[int, int] = {}  # storage that is there -> the call that made it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        outputs, at = tensors_of(made), len(self.found)
+        read = tuple(at - self.made.get(storage_key(x), at) for x in tensors_of((args, kwargs)))  # 0: from outside
+        self.found.append(_Call(str(func), tuple((tuple(x.shape), x.dtype) for x in outputs), read))
+        for x in outputs:
+            key = storage_key(x)
+            if key not in self.made:
+                self.made[key] = at
+                weakref.finalize(x.untyped_storage(), self.made.pop, key, None)  # another may take its place
+        return made
+
+
+def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], list[_Call]], FollowedStep]:
+    """((calls of the forward pass, of the backward pass), the step).
+
+    Raises:
+        InvalidInput: the step does not run on tensors without contents.
+    """
+    calls, end = _Calls(), [0]
+
+    def at_loss(_: Sequence[Tensor], __: bool) -> Needs:
+        end[0] = len(calls.found)
+        return Needs()
+
+    try:
+        followed = plain_step(step, args, {}, Outside(taken=at_loss), lambda _: calls.found.clear(), calls)
+    except Exception as error:  # fake tensors do not support everything that can be captured
+        raise InvalidInput(f"it cannot be followed: {first_line(error)}") from error
+    return (calls.found[: end[0]], calls.found[end[0] :]), followed
+
+
+def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> bool:
+    """Whether `deep` is `shallow` with its last block so often more."""
+    n_block, rest = divmod(len(deep) - len(shallow), more)
+    if rest or n_block <= 0:
+        return False
+
+    def near(calls: Sequence[_Call]) -> list[Any]:
+        """What is read from further back than two blocks counts as one."""
+        return [(c.operator, c.outputs, tuple(min(d, 2 * n_block + 1) for d in c.inputs)) for c in calls]
+
+    one, other = near(shallow), near(deep)
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    end = at + more * n_block
+    return at >= n_block and other[at:end] == one[at - n_block : at] * more and other[end:] == one[at:]

@@ -1,0 +1,110 @@
+"""AOT autograd and its min-cut partitioner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import collect_metadata_analysis
+from torch._guards import TracingContext
+from torch.fx.graph import _BoxedCodeGen
+
+
+@contextmanager
+def gradients_without_holes() -> Iterator[None]:
+    """Let the gradient of an output that is a part of a larger tensor be dense, as a loss makes it.
+
+    By default the backward pass takes it in the output's strides: for ``x[:, 0]`` it would be as large as ``x``.
+    """
+    name = "coerce_tangent_and_suggest_memory_format"
+    original = getattr(collect_metadata_analysis, name)
+
+    def dense(output: Any) -> Any:
+        gradient, layout, is_other = original(output)
+        if type(layout).__name__ == "MemoryFormatMeta" and layout.stride is not None:
+            without_holes = gradient.clone()
+            if without_holes.stride() != gradient.stride():
+                return without_holes, type(layout).from_tensor(without_holes), True
+        return gradient, layout, is_other
+
+    setattr(collect_metadata_analysis, name, dense)
+    try:
+        yield
+    finally:
+        setattr(collect_metadata_analysis, name, original)
+
+
+def forbid_overwriting() -> None:
+    """Call while a half is compiled: backward then overwrites none of its arguments, so that it may run twice."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The module's code as a function of one list, whose items it drops after their last use."""
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
+
+
+def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Tell AOT autograd that a function takes one list."""
+    function._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+_PARTITIONER = threading.Lock()  # its settings and the fake tensors of a step belong to one thread at a time
+
+
+def min_cut(
+    module: fx.GraphModule, n_forward_outputs: int, costs: Mapping[str, int] | None, share: float = 1.0,
+    solver: str = "dp",
+) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
+    """The halves of a training graph as `torch.compile` cuts it; names of nodes stay, and `module` does not change.
+
+    Args:
+        costs: of calls by their names, others cost 0; None for PyTorch's own estimate, its counter of FLOPs.
+        share: ``activation_memory_budget``, of the bytes that would be saved without recomputation.
+        solver: ``activation_memory_budget_solver``.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+
+    class Costs(CustomRuntimeEstimator):
+        def __call__(self, node: fx.Node) -> float:
+            return 0.0 if costs is None else float(costs.get(node.name, 0))
+
+        def uuid(self) -> None:
+            """None, so that nothing is cached."""
+
+    copied = fx.GraphModule(module, _copied(module.graph))
+    copied.graph.find_nodes(op="output")[0].meta.update(module.graph.find_nodes(op="output")[0].meta)
+    settings: dict[str, Any] = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_solver": solver,
+        "activation_memory_budget_runtime_estimator": "flops" if costs is None else Costs(),
+        "cse": False,  # so that nodes keep their names
+    }
+    with _PARTITIONER, functorch_config.patch(settings):
+        return min_cut_rematerialization_partition(copied, (), num_fwd_outputs=n_forward_outputs)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
+
+
+def merge_equal_calls(module: fx.GraphModule) -> None:
+    """Compute equal calls of a training graph once, as PyTorch's own partitioner does first."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    end = module.graph.find_nodes(op="output")[0]
+    module.graph.eliminate_dead_code()
+    module.graph = fx_graph_cse(module.graph)
+    module.graph.find_nodes(op="output")[0].meta.update(end.meta)

@@ -1,0 +1,141 @@
+"""Operators, their kernels, and tensors without contents."""
+
+# ruff: noqa: F401 - other modules import these names from here
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as consists_of_tensors
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
+
+outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has shape and dtype, but no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def is_symbol(x: Any) -> bool:
+    """Whether the compiler knows a number by a name only, because it depends on values of tensors."""
+    return isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+@contextmanager
+def fakes_hidden() -> Iterator[None]:
+    """Let code outside of PyTorch that asks for `torch._subclasses.FakeTensor` recognise no tensor as one."""
+
+    class Hidden(type):
+        def __instancecheck__(cls, x: Any) -> bool:
+            asker = str(sys._getframe(1).f_globals.get("__name__"))
+            return asker.split(".")[0] == "torch" and isinstance(x, FakeTensor)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, FakeTensor)
+
+    torch._subclasses.FakeTensor = Hidden("FakeTensor", (), {})
+    try:
+        yield
+    finally:
+        torch._subclasses.FakeTensor = FakeTensor
+
+
+_TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an operator; None for another function."""
+    return getattr(target, "_schema", None)
+
+
+def native_recurrent(kind: str) -> Callable[..., Any]:
+    """The function that a recurrent layer calls: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
+    return getattr(torch._VF, kind)
+
+
+def composite_kernel(op: OpOverload, *args: Any) -> Any:
+    """Call the kernel that composes `op` of other operators."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
+@contextmanager
+def views_need_gradients() -> Iterator[None]:
+    """Let a view of a tensor that needs a gradient need one too, as in eager mode; in a compiled step it does not."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(include, exclude.remove(torch._C.DispatchKey.ADInplaceOrView)):
+        yield
+
+
+@contextmanager
+def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> Iterator[None]:
+    """Remove the formulas that PyTorch registers for tracing operators, and use `instead` where it has others.
+
+    This replaces only calls of the model, not calls that another formula makes.
+    """
+    removed = []
+    try:
+        for op, function in instead.items():
+            removed.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
+            if function is not None:
+                composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+                keys = _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
+                op.py_kernels.update(dict.fromkeys(keys, function))
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in removed:
+            for key in _TRACED_INSTEAD:
+                op.py_kernels.pop(key, None)
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+@contextmanager
+def corrected_fakes(
+    correct: Callable[[FakeTensorMode, Any, Any, Any], Any], instead: Callable[[Any, Any], Callable[..., Any] | None]
+) -> Iterator[None]:
+    """Let `correct` change the results of operators on tensors without contents.
+
+    Args:
+        correct: (mode, operator, arguments, PyTorch's result) -> the right result.
+        instead: (operator, arguments) -> what makes the result where PyTorch cannot; None elsewhere.
+    """
+    dispatch = FakeTensorMode.dispatch
+
+    def corrected(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (make := instead(func, args)) is not None:
+            with self:
+                return make(*args, **(kwargs or {}))
+        return correct(self, func, args, dispatch(self, func, types, args, kwargs))
+
+    FakeTensorMode.dispatch = corrected
+    try:
+        yield
+    finally:
+        FakeTensorMode.dispatch = dispatch
+
+
+@contextmanager
+def overridden(implementations: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let composite ATen operators, by name, be other functions."""
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they were registered before is the point
+        for name, implementation in implementations.items():
+            library.impl(name, implementation, "CompositeImplicitAutograd")
+        yield

@@ -1,0 +1,1 @@
+"""What a step takes: seconds, workspaces and peaks, measured, or known from another step."""

@@ -1,0 +1,1 @@
+"""A model in parts, each with a plan of its own; the calls between them."""

@@ -1,0 +1,1 @@
+"""A plan for a captured step within a budget."""
