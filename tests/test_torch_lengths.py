@@ -97,7 +97,7 @@ def test_costs_and_workspaces_are_scaled(monkeypatch, tmp_path) -> None:
 
 
 def test_workspaces_are_measured_here_and_leave_random_numbers_alone(tmp_path, monkeypatch) -> None:
-    step = rt._rematerialize.captured_step(Model(), (sentences(8),), {}, "eager", "default")
+    step = rt._rematerialize.captured_step(Model(), (sentences(8),), {}, rt._rematerialize.Eager())
     in_child, _ = carried.profile_workspaces(step.graph, tmp_path / "child", "cpu")
     monkeypatch.setattr(carried, "MEASURE_S", 60)
     state = torch.get_rng_state()

@@ -25,10 +25,10 @@ import remat.torch as rt  # noqa: E402
 from remat.graph import Graph, Operation, Value  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
-from remat.torch.following.module import captured_step as captured_call  # noqa: E402
 from remat.torch.frontend.graphs import captured_step  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
+from remat.torch.planning.capturing import captured_step as captured_call  # noqa: E402
 from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
 from remat.torch.resident.optimizer import TEMPORARIES, state_bytes  # noqa: E402
 from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
@@ -266,13 +266,13 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
         orders.append(random_order(graph, np.random.default_rng(seed), 0.2))
         return SimpleNamespace(plan=Plan.from_order(graph, orders[-1]), strategy="random")
 
-    monkeypatch.setattr("remat.torch.planning.planner.find_plan", find_plan)
+    monkeypatch.setattr("remat.torch.planning.eager.find_plan", find_plan)
     index = torch.randint(0, 10, (5,))
     plain = Tied()
     model = copy.deepcopy(plain)
     optimizer, in_backward = adam(plain), adam(model)
     ours = rematerialize(model, (index,), in_backward)
-    step = captured_call(model, (index,), {}, "eager", "default", ours._planner.in_backward)
+    step = captured_call(model, (index,), {}, ours._planner.backend)
     assert len(step.updates) == len([op for op in ours.plan.graph.operations if op.kind == UPDATE_KIND]) == 6
     (order,) = orders
     assert ours.plan.order.tolist() == postponed(order, step.updates) != order
@@ -286,7 +286,7 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
     with pytest.raises(remat.InvalidPlan, match="reads a parameter after its update"):
         rematerialize(model, (index,), in_backward, None, plan=late)
     with pytest.raises(remat.InvalidPlan, match="is read after its update"):
-        emit(step, order, update_of=ours._planner.in_backward.update_of)
+        emit(step, order, update_of=ours._planner.backend.updates.update_of)
 
 
 def parts() -> tuple[Graph, dict[int, Update]]:

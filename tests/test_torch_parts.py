@@ -102,7 +102,7 @@ def test_a_loop_with_other_shapes_and_evaluation() -> None:
         losses.append(own)
     assert losses[0] == losses[1]
     assert planned.encoder is model.encoder  # the model finds its own submodules again
-    assert len(planned._search.planners["encoder"].plans) == 2
+    assert len(planned._step.search.planners["encoder"].plans) == 2
 
 
 class Twice(Branching):
@@ -166,7 +166,7 @@ def test_any_plans_of_parts_that_run_again_keep_the_promise(model, names, n_step
         planned = rt.rematerialize(model, args, 0.6, parts=names, **QUICK | {"time_limit_s": 0.1})
         assert measured(planned, args) <= planned.predicted_peak_bytes
         assert len(planned.plan.parts) == n_steps
-        assert sum(len(planner.plans) for planner in planned._search.planners.values()) == n_steps
+        assert sum(len(planner.plans) for planner in planned._step.search.planners.values()) == n_steps
 
 
 @pytest.mark.parametrize("share", [0.55, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.7, 0.85))])
@@ -265,7 +265,7 @@ def test_what_stands_around_parts_counts(kind) -> None:
     assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
     # A tensor with several uses in and outside of parts gets its gradients in another order.
     assert difference_of_steps(model, planned, args, {}, "cpu") <= (1e-6 if kind is Skipping else 0)
-    assert len(planned._search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
+    assert len(planned._step.search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
 
 
 @pytest.mark.slow

@@ -26,12 +26,15 @@ from remat.files import write_text
 from remat.torch._random import random_state
 from remat.torch.checkpointing import checkpointed
 from remat.torch.checkpointing.checkpointed import casting_anew
-from remat.torch.following.module import Rematerialized, captured_step, keywords, with_storages
+from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import NOT_IN_POLICIES, storage_key
 from remat.torch.internals.operators import TorchDispatchMode, schema_of
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step
-from remat.torch.planning.planner import START, describe_inputs
-from remat.torch.step.blocks import blocks_of, forwards_restored
+from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.eager import Eager
+from remat.torch.planning.planner import START
+from remat.torch.planning.sample import describe_inputs, keywords, with_storages
+from remat.torch.step.blocks import blocks_of, forwards_replaced
 from remat.torch.step.work import call_signature, storage_bytes, tensors_of
 from remat.units import format_size
 
@@ -182,20 +185,20 @@ class _Search:
     def __init__(
         self, module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], blocks: Sequence[str] | None
     ):  # fmt: skip
-        self.model, planner = module.model, module.__dict__["_planner"]
+        self.model, planner = module.model, module._planner
         if not isinstance(module.plan, StepPlan):
             raise InvalidInput("checkpoints are not for a model that is planned in parts")
-        if module.__dict__["_backend"] != "eager":
+        if not isinstance(planner.backend, Eager):
             raise InvalidInput("checkpoints are of eager steps: rematerialize with backend='eager'")
         if has_recurrent_layer(self.model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         self.blocks = self._checked(blocks)
         self.args, self.kwargs = with_storages((args, kwargs), planner.device)
-        step = captured_step(self.model, self.args, self.kwargs, "eager", planner.implementations)
-        self.planner = planner
-        graph, fixed = planner.with_everything_resident(step)
-        self.fixed_bytes = graph.fixed_bytes - fixed[START]  # a followed step makes it
-        self.free = planner.plan(step, describe_inputs((self.args, self.kwargs)))
+        step = captured_step(self.model, self.args, self.kwargs, Eager(planner.backend.implementations))
+        self.planner, inputs = planner, describe_inputs((self.args, self.kwargs))
+        own = planner.surrounded(step, inputs)
+        self.fixed_bytes = own.graph.fixed_bytes - own.fixed[START]  # a followed step makes it
+        self.free = planner.plan(step, inputs)
         self.plain, self.plain_runs = self._followed(_marked)
         if self._leave_out({run.block for run in self.plain_runs if run.changes_input}, blocks):
             self.plain, self.plain_runs = self._followed(_marked)
@@ -301,10 +304,9 @@ class _Search:
             runs.clear()
             followers[:] = [follower]
 
-        with forwards_restored(self.model, self.blocks):
-            for name in self.blocks:
-                block = self.model.get_submodule(name)
-                block.forward = wrap(block.forward, name, runs, followers)
+        blocks = {name: self.model.get_submodule(name) for name in self.blocks}
+        wrapped = {name: wrap(block.forward, name, runs, followers) for name, block in blocks.items()}
+        with forwards_replaced(self.model, wrapped):
             step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start)
         return step, runs
 

@@ -17,7 +17,8 @@ from remat.torch.explaining.sizes import KnownStep, SizedStep, are_alike
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
-from remat.torch.resident.shard import Sharding, blocks_in_rows
+from remat.torch.resident.shard import Sharding
+from remat.torch.step.blocks import blocks_in_rows
 
 LENGTHS = ("length", "seq_len", "sequence_length", "seq_length")  # names that factories give the length of a sequence
 GRAIN = 32  # tokens: some kernels of attention hold numbers for so many rows at once

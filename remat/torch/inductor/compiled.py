@@ -33,6 +33,7 @@ from remat.torch.internals.inductor import LoweredHalf
 from remat.torch.measuring.plain import calls_graph
 from remat.torch.step import capture
 from remat.torch.step.emit import emit
+from remat.torch.step.runners import Inductor
 from remat.torch.step.training_graph import CapturedStep, end_of, split_graph_of
 from remat.units import format_size
 
@@ -110,12 +111,14 @@ class CompiledStep:
 
     def _lowered(self, order: list[int], groups: list[int]) -> Sequence[LoweredHalf]:
         training_graph = self.step.training_graph
-        lower = training_graph.lowering
-        assert lower is not None, "a step for Inductor has a lowering"
+        runner = training_graph.runner
+        assert isinstance(runner, Inductor), "the step was captured for Inductor"
+        lower = runner.lower
+        assert lower is not None
 
         def cut(module: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            again = capture.read_training_graph(module, n_forward, training_graph.primals, lower)
-            step = split_graph_of(again, self.step.graph.name, replays_random=False)
+            again = capture.read_training_graph(module, n_forward, training_graph.primals, runner)
+            step = split_graph_of(again, self.step.graph.name)
             return emit(step, order, (), groups)
 
         with capture.settings():

@@ -18,7 +18,8 @@ from remat.torch.internals import autograd
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
-from remat.torch.step.capture import TrainingGraph
+from remat.torch.resident.updates import Updates, with_updates
+from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.work import CUDA_BLOCK_BYTES, in_blocks, tensors_of
 
 OPTION = "optimizer_in_backward=True"
@@ -112,7 +113,7 @@ def _followed(
     return most + NUMBER_BYTES
 
 
-class InBackward:
+class InBackward(Updates):
     """The updates of a model's parameters by an optimizer, in the backward pass.
 
     `Given` tensors take the place of gradients until ``optimizer.step()`` or ``zero_grad()``, so that what reads
@@ -152,22 +153,20 @@ class InBackward:
             if storages.setdefault(storage_key(p), p) is not p:
                 raise InvalidInput(f"{OPTION}: two parameters of {name} share memory; tie them to one parameter")
 
-    def held(self) -> tuple[bool, ...]:
-        """For each parameter of the model whether the optimizer trains it."""
+    def trained(self) -> tuple[bool, ...]:
         ids = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         return tuple(p.requires_grad and id(p) in ids for p in self._model().parameters())
 
     def _parameters(self) -> list[nn.Parameter]:
         """Those parameters of the model that the optimizer trains."""
-        return list(itertools.compress(self._model().parameters(), self.held()))
+        return list(itertools.compress(self._model().parameters(), self.trained()))
 
-    def workspaces(self, training_graph: TrainingGraph) -> dict[int, int]:
-        """[index of a parameter among the primals] bytes that its update needs beside state and gradient."""
+    def added(self, step: CapturedStep) -> CapturedStep:
         group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         held = {id(p) for p in self._parameters()}
-        return {
-            i: self._update_bytes(x, group_of[id(x)]) for i, x in enumerate(training_graph.primals) if id(x) in held
-        }
+        primals = step.training_graph.primals
+        workspaces = {i: self._update_bytes(x, group_of[id(x)]) for i, x in enumerate(primals) if id(x) in held}
+        return with_updates(step, workspaces, self.name)
 
     def _update_bytes(self, parameter: Tensor, group: int) -> int:
         key = group, parameter.shape, parameter.stride(), parameter.dtype, parameter.device
@@ -176,7 +175,6 @@ class InBackward:
         return self.sizes[key]
 
     def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
-        """The function that updates a parameter of the model with its gradient."""
         (name,) = (name for name, p in self._model().named_parameters() if p is parameter)
 
         def update(gradient: Tensor) -> None:
@@ -202,11 +200,6 @@ class InBackward:
     # What a loop does
 
     def check(self) -> None:
-        """Refuse, before a forward pass, what updates in the backward pass cannot do.
-
-        Raises:
-            InvalidInput: in one line.
-        """
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise InvalidInput(f"{OPTION} does not add gradients of several processes up; leave it out")
@@ -216,8 +209,10 @@ class InBackward:
             if autograd.has_hooks(p):
                 raise InvalidInput(f"{OPTION}: hooks on the gradients of parameters are not called; remove them")
 
+    def check_copy(self) -> None:
+        raise TypeError("a module whose optimizer runs in the backward pass cannot be copied: copy its .model")
+
     def watch(self, node: Any) -> None:
-        """Note a forward pass by its node of the autograd graph, which calls `_begin` before it runs."""
         steps, me = self.steps, weakref.ref(node)
         self.forwards = [each for each in self.forwards if each[1]() is not None and each[0] == steps]
         self.forwards.append((steps, me))
@@ -279,7 +274,6 @@ class InBackward:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Meanwhile gradients are left in ``.grad``, and nothing is updated."""
         self.collects = True
         try:
             yield
@@ -288,7 +282,6 @@ class InBackward:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo afterwards what updates change: parameters, the optimizer's state, and what is noted of the loop."""
         noted = self.steps, self.since
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().to("cpu", copy=True) for p in parameters]

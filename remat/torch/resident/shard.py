@@ -10,9 +10,10 @@ the root is not, and the backward pass gathers one block ahead.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
-from remat.torch.internals.autograd import after_backward
+from remat.torch.internals.autograd import after_backward, storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
 from remat.torch.resident.optimizer import state_bytes
-from remat.torch.step.blocks import forwards_restored
-from remat.torch.step.work import local_part, tensors_of
+from remat.torch.step.blocks import blocks_in_rows, forwards_replaced, in_place
+from remat.torch.step.work import local_part, storage_bytes, tensors_of
 
 ROOT = ""  # the name of the group of all parameters that stand outside of blocks
 
@@ -101,35 +102,81 @@ def _trained(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p for p in parameters if p.requires_grad]
 
 
-def repeated_blocks(model: nn.Module) -> list[str]:
-    """Names of the outermost modules that stand in a row of modules of one class, each with children.
+class Division(ABC):
+    """How a model's parameters are divided over ranks, each of which follows plans of parts."""
 
-    Raises:
-        InvalidInput: there are none.
-    """
-    names = list(blocks_in_rows(model))
-    if not names:
-        raise InvalidInput(
-            "shard= plans block by block, and the model has no row of modules of one class; name its blocks, e.g. "
-            "parts=['encoder', 'decoder']"
-        )
-    return names
+    ranks: int
+
+    @abstractmethod
+    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        """Bytes that a rank holds of the model's parameters and of other tensors."""
+
+    @abstractmethod
+    def stands_in(self, model: nn.Module) -> AbstractContextManager[Callable[[Follower], None]]:
+        """Let steps of the model that are followed meanwhile hold the bytes of the division; gives what begins one."""
+
+    @abstractmethod
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        """The part that is captured and compiled."""
+
+    @abstractmethod
+    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
+        """Lets the model run `modules` in place of its parts of these names."""
+
+    @abstractmethod
+    def apply(self, model: nn.Module) -> None:
+        """Divide the model, if there are processes to divide it over."""
+
+    @abstractmethod
+    def check_applied(self, model: nn.Module) -> None:
+        """Refuse to run a step that is not divided.
+
+        Raises:
+            InvalidInput: there was no process group when the plan was made.
+        """
+
+    @abstractmethod
+    def check_prepare(self) -> None:
+        """Refuse to plan other shapes ahead.
+
+        Raises:
+            InvalidInput: the model is divided.
+        """
 
 
-def blocks_in_rows(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Names of the outermost modules with trained parameters that stand in a row of modules of one class."""
-    children = dict(module.named_children())
-    is_row = isinstance(module, (nn.Sequential, nn.ModuleList)) and len({type(x) for x in children.values()}) == 1
-    for name, child in children.items():
-        if is_row and len(children) > 1 and list(child.children()) and _trained([*child.parameters()]):
-            yield prefix + name
-        else:
-            yield from blocks_in_rows(child, f"{prefix}{name}.")
+class _Whole(Division):
+    """One rank has all."""
+
+    ranks = 1
+
+    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        return sum({storage_key(x): storage_bytes(x) for x in (*model.parameters(), *others)}.values())
+
+    def stands_in(self, model: nn.Module) -> AbstractContextManager[Callable[[Follower], None]]:
+        return nullcontext(lambda _: None)
+
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        return model.get_submodule(name)
+
+    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
+        return lambda: in_place(model, modules)
+
+    def apply(self, model: nn.Module) -> None:
+        pass
+
+    def check_applied(self, model: nn.Module) -> None:
+        pass
+
+    def check_prepare(self) -> None:
+        pass
+
+
+WHOLE = _Whole()
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
-    """How a model is divided.
+class Sharding(Division):
+    """FSDP2's division.
 
     Attributes:
         ranks: over which each parameter is divided.
@@ -141,9 +188,32 @@ class Sharding:
     blocks: tuple[str, ...]
     device: str
 
+    @classmethod
+    def of(cls, model: nn.Module, ranks: int, blocks: Sequence[str], device: str) -> Sharding:
+        """A division of this model.
+
+        Raises:
+            InvalidInput: FSDP2 cannot divide its parameters.
+        """
+        groups_of(model, blocks)
+        return cls(ranks, tuple(blocks), device)
+
+    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        there = {storage_key(x): storage_bytes(x) for x in others}
+        return sum(there.values()) + shards_bytes(list(model.parameters()), self.ranks)
+
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        return _WithoutHooks(model.get_submodule(name))
+
+    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
+        forwards = {name: module.__call__ for name, module in modules.items()}  # inside of FSDP2's hooks
+        return lambda: forwards_replaced(model, forwards)
+
+    def check_prepare(self) -> None:
+        raise InvalidInput("prepare() does not plan for a sharded model: rematerialize with the largest arguments")
+
     @contextmanager
     def stands_in(self, model: nn.Module) -> Iterator[Callable[[Follower], None]]:
-        """Let steps of the model that are followed meanwhile hold FSDP2's bytes; gives what begins such a step."""
         stand_in = _StandIn(self, model)
         modules = {name: model.get_submodule(name) if name else model for name in (*self.blocks, ROOT)}
         handles = []
@@ -158,7 +228,6 @@ class Sharding:
                 handle.remove()
 
     def apply(self, model: nn.Module) -> None:
-        """Call `fully_shard` on the blocks and on the model, if there are processes to divide it over."""
         from torch import distributed
 
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -172,11 +241,6 @@ class Sharding:
         fully_shard(model, mesh=mesh)
 
     def check_applied(self, model: nn.Module) -> None:
-        """Refuse to run a step that is not divided.
-
-        Raises:
-            InvalidInput: there was no process group when the plan was made.
-        """
         if not any(_is_divided(p) for p in model.parameters()):
             raise InvalidInput(
                 f"the plan is for one of {self.ranks} ranks: start {self.ranks} processes (torchrun --nproc-per-node="
@@ -239,16 +303,7 @@ def _is_divided(tensor: Tensor) -> bool:
     return local_part(tensor) is not tensor
 
 
-@contextmanager
-def forwards_in_place(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let these functions be the forward passes of the model's modules of these names, inside their hooks."""
-    with forwards_restored(model, forwards):
-        for name, forward in forwards.items():
-            model.get_submodule(name).forward = forward
-        yield
-
-
-class WithoutHooks(nn.Module):
+class _WithoutHooks(nn.Module):
     """A module's forward pass, without its hooks: FSDP2's act outside of the graph."""
 
     def __init__(self, module: nn.Module):
