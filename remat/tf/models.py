@@ -15,7 +15,9 @@ from remat.errors import InvalidInput, RematError, unknown_name
 from remat.frontends.spec import DTYPES, ModelSpec, check_options, load_target
 from remat.graph import Graph
 from remat.tf._keras import import_keras
+from remat.tf.layer_graph import layer_graph
 from remat.tf.networks import segmentation
+from remat.tf.operation_graph import operation_graph
 
 # Smallest height and width that a network can be built for.
 _SMALLEST = {"InceptionV3": 75, "Xception": 71}
@@ -61,11 +63,7 @@ def extract(spec: ModelSpec) -> Graph:
     model = build_model(spec, allocate=not by_layer)
     name = spec.graph_name
     if by_layer:
-        from remat.tf.layer_graph import layer_graph
-
         return layer_graph(model, batch_size=spec.batch_size, name=name, accounting=spec.accounting, dtype=spec.dtype)
-    from remat.tf.operation_graph import operation_graph
-
     return operation_graph(model, spec.batch_size, name if ":" in name else f"{name}_ops", dtype=spec.dtype)
 
 

@@ -27,20 +27,19 @@ from remat.torch.planning.eager import Eager
 from remat.torch.planning.inductor import Inductor
 from remat.torch.planning.planner import Backend, Planner, there_before
 from remat.torch.planning.sample import default_gpu, describe_inputs, device_of, keywords, with_storages
-from remat.torch.resident.in_backward import OPTION, InBackward
+from remat.torch.resident.in_backward import BY_THE_LOOP, OPTION, InBackward
 from remat.torch.resident.residents import Resident
 from remat.torch.resident.shard import WHOLE, Sharding, check_shard, check_whole
-from remat.torch.resident.updates import BY_THE_LOOP
 from remat.torch.step import aot
 from remat.torch.step.blocks import repeated_blocks
 from remat.torch.step.loss import Outside
 from remat.torch.step.refusals import check_given_tensors
-from remat.torch.step.runners import RUNNERS
 from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.with_implementations import CHOICES
 from remat.units import format_size
 
 MOST_PLANS = 4
+BACKENDS = ("eager", "inductor")
 
 
 def rematerialize(
@@ -155,7 +154,7 @@ def rematerialize(
         options, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
-    how: Backend = Eager(implementations, updates) if backend == Eager.runner.name else Inductor()
+    how: Backend = Eager(implementations, updates) if backend == "eager" else Inductor()
     planner = Planner(
         type(model).__name__, options, device, how, plain=Peaks(None, "a plan was given"),
         resident=Resident(model, optimizer, shard, accumulate), sample=inputs, outside=Outside(loss, retain_graph),
@@ -288,8 +287,8 @@ def _check(
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     aot.check_that_calls_are_compiled()
-    if backend not in RUNNERS:
-        raise unknown_name("backend", backend, RUNNERS)
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
     if mode not in (None, "default"):
         raise InvalidInput(
             f"mode={mode!r} is not supported, only 'default': the other modes record CUDA graphs, whose memory pools "

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from remat.errors import InvalidInput, headline, unknown_name
 from remat.execution import StepPlan
 from remat.files import write_text
+from remat.programs.highs import cheapest_columns
+from remat.programs.program import scale_of
 from remat.torch._random import random_state
 from remat.torch.checkpointing import checkpointed
 from remat.torch.checkpointing.checkpointed import casting_anew
@@ -369,9 +371,6 @@ class _Program:
 
     def cheapest(self, budget_bytes: int) -> dict[str, tuple[tuple[int, ...], bool]] | None:
         """The cheapest choice within the budget, as `Checkpoints.kept`; None if there is none."""
-        from remat.programs.highs import cheapest_columns  # imports SciPy, which training does not need
-        from remat.programs.program import scale_of
-
         held = np.array([row for row, _ in self.limits])
         most = np.array([budget_bytes - rest for _, rest in self.limits])
         pairs = [(j, self.columns[name, -1]) for (name, number), j in self.columns.items() if number >= 0]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -28,7 +27,7 @@ from remat.torch.step.refusals import causes, check_given_tensors, refusals
 from remat.torch.step.sums import Sums
 
 
-class Following(ABC):
+class Following(Protocol):
     """A model's call under plans.
 
     Attributes:
@@ -38,20 +37,18 @@ class Following(ABC):
     model: nn.Module
     planner: Planner
 
-    @abstractmethod
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What the model's call returns."""
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
 
-    @abstractmethod
     def plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
         """The plans of a step on these arguments, made now if they are not known."""
+        ...
 
-    @abstractmethod
     def of(self, model: nn.Module) -> Following:
         """The same for a copy of the model."""
+        ...
 
 
-class InOneGraph(Following):
+class InOneGraph:
     """A call that compiles into one graph; each new combination of shapes and modes has a plan of its own."""
 
     def __init__(self, model: nn.Module, planner: Planner):

@@ -10,7 +10,7 @@ from torch import nn
 
 from remat.errors import InvalidInput, unknown_name
 from remat.execution import Peaks, StepPlan, parse_budget
-from remat.torch.following.in_one_graph import Following, InOneGraph
+from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
 from remat.torch.measuring.measure import difference_of_steps
 from remat.torch.parts.opaque import followed_step
@@ -22,7 +22,7 @@ from remat.torch.step.work import storage_bytes, tensors_of
 from remat.units import format_size
 
 
-class InParts(Following):
+class InParts:
     """A call whose parts follow plans of their own; what stands between them runs as PyTorch runs it.
 
     Attributes:
@@ -32,17 +32,17 @@ class InParts(Following):
     def __init__(self, model: nn.Module, search: PartsSearch, plan: PartsPlan):
         self.model, self.planner, self.search, self.plan = model, search.planner, search, plan
         division = search.division
-        modules = {
+        self.modules = {
             name: Rematerialized(InOneGraph(division.part(model, name), search.planners[name]), each, accumulates=True)
             for name, each in plan.parts.items()
             if name in search.planners
         }
-        self.placed = division.placing(model, modules)
         division.apply(model)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self.search.division.check_applied(self.model)
-        with self.placed():
+        division = self.search.division
+        division.check_applied(self.model)
+        with division.placed(self.model, self.modules):
             return self.model(*args, **kwargs)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:

@@ -22,6 +22,8 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, PlanOptions, StepPlan, cheapest_fitting, find_plan
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.programs.highs import cheapest_columns
+from remat.programs.program import scale_of
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
@@ -360,9 +362,6 @@ def _left(
 
 def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
     """The cheapest choice of a plan for each part within the budget."""
-    from remat.programs.highs import cheapest_columns  # imports SciPy, which training does not need
-    from remat.programs.program import scale_of
-
     columns = [(name, choice) for name, part in parts.items() for choice in part.choices]
     held = [[choice.bytes_at(name, moment) for name, choice in columns] for moment in moments]
     one = [[float(name == part) for name, _ in columns] for part in parts]

@@ -24,8 +24,9 @@ from remat.torch.planning.capturing import traced_places, whole_step
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
 from remat.torch.planning.replay import retained_peak
 from remat.torch.planning.workspaces import with_workspaces
+from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
 from remat.torch.resident.residents import EARLIER_GRADIENTS
-from remat.torch.resident.updates import BY_THE_LOOP, Updates, plan_in_order, postponed
+from remat.torch.resident.updates import plan_in_order, postponed
 from remat.torch.step import aot
 from remat.torch.step.capture import TrainingGraph
 from remat.torch.step.loss import OWN_LOSS, Needs, Outside

@@ -22,10 +22,10 @@ from remat.torch.inductor.compiled import CompiledStep, cheapest
 from remat.torch.planning.capturing import whole_step
 from remat.torch.planning.eager import CHEAP
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
-from remat.torch.resident.updates import BY_THE_LOOP, Updates
-from remat.torch.step import aot
+from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
+from remat.torch.step import aot, runners
 from remat.torch.step.capture import TrainingGraph
-from remat.torch.step.runners import RUNNERS, Runner
+from remat.torch.step.runners import Runner
 from remat.torch.step.training_graph import CapturedStep
 
 COMPILED = 2  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
@@ -39,7 +39,7 @@ class Inductor(Backend):
         compiled: [step that was captured] what Inductor makes of it, while the step lives.
     """
 
-    runner: ClassVar[Runner] = RUNNERS["inductor"]
+    runner: ClassVar[Runner] = runners.Inductor()
     instead: ClassVar[str] = ", or backend='eager', whose peak is the predicted one"
     implementations: str = "default"
     updates: Updates = BY_THE_LOOP

@@ -26,8 +26,9 @@ from remat.torch.measuring.plain import calls_graph, followed_loss, like
 from remat.torch.planning.book import PlanBook
 from remat.torch.planning.replay import retained_peak
 from remat.torch.planning.workspaces import with_workspaces
+from remat.torch.resident.in_backward import Updates
 from remat.torch.resident.residents import EARLIER_GRADIENTS, Resident
-from remat.torch.resident.updates import Updates, check_order
+from remat.torch.resident.updates import check_order
 from remat.torch.step.capture import TrainingGraph
 from remat.torch.step.loss import ANY_LOSS, Needs, Outside
 from remat.torch.step.runners import Runner

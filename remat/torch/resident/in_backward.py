@@ -7,18 +7,18 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput, headline
+from remat.errors import InvalidInput, InvalidPlan, headline
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
-from remat.torch.resident.updates import Updates, with_updates
+from remat.torch.resident.updates import with_updates
 from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.work import CUDA_BLOCK_BYTES, in_blocks, tensors_of
 
@@ -113,8 +113,44 @@ def _followed(
     return most + NUMBER_BYTES
 
 
-class InBackward(Updates):
-    """The updates of a model's parameters by an optimizer, in the backward pass.
+class ByTheLoop:
+    """The training loop calls its optimizer; steps leave gradients."""
+
+    def added(self, step: CapturedStep) -> CapturedStep:
+        """The step with the updates that are operations of it."""
+        return step
+
+    def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        """The function that updates a parameter of the model with its gradient, in a step with updates."""
+        raise InvalidPlan("the plan updates parameters, which the loop does here")
+
+    def trained(self) -> tuple[bool, ...]:
+        """For each parameter of the model whether a step updates it; () if none does."""
+        return ()
+
+    def check(self) -> None:
+        """Refuse, before a forward pass, what updates cannot do, in one line."""
+
+    def check_copy(self) -> None:
+        """Refuse a copy of the module, of which other parameters would be updated."""
+
+    def watch(self, node: Any) -> None:
+        """Note a forward pass by its node of the autograd graph."""
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """Meanwhile gradients are left in ``.grad``, and nothing is updated."""
+        return nullcontext()
+
+    def undone(self) -> AbstractContextManager[None]:
+        """Undo afterwards what updates change: parameters, the optimizer's state, and what is noted of the loop."""
+        return nullcontext()
+
+
+BY_THE_LOOP = ByTheLoop()
+
+
+class InBackward:
+    """The updates of a model's parameters by an optimizer, in the backward pass; for its methods see `ByTheLoop`.
 
     `Given` tensors take the place of gradients until ``optimizer.step()`` or ``zero_grad()``, so that what reads
     gradients is refused and does not silently do nothing.
@@ -296,6 +332,9 @@ class InBackward(Updates):
             with torch.no_grad():
                 for p, old in zip(parameters, before, strict=True):
                     p.copy_(old)
+
+
+Updates = ByTheLoop | InBackward
 
 
 def _moved(x: Any, device: str) -> Any:

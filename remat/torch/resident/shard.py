@@ -10,7 +10,6 @@ the root is not, and the backward pass gathers one block ahead.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -102,81 +101,43 @@ def _trained(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p for p in parameters if p.requires_grad]
 
 
-class Division(ABC):
-    """How a model's parameters are divided over ranks, each of which follows plans of parts."""
-
-    ranks: int
-
-    @abstractmethod
-    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
-        """Bytes that a rank holds of the model's parameters and of other tensors."""
-
-    @abstractmethod
-    def stands_in(self, model: nn.Module) -> AbstractContextManager[Callable[[Follower], None]]:
-        """Let steps of the model that are followed meanwhile hold the bytes of the division; gives what begins one."""
-
-    @abstractmethod
-    def part(self, model: nn.Module, name: str) -> nn.Module:
-        """The part that is captured and compiled."""
-
-    @abstractmethod
-    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
-        """Lets the model run `modules` in place of its parts of these names."""
-
-    @abstractmethod
-    def apply(self, model: nn.Module) -> None:
-        """Divide the model, if there are processes to divide it over."""
-
-    @abstractmethod
-    def check_applied(self, model: nn.Module) -> None:
-        """Refuse to run a step that is not divided.
-
-        Raises:
-            InvalidInput: there was no process group when the plan was made.
-        """
-
-    @abstractmethod
-    def check_prepare(self) -> None:
-        """Refuse to plan other shapes ahead.
-
-        Raises:
-            InvalidInput: the model is divided.
-        """
-
-
-class _Whole(Division):
-    """One rank has all."""
+class Whole:
+    """A model that one rank has as a whole."""
 
     ranks = 1
 
     def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        """Bytes that a rank holds of the model's parameters and of other tensors."""
         return sum({storage_key(x): storage_bytes(x) for x in (*model.parameters(), *others)}.values())
 
     def stands_in(self, model: nn.Module) -> AbstractContextManager[Callable[[Follower], None]]:
+        """Let steps of the model that are followed meanwhile hold the bytes of the division; gives what begins one."""
         return nullcontext(lambda _: None)
 
     def part(self, model: nn.Module, name: str) -> nn.Module:
+        """The part that is captured and compiled."""
         return model.get_submodule(name)
 
-    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
-        return lambda: in_place(model, modules)
+    def placed(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+        """Let the model run `modules` in place of its parts of these names."""
+        return in_place(model, modules)
 
     def apply(self, model: nn.Module) -> None:
-        pass
+        """Divide the model, if there are processes to divide it over."""
 
     def check_applied(self, model: nn.Module) -> None:
-        pass
+        """Refuse to run a step that is not divided, because there was no process group when the plan was made."""
 
     def check_prepare(self) -> None:
-        pass
+        """Refuse to plan other shapes ahead."""
 
 
-WHOLE = _Whole()
+WHOLE = Whole()
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding(Division):
-    """FSDP2's division.
+class Sharding:
+    """How FSDP2 divides a model over ranks; for its methods see `Whole`.
 
     Attributes:
         ranks: over which each parameter is divided.
@@ -205,9 +166,8 @@ class Sharding(Division):
     def part(self, model: nn.Module, name: str) -> nn.Module:
         return _WithoutHooks(model.get_submodule(name))
 
-    def placing(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Callable[[], AbstractContextManager[None]]:
-        forwards = {name: module.__call__ for name, module in modules.items()}  # inside of FSDP2's hooks
-        return lambda: forwards_replaced(model, forwards)
+    def placed(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+        return forwards_replaced(model, {name: module.__call__ for name, module in modules.items()})
 
     def check_prepare(self) -> None:
         raise InvalidInput("prepare() does not plan for a sharded model: rematerialize with the largest arguments")
@@ -246,6 +206,9 @@ class Sharding(Division):
                 f"the plan is for one of {self.ranks} ranks: start {self.ranks} processes (torchrun --nproc-per-node="
                 f"{self.ranks}), and call torch.distributed.init_process_group before rematerialize"
             )
+
+
+Division = Whole | Sharding
 
 
 def check_ranks(model: nn.Module, ranks: Any) -> None:

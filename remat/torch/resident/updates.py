@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.graph import Graph, Operation, Value, Work
@@ -34,81 +31,6 @@ from remat.units import format_size
 UPDATE_KIND = "remat.update_parameter"
 MOST_TRIES = 5  # of planning
 ONCE = 2  # the try in which readers run once
-
-
-class Updates(ABC):
-    """Who updates the parameters, and when."""
-
-    @abstractmethod
-    def added(self, step: CapturedStep) -> CapturedStep:
-        """The step with the updates that are operations of it."""
-
-    @abstractmethod
-    def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
-        """The function that updates a parameter with its gradient, for a step with updates."""
-
-    @abstractmethod
-    def trained(self) -> tuple[bool, ...]:
-        """For each parameter of the model whether steps update it; () if none does."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Refuse, before a forward pass, what such updates cannot do.
-
-        Raises:
-            InvalidInput: in one line.
-        """
-
-    @abstractmethod
-    def check_copy(self) -> None:
-        """Refuse a copy of the module if another model's parameters would be updated.
-
-        Raises:
-            TypeError: with the way out.
-        """
-
-    @abstractmethod
-    def watch(self, node: Any) -> None:
-        """Note a forward pass by its node of the autograd graph."""
-
-    @abstractmethod
-    def collecting(self) -> AbstractContextManager[None]:
-        """Meanwhile gradients are left in ``.grad``, and nothing is updated."""
-
-    @abstractmethod
-    def undone(self) -> AbstractContextManager[None]:
-        """Undo afterwards what updates change."""
-
-
-class _ByTheLoop(Updates):
-    """The training loop calls its optimizer; steps leave gradients."""
-
-    def added(self, step: CapturedStep) -> CapturedStep:
-        return step
-
-    def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
-        raise InvalidPlan("the plan updates parameters, which the loop does here")
-
-    def trained(self) -> tuple[bool, ...]:
-        return ()
-
-    def check(self) -> None:
-        pass
-
-    def check_copy(self) -> None:
-        pass
-
-    def watch(self, node: Any) -> None:
-        pass
-
-    def collecting(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def undone(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-BY_THE_LOOP = _ByTheLoop()
 
 
 def with_updates(step: CapturedStep, workspaces: Mapping[int, int], by: str = "") -> CapturedStep:

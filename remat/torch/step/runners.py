@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,108 +22,65 @@ aten = torch.ops.aten
 Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
 
 
-class Runner(ABC):
-    """What runs the two halves of a step, and what that asks of its graphs."""
+class Eager:
+    """Runs the calls of both halves one by one."""
 
-    name: ClassVar[str]
-
-    @abstractmethod
     def of(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Runner:
         """The runner of a graph that Dynamo hands over now."""
+        return self
 
-    @abstractmethod
-    def compiled(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition
-    ) -> Callable[..., Any]:
+    def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Any:
         """The graph as a function.
 
         Args:
             partition: (training graph, number of forward outputs) -> (forward half, backward half).
         """
 
-    @abstractmethod
-    def complete(self, module: fx.GraphModule) -> None:
-        """Change a training graph as this runner does before it is planned."""
-
-    @abstractmethod
-    def belongs_to_backward(self, node: fx.Node) -> bool:
-        """Whether a call without a mark, on which no forward output depends, is of the backward pass."""
-
-    @abstractmethod
-    def keeps_order(self, node: fx.Node) -> bool:
-        """Whether a call draws random numbers, so that it keeps its place among such calls."""
-
-    @abstractmethod
-    def is_replayed(self, node: fx.Node) -> bool:
-        """Whether a repetition of a call needs the state of the random generator before the first run."""
-
-    @abstractmethod
-    def name_of(self, name: str | None, taken: Collection[str], group: int | None) -> str | None:
-        """The name of a call in a half; None for any.
-
-        Args:
-            name: in the training graph, if it has one there.
-            group: of calls that may be fused, if the order of groups is kept.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Eager(Runner):
-    """Runs the calls of both halves one by one."""
-
-    name: ClassVar[str] = "eager"
-
-    def of(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Runner:
-        return self
-
-    def compiled(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition
-    ) -> Callable[..., Any]:
         def partition_fn(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
             with operators.outside_modes():  # measurements must see real tensors
                 return partition(module, num_fwd_outputs)
 
         # Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
-        # Others, which eager mode builds from in-place operations, are built from operations that give the same
-        # layouts.
+        # Others, which it builds from in-place operations, are built from operations that give the same layouts.
         with operators.kernels_instead({**dict.fromkeys(_whole_operators()), **_LAID_OUT}):
             return dynamo.aot_autograd(
                 fw_compiler=boxed, bw_compiler=boxed, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
             )(graph, example_inputs)
 
     def complete(self, module: fx.GraphModule) -> None:
-        pass
+        """Change a training graph as the runner does before it runs it."""
 
     def belongs_to_backward(self, node: fx.Node) -> bool:
+        """Whether a call without a mark, on which no forward output depends, is of the backward pass."""
         return True  # PyTorch has marked all calls of the forward pass
 
     def keeps_order(self, node: fx.Node) -> bool:
+        """Whether a call draws random numbers, so that it keeps its place among such calls."""
         return is_random(node)
 
     def is_replayed(self, node: fx.Node) -> bool:
+        """Whether a repetition of a call needs the state of the random generator before the first run."""
         return is_random(node)
 
     def name_of(self, name: str | None, taken: Collection[str], group: int | None) -> str | None:
+        """The name of a call in a half, None for any; `name` is that in the training graph."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Inductor(Runner):
-    """Lets Inductor compile both halves.
+class Inductor:
+    """Lets Inductor compile both halves; for its methods see `Eager`.
 
     Attributes:
         lower: shows what Inductor generates for a partition of the graph.
     """
 
-    name: ClassVar[str] = "inductor"
     lower: inductor.Lowering | None = None
 
     def of(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Runner:
         return Inductor(inductor.lowering(graph, example_inputs))
 
-    def compiled(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition
-    ) -> Callable[..., Any]:
+    def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Any:
         return inductor.inductor(graph, example_inputs, partition)
 
     def complete(self, module: fx.GraphModule) -> None:
@@ -145,8 +101,8 @@ class Inductor(Runner):
         return name if group is None else inductor.name_in_group(name or "call", group)
 
 
+Runner = Eager | Inductor
 EAGER = Eager()
-RUNNERS: dict[str, Runner] = {runner.name: runner for runner in (EAGER, Inductor())}
 
 
 @functools.cache
