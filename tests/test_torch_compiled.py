@@ -20,7 +20,7 @@ import remat.torch as rt
 from remat.errors import InvalidInput, InvalidPlan
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch.inductor.compiled import CompiledStep
+from remat.torch.inductor.compiled import LoweredStep
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
 from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.inductor import Inductor
@@ -148,7 +148,7 @@ def test_copies_of_weights_are_counted(tmp_path) -> None:
     """Inductor keeps weights of convolutions in another layout throughout, where they are most of the memory."""
     args = (torch.randn(2, 3, 8, 8),)
     step = captured_step(Image(64), args, {}, Inductor())
-    made = CompiledStep(step, tmp_path, "cpu")
+    made = LoweredStep(step, tmp_path, "cpu")
     weighed = made.weighed("roofline", default_gpu("cpu"))
     order = [*range(len(weighed.graph))]
     held = simulate(weighed.graph, Plan.from_order(weighed.graph, order, None)).peak_bytes - weighed.shift

@@ -25,7 +25,7 @@ import remat.torch as rt  # noqa: E402
 from remat.graph import Graph, Operation, Value  # noqa: E402
 from remat.plan import Plan  # noqa: E402
 from remat.simulator import simulate  # noqa: E402
-from remat.torch.frontend.graphs import captured_step  # noqa: E402
+from remat.torch.frontend.graphs import step_with_loss  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
 from remat.torch.planning.capturing import captured_step as captured_call  # noqa: E402
@@ -230,7 +230,7 @@ def test_updates_by_an_optimizer_that_is_only_named(name: str, kind: str, option
     assert 0 <= state_bytes(optimizer, [p]) - state_bytes(name, [p]) <= 4  # beside a counter of steps
     if name != "adamw":
         return
-    step = captured_step(Net(), (images(),), name="step")
+    step = step_with_loss(Net(), (images(),), name="step")
     updated = with_updates_by_name(step, name).graph
     assert len(updated) == len(step.graph) + 14
     assert step.graph.final_bytes - updated.final_bytes == sum(p.numel() * p.element_size() for p in Net().parameters())

@@ -197,9 +197,9 @@ class StepPlan:
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]
         more = len(repeats) - len(named)
-        chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
-        if chosen:
-            implementations = collections.Counter(name for _, name in chosen)
+        choices = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
+        if choices:
+            implementations = collections.Counter(name for _, name in choices)
             lines.append(f"  implementations {', '.join(f'{name} {n}' for name, n in implementations.most_common())}")
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
@@ -441,9 +441,9 @@ def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
     return Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, names)
 
 
-def _check_implementations(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
+def _check_implementations(order: Sequence[int], choices: Sequence[str], graph: Graph, where: str) -> None:
     """Raise `InvalidPlan` if the plan uses an implementation that this step does not have."""
-    for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
+    for k, name in dict.fromkeys(zip(order, choices, strict=False)):
         if name and all(implementation.name != name for implementation in graph.operations[k].implementations):
             raise InvalidPlan(
                 f"{where}: runs '{graph.operations[k].name}' as '{name}', which is not available here (parameters may "

@@ -384,10 +384,10 @@ class _Program:
         found = cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
         if found is None:
             return None
-        chosen = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]
+        picked = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]
         return {
-            name: (tuple(k for block, k in chosen if block == name and k >= 0), name in self.draws)
-            for name, number in chosen if number < 0
+            name: (tuple(k for block, k in picked if block == name and k >= 0), name in self.draws)
+            for name, number in picked if number < 0
         }  # fmt: skip
 
     def nothing_kept(self) -> dict[str, tuple[tuple[int, ...], bool]]:

@@ -14,7 +14,7 @@ from remat.errors import warn
 from remat.execution import StepPlan
 from remat.torch import _random
 from remat.torch.implementations import NotInvertible
-from remat.torch.planning.capturing import call_of, captured_step, traced_places
+from remat.torch.planning.capturing import call_of, captured_step, trace_settings
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.planning.sample import describe_inputs
@@ -55,7 +55,7 @@ class InOneGraph:
         self.model, self.planner = model, planner
         self.called = threading.local()  # its `inputs` name a plan that is made during the call; `values` of arguments
         # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
-        # They also say which way the model's branches on values go, of which the compiler does not know.
+        # They also have the outcomes of the model's branches on values, of which the compiler does not know.
         self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.states: dict[tuple[str, str], set[Any]] = {}
         self.sums = Sums()
@@ -106,7 +106,7 @@ class InOneGraph:
         check_given_tensors(self.model, args, kwargs)
         try:
             with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
-                outputs = compiling(call, traced_places(self.model), values)
+                outputs = compiling(call, trace_settings(self.model), values)
         finally:
             del self.called.values  # which holds the arguments
 

@@ -119,8 +119,8 @@ class PartsSearch:
         room = self.planner.budget_bytes - fixed_bytes - START_BYTES
         for part in parts.values():
             part.find_choices(room - max(m.bytes for m in moments if m.is_of(part.key)), len(parts))
-        chosen = _chosen(parts, moments, room)
-        if chosen is None:
+        choices = _choices_within(parts, moments, room)
+        if choices is None:
             least = {name: min(part.choices, key=lambda c: (c.waiting, max(c.running))) for name, part in parts.items()}
             raise InvalidInput(
                 f"no plan of {len(parts)} parts of '{self.planner.name}' was found within "
@@ -128,15 +128,15 @@ class PartsSearch:
                 f"{format_size(fixed_bytes + START_BYTES + _peak(least, moments), up=True)}"
             )
         for name, part in parts.items():
-            last = part.last(chosen[name], *_left(name, chosen, moments, room), len(parts))
-            if _peak({**chosen, name: last}, moments) <= room:  # a part that runs twice may use both limits at once
-                chosen[name] = last
-        plans = {key: part.planned(chosen[key]) for key, part in parts.items()}
+            last = part.last(choices[name], *_left(name, choices, moments, room), len(parts))
+            if _peak({**choices, name: last}, moments) <= room:  # a part that runs twice may use both limits at once
+                choices[name] = last
+        plans = {key: part.planned(choices[key]) for key, part in parts.items()}
         for part in parts.values():
             self.planners[part.name].plans.update(part.planner.plans)
         return PartsPlan(
             self.planner.name, plans,
-            self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(chosen, moments),
+            self.planner.budget_bytes, fixed_bytes, fixed_bytes + START_BYTES + _peak(choices, moments),
             self.planner.plain.plain_bytes, ranks=self.division.ranks,
             loss=self.planner.loss_needs.text if self.planner.loss_needs else step.loss,
         )  # fmt: skip
@@ -339,19 +339,19 @@ class _Part:
         return _Choice(plan, trace.cost, int(held[i]), (forward, backward))
 
 
-def _peak(chosen: Mapping[str, _Choice], moments: Sequence[_Moment]) -> int:
+def _peak(choices: Mapping[str, _Choice], moments: Sequence[_Moment]) -> int:
     """Most bytes above those that are there before."""
-    return max(m.bytes + sum(c.bytes_at(name, m) for name, c in chosen.items()) for m in moments)
+    return max(m.bytes + sum(c.bytes_at(name, m) for name, c in choices.items()) for m in moments)
 
 
 def _left(
-    name: str, chosen: Mapping[str, _Choice], moments: Sequence[_Moment], room: int
+    name: str, choices: Mapping[str, _Choice], moments: Sequence[_Moment], room: int
 ) -> tuple[tuple[int, int], int]:
     """(bytes that a part may hold in its forward and its backward pass, bytes that it may hold between them)."""
-    limits, kept, own = [room, room], room, chosen[name]
+    limits, kept, own = [room, room], room, choices[name]
     for moment in moments:
         n = moment.waiting.count(name)
-        left = room - moment.bytes - sum(c.bytes_at(other, moment) for other, c in chosen.items() if other != name)
+        left = room - moment.bytes - sum(c.bytes_at(other, moment) for other, c in choices.items() if other != name)
         if moment.running is not None and moment.is_of(name):
             half = moment.running[1]
             limits[half] = min(limits[half], left - n * own.waiting)
@@ -360,7 +360,7 @@ def _left(
     return (limits[0], limits[1]), kept
 
 
-def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
+def _choices_within(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
     """The cheapest choice of a plan for each part within the budget."""
     columns = [(name, choice) for name, part in parts.items() for choice in part.choices]
     held = [[choice.bytes_at(name, moment) for name, choice in columns] for moment in moments]
@@ -373,5 +373,5 @@ def _chosen(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -
     )  # fmt: skip
     if found is None:
         return None
-    chosen = {name: choice for (name, choice), is_chosen in zip(columns, found, strict=True) if is_chosen}
-    return chosen if _peak(chosen, moments) <= room else None
+    choices = {name: choice for (name, choice), is_chosen in zip(columns, found, strict=True) if is_chosen}
+    return choices if _peak(choices, moments) <= room else None

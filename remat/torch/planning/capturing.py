@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remat.errors import InvalidInput
-from remat.torch.internals.dynamo import Told
+from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.measuring.plain import plain_step
 from remat.torch.planning.planner import Backend
 from remat.torch.planning.sample import describe_inputs
@@ -23,12 +23,12 @@ from remat.torch.step.state import State
 from remat.torch.step.training_graph import CapturedStep, split_graph_of
 
 _numbers = itertools.count()
-_places: weakref.WeakKeyDictionary[nn.Module, Told] = weakref.WeakKeyDictionary()
+_settings: weakref.WeakKeyDictionary[nn.Module, TraceSettings] = weakref.WeakKeyDictionary()
 
 
-def traced_places(model: nn.Module) -> Told:
+def trace_settings(model: nn.Module) -> TraceSettings:
     """How a model has to be traced, see `capture.compiling`."""
-    return _places.setdefault(model, Told())
+    return _settings.setdefault(model, TraceSettings())
 
 
 def captured_step(
@@ -45,7 +45,7 @@ def captured_step(
 
     def captured() -> TrainingGraph:
         values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
-        return capture_module(call_of(model), args, kwargs, backend.runner, traced_places(model), values)
+        return capture_module(call_of(model), args, kwargs, backend.runner, trace_settings(model), values)
 
     with causes(model, args, kwargs), torch.enable_grad():
         try:

@@ -20,7 +20,7 @@ from remat.torch.inductor.compiled import AS_IT_IS
 from remat.torch.internals.dynamo import Place
 from remat.torch.measuring import carried
 from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planning.capturing import traced_places, whole_step
+from remat.torch.planning.capturing import trace_settings, whole_step
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
 from remat.torch.planning.replay import retained_peak
 from remat.torch.planning.workspaces import with_workspaces
@@ -73,8 +73,10 @@ class Eager(Backend):
         planner.resident.left_bytes = plain.left_bytes
         if plain.returns_loss:
             planner.loss_needs = OWN_LOSS
-        if places := traced_places(model).places:
-            _warn_if_traced_differs(model, plain, plain_step(model, args, kwargs, planner.outside, told=places), places)
+        if places := trace_settings(model).places:
+            _warn_if_traced_differs(
+                model, plain, plain_step(model, args, kwargs, planner.outside, traced_at=places), places
+            )
         # Measure also the operations of the plan: the process that measures takes seconds to start.
         calls = calls_graph(planner.name, plain.signatures)
         other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)

@@ -18,7 +18,7 @@ from remat.graph import Graph
 from remat.plan import Plan
 from remat.solution import Solution
 from remat.solving.api import solve
-from remat.torch.inductor.compiled import CompiledStep, cheapest
+from remat.torch.inductor.compiled import LoweredStep, cheapest
 from remat.torch.planning.capturing import whole_step
 from remat.torch.planning.eager import CHEAP
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
@@ -43,7 +43,7 @@ class Inductor(Backend):
     instead: ClassVar[str] = ", or backend='eager', whose peak is the predicted one"
     implementations: str = "default"
     updates: Updates = BY_THE_LOOP
-    compiled: weakref.WeakKeyDictionary[CapturedStep, CompiledStep] = field(default_factory=weakref.WeakKeyDictionary)
+    compiled: weakref.WeakKeyDictionary[CapturedStep, LoweredStep] = field(default_factory=weakref.WeakKeyDictionary)
 
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
@@ -95,11 +95,11 @@ class Inductor(Backend):
     def retained_peak(self, plan: StepPlan) -> int | None:
         return None
 
-    def _compiled(self, planner: Planner, own: StepToPlan) -> CompiledStep:
+    def _compiled(self, planner: Planner, own: StepToPlan) -> LoweredStep:
         """What Inductor makes of a step, with everything resident."""
         if own.step not in self.compiled:
             step = replace(own.step, graph=own.graph)
-            self.compiled[own.step] = CompiledStep(step, planner.options.cache_folder, planner.device)
+            self.compiled[own.step] = LoweredStep(step, planner.options.cache_folder, planner.device)
         return self.compiled[own.step]
 
     def _folder_of_plans(self, planner: Planner, own: StepToPlan) -> Path:

@@ -104,7 +104,7 @@ class Backend(ABC):
         """Peak of the model's own step, everything that is always there included.
 
         Args:
-            may_run: the step may be executed if its peak cannot be known otherwise.
+            may_run: the step may be executed if its peak cannot be known without that.
         """
 
     @abstractmethod

@@ -427,14 +427,14 @@ class _StandIn:
 
 
 class _End(torch.autograd.Function):
-    """Tells when the gradients of tensors have been computed."""
+    """Calls a function when the gradients of tensors have been computed."""
 
     @staticmethod
-    def forward(ctx: Any, told: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.told = told
+    def forward(ctx: Any, then: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.then = then
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.told()
+        ctx.then()
         return None, *gradients

@@ -119,7 +119,7 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
 
     Args:
         outputs: of a compiled module.
-        watch: is told the node of the autograd graph that stands for the backward half.
+        watch: gets the node of the autograd graph that stands for the backward half.
     """
     todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
     seen = set[Any]()

@@ -29,7 +29,7 @@ from remat.torch.step.refusals import MOST_GRAPHS, check_functions, check_sizes,
 from remat.torch.step.runners import EAGER, Runner
 
 T = TypeVar("T")
-MOST_TOLD = 10  # places at which a model hears the truth, see `compiling`
+MOST_PLACES = 10  # places at which a model hears that it is traced, see `compiling`
 _TRAIN_FLAG = {"native_batch_norm_backward": 7}  # position of `train`; running statistics are 3 and 4
 
 
@@ -97,12 +97,12 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
 
 def capture_module(
     module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], runner: Runner = EAGER,
-    told: dynamo.Told | None = None, values: Values | None = None,
+    settings: dynamo.TraceSettings | None = None, values: Values | None = None,
 ) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Args:
-        told, values: see `compiling`.
+        settings, values: see `compiling`.
 
     Raises: as `capture`.
     """
@@ -127,7 +127,7 @@ def capture_module(
             pass
 
     with refusals("the training step cannot be captured"):
-        compiling(call, told or dynamo.Told(), values)
+        compiling(call, settings or dynamo.TraceSettings(), values)
     if not found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
     values = None  # the compiler keeps the functions above, which must not keep the arguments
@@ -158,7 +158,7 @@ def compile_graph(
 
 
 @contextmanager
-def settings() -> Iterator[None]:
+def compiler_settings() -> Iterator[None]:
     """The compiler's settings for capturing and executing steps; layouts are those of the kernels.
 
     The settings let recurrent layers through; `replace_recurrent` replaces them.
@@ -167,33 +167,33 @@ def settings() -> Iterator[None]:
         yield
 
 
-def compiling(call: Callable[[], T], told: dynamo.Told, values: Values | None = None) -> T:
+def compiling(call: Callable[[], T], settings: dynamo.TraceSettings, values: Values | None = None) -> T:
     """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
 
-    Some models do otherwise while they are traced, e.g. repeat the heads of attention instead of letting the kernel
+    Some models compute differently while they are traced, e.g. repeat the heads of attention instead of letting the kernel
     group them. Their results would then differ from eager mode's in the last bits. Where a model cannot be compiled so,
     because it reads values next, it hears the truth. Branches on integer arguments are followed.
 
     Args:
-        told: where the model hears the truth, and its numbers that change; grows.
+        settings: where the model hears the truth, and its numbers that change; grows.
         values: of the arguments, if they are known.
     """
     heard = 0
     while True:
-        places = told.places if heard < MOST_TOLD else dynamo.EVERYWHERE
-        with settings(), dynamo.as_in_eager_mode(places, values), dynamo.numbers_open(told.numbers):
+        places = settings.places if heard < MOST_PLACES else dynamo.EVERYWHERE
+        with compiler_settings(), dynamo.as_in_eager_mode(places, values), dynamo.numbers_open(settings.numbers):
             try:
                 return call()
             except TorchDynamoException as error:
                 cause = getattr(error, "inner_exception", None)
                 if isinstance(cause, NewBranches):  # which the next call knows
                     continue
-                if isinstance(cause, NumbersChange) and not cause.names <= told.numbers:
-                    told.numbers |= cause.names
+                if isinstance(cause, NumbersChange) and not cause.names <= settings.numbers:
+                    settings.numbers |= cause.names
                 elif dynamo.tracing.asked is None or isinstance(cause, RematError):
                     raise
                 else:
-                    told.places.add(dynamo.tracing.asked)
+                    settings.places.add(dynamo.tracing.asked)
                     heard += 1
                 if values is not None:
                     values.found.clear()

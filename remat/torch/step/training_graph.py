@@ -89,7 +89,7 @@ def split_graph_of(
     are therefore kept and their operations run once: freeing an output would free nothing, and recomputing it would
     make a second one. Values of 0 bytes tie operations that must keep their relative order (random and state-changing
     ones, readers of buffers before their update), so that every plan of scope ``free`` can be executed. A buffer whose
-    old contents the backward pass reads is copied first. So is a gradient that PyTorch would otherwise copy itself,
+    old contents the backward pass reads is copied first. So is a gradient that PyTorch would copy itself,
     because two parameters share it or its layout is not the parameter's.
     """
     _copy_what_backward_reads(training_graph)
