@@ -41,9 +41,7 @@ def tracing_shown(traced_at: Iterable[Place] | None = None) -> Iterator[None]:
         traced_at: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
     """
     original = torch.compiler.is_compiling
-    places = (
-        [] if traced_at is None else [_in_models(place[:-1]) for place in traced_at]
-    )  # the last one called the model
+    places = [_in_models(place[:-1]) for place in traced_at or ()]  # the last line of a place called the model
 
     def answer() -> bool:
         place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))

@@ -116,7 +116,7 @@ def real_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside,
     begin: Callable[[Follower], None], device: str,
 ) -> FollowedStep:  # fmt: skip
-    """As `plain_step`, of a step that runs; for models that compute differently, or fail, on tensors without contents."""
+    """As `plain_step`, of a step that runs; for models that compute differently without contents, or fail."""
     with undone(model, args, kwargs, device):
         return _step(model, args, kwargs, outside, begin)
 

@@ -170,9 +170,9 @@ def compiler_settings() -> Iterator[None]:
 def compiling(call: Callable[[], T], settings: dynamo.TraceSettings, values: Values | None = None) -> T:
     """Make a call that may compile a model; the model hears that it is not traced, so that it does as in eager mode.
 
-    Some models compute differently while they are traced, e.g. repeat the heads of attention instead of letting the kernel
-    group them. Their results would then differ from eager mode's in the last bits. Where a model cannot be compiled so,
-    because it reads values next, it hears the truth. Branches on integer arguments are followed.
+    Some models compute differently while they are traced, e.g. repeat the heads of attention where the kernel would
+    group them, so that last bits would differ from eager mode's. Where a model cannot be compiled so, because it reads
+    values next, it hears the truth. Branches on integer arguments are followed.
 
     Args:
         settings: where the model hears the truth, and its numbers that change; grows.
