@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import remat.torch as rt
 from remat.errors import InvalidInput
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
-from remat.torch.parts import in_parts
+from remat.torch.parts import search
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 WIDTH = 32
@@ -159,8 +159,10 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
 def test_any_plans_of_parts_that_run_again_keep_the_promise(model, names, n_steps, monkeypatch) -> None:
     """Plans drawn by chance show what the cheapest ones hide; the allocator judges."""
     draw = random.Random(0)
-    monkeypatch.setattr(in_parts, "_chosen", lambda parts, *_: {k: draw.choice(p.choices) for k, p in parts.items()})
-    monkeypatch.setattr(in_parts._Part, "last", lambda _part, choice, *_: choice)
+    monkeypatch.setattr(
+        search, "_choices_within", lambda parts, *_: {k: draw.choice(p.choices) for k, p in parts.items()}
+    )
+    monkeypatch.setattr(search._Part, "last", lambda _part, choice, *_: choice)
     args = rows()
     for _ in range(3):
         planned = rt.rematerialize(model, args, 0.6, parts=names, **QUICK | {"time_limit_s": 0.1})
