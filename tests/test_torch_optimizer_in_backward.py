@@ -258,8 +258,8 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("seed", range(2))
 def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that repeats readers after updates: the planner moves these."""
-    for place in ("planner", "_rematerialize"):  # memory does not matter here
-        monkeypatch.setattr(f"remat.torch.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {}))
+    for place in ("planner", "eager"):  # memory does not matter here
+        monkeypatch.setattr(f"remat.torch.planning.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {}))
     orders: list[list[int]] = []
 
     def find_plan(graph: Graph, budget_bytes: int, *_: Any) -> Any:
