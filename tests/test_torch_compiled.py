@@ -22,10 +22,9 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.torch.inductor.compiled import LoweredStep
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
-from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.capturing import captured_step, default_gpu
 from remat.torch.planning.inductor import Inductor
 from remat.torch.planning.planner import there_before
-from remat.torch.planning.sample import default_gpu
 
 pytestmark = [
     pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed"),

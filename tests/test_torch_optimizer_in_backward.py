@@ -28,6 +28,7 @@ from remat.simulator import simulate  # noqa: E402
 from remat.torch.frontend.graphs import step_with_loss  # noqa: E402
 from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
+from remat.torch.planning import eager  # noqa: E402
 from remat.torch.planning.capturing import captured_step as captured_call  # noqa: E402
 from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
 from remat.torch.resident.optimizer import TEMPORARIES, state_bytes  # noqa: E402
@@ -259,14 +260,16 @@ class Tied(nn.Module):
 def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that repeats readers after updates: the planner moves these."""
     for place in ("planner", "eager"):  # memory does not matter here
-        monkeypatch.setattr(f"remat.torch.planning.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {}))
+        monkeypatch.setattr(
+            f"remat.torch.planning.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {})
+        )
     orders: list[list[int]] = []
 
     def find_plan(graph: Graph, budget_bytes: int, *_: Any) -> Any:
         orders.append(random_order(graph, np.random.default_rng(seed), 0.2))
         return SimpleNamespace(plan=Plan.from_order(graph, orders[-1]), strategy="random")
 
-    monkeypatch.setattr("remat.torch.planning.eager.find_plan", find_plan)
+    monkeypatch.setattr(eager, "find_plan", find_plan)
     index = torch.randint(0, 10, (5,))
     plain = Tied()
     model = copy.deepcopy(plain)

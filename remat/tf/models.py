@@ -25,11 +25,7 @@ _SMALLEST_OTHER = 32
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Refuse a spec that is wrong, as far as that can be known without importing a framework.
-
-    Raises:
-        InvalidInput: batch size, input size or dtype cannot be used, or the network needs a larger image.
-    """
+    """Refuse a spec that is wrong, as far as that can be known without importing a framework."""
     if isinstance(spec.batch_size, bool) or not isinstance(spec.batch_size, int) or spec.batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in spec.input_size):

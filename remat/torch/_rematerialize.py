@@ -22,11 +22,17 @@ from remat.torch.following.self_check import check_untested_version
 from remat.torch.internals import inductor
 from remat.torch.measuring.measure import difference_of_steps
 from remat.torch.parts.in_parts import checked_parts, in_parts
-from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.capturing import (
+    captured_step,
+    default_gpu,
+    describe_inputs,
+    device_of,
+    keywords,
+    with_storages,
+)
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.inductor import Inductor
 from remat.torch.planning.planner import Backend, Planner, there_before
-from remat.torch.planning.sample import default_gpu, describe_inputs, device_of, keywords, with_storages
 from remat.torch.resident.in_backward import BY_THE_LOOP, OPTION, InBackward
 from remat.torch.resident.residents import Resident
 from remat.torch.resident.shard import WHOLE, Sharding, check_shard, check_whole

@@ -32,10 +32,9 @@ from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import NOT_IN_POLICIES, storage_key
 from remat.torch.internals.operators import TorchDispatchMode, schema_of
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step
-from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.capturing import captured_step, describe_inputs, keywords, with_storages
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import START
-from remat.torch.planning.sample import describe_inputs, keywords, with_storages
 from remat.torch.step.blocks import blocks_of, forwards_replaced
 from remat.torch.step.work import call_signature, storage_bytes, tensors_of
 from remat.units import format_size

@@ -14,10 +14,9 @@ from remat.errors import warn
 from remat.execution import StepPlan
 from remat.torch import _random
 from remat.torch.implementations import NotInvertible
-from remat.torch.planning.capturing import call_of, captured_step, trace_settings
+from remat.torch.planning.capturing import call_of, captured_step, describe_inputs, trace_settings
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
-from remat.torch.planning.sample import describe_inputs
 from remat.torch.step import aot
 from remat.torch.step.branches import NewBranches, Values
 from remat.torch.step.capture import TrainingGraph, compile_graph, compiling

@@ -16,8 +16,8 @@ from remat.execution import Planned, StepPlan
 from remat.torch.following.in_one_graph import Following
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import share_tables, storage_key
+from remat.torch.planning.capturing import keywords, with_storages
 from remat.torch.planning.planner import Planner
-from remat.torch.planning.sample import keywords, with_storages
 from remat.torch.resident import optimizer
 from remat.torch.resident.in_backward import Given
 from remat.torch.step.work import local_part

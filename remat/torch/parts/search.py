@@ -32,10 +32,9 @@ from remat.torch.measuring.plain import FollowedStep
 from remat.torch.parts.opaque import Run, bares, by_key, followed_parts, with_storage
 from remat.torch.parts.parts_plan import PartsPlan
 from remat.torch.planning.book import PlanBook
-from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.capturing import captured_step, describe_inputs
 from remat.torch.planning.eager import CHEAP
 from remat.torch.planning.planner import Planner, StepToPlan, with_workspace_at_end
-from remat.torch.planning.sample import describe_inputs
 from remat.torch.resident.shard import WHOLE, Division
 from remat.torch.step.loss import NO_LOSS
 from remat.torch.step.training_graph import CapturedStep, end_of
@@ -190,11 +189,7 @@ class PartsSearch:
 
 
 def _check_runs(model: nn.Module, name: str, runs: Sequence[Run]) -> None:
-    """Refuse a part whose runs in a step cannot be planned.
-
-    Raises:
-        InvalidInput: it does not run, saves nothing, or runs on different shapes.
-    """
+    """Refuse a part whose runs in a step cannot be planned."""
     part = model.get_submodule(name)
     if not runs:
         children = [f"{name}.{child}" for child, _ in part.named_children()]

@@ -21,9 +21,8 @@ from remat.torch.internals.dynamo import Place
 from remat.torch.measuring import carried
 from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
 from remat.torch.planning.capturing import trace_settings, whole_step
-from remat.torch.planning.planner import Backend, Planner, StepToPlan
+from remat.torch.planning.planner import Backend, Planner, StepToPlan, with_workspaces
 from remat.torch.planning.replay import retained_peak
-from remat.torch.planning.workspaces import with_workspaces
 from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
 from remat.torch.resident.residents import EARLIER_GRADIENTS
 from remat.torch.resident.updates import plan_in_order, postponed

@@ -10,28 +10,30 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from remat.cost import Noise, costs_and_noise
 from remat.cost.profile import profile_workspaces
 from remat.errors import CostWarning, InvalidInput, warn
 from remat.execution import UNKNOWN, Fingerprint, Peaks, PlanOptions, StepPlan, announce_pause, fingerprint_of
-from remat.graph import Graph
+from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.simulator import simulate
+from remat.torch._random import random_state
 from remat.torch.internals.autograd import retains_graph
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.measuring.plain import calls_graph, followed_loss, like
 from remat.torch.planning.book import PlanBook
 from remat.torch.planning.replay import retained_peak
-from remat.torch.planning.workspaces import with_workspaces
 from remat.torch.resident.in_backward import Updates
 from remat.torch.resident.residents import EARLIER_GRADIENTS, Resident
 from remat.torch.resident.updates import check_order
+from remat.torch.step import aot
 from remat.torch.step.capture import TrainingGraph
 from remat.torch.step.loss import ANY_LOSS, Needs, Outside
-from remat.torch.step.runners import Runner
+from remat.torch.step.runners import Runner, is_random
 from remat.torch.step.training_graph import CapturedStep, end_of, with_loss_outside
 from remat.torch.step.work import CUDA_BLOCK_BYTES, dense_bytes
 from remat.units import format_size
@@ -380,3 +382,27 @@ def _start_bytes(training_graph: TrainingGraph) -> int:
     cuda = any(x.device.type == "cuda" for x in outputs)
     one = CUDA_BLOCK_BYTES if cuda else max((x.element_size() for x in outputs), default=0)
     return one if len(outputs) == 1 and outputs[0].numel() == 1 else 2 * max(one, torch.float32.itemsize)
+
+
+def with_workspaces(graph: Graph, step: CapturedStep, measured: Sequence[int], plan: Plan | None = None) -> Graph:
+    """The graph with workspaces: the measured ones, or the bytes to read a random generator's state if these are more.
+
+    Args:
+        measured: [implementations of all operations] bytes.
+        plan: the state is read before the draws that it repeats; by default before every draw that may be repeated.
+    """
+    times = [2] * len(graph) if plan is None else np.bincount(plan.order, minlength=len(graph))
+    sizes, next_measured = list[int](), iter(measured)
+    for op, nodes, n in zip(graph.operations, step.nodes, times, strict=True):
+        state = _state_bytes(op, nodes) if n > 1 else 0
+        for implementation in op.all_implementations:
+            output_bytes = sum(graph.values[v].bytes for v in implementation.outputs)
+            sizes.append(max(next(next_measured), state - output_bytes))
+    return graph.with_workspaces(sizes)
+
+
+def _state_bytes(op: Operation, nodes: Sequence[fx.Node]) -> int:
+    """Bytes that PyTorch's allocator takes to read the random generator's state before a call that may be repeated."""
+    replayed = [node for node in nodes if is_random(node) and not op.run_once]
+    devices = (device for device in map(aot.device_of, replayed) if device.type == "cpu")
+    return max((random_state(device).nbytes for device in devices), default=0)

@@ -212,11 +212,7 @@ Division = Whole | Sharding
 
 
 def check_ranks(model: nn.Module, ranks: Any) -> None:
-    """Refuse a number of ranks that makes no sense.
-
-    Raises:
-        InvalidInput: names the mistake.
-    """
+    """Refuse a number of ranks that makes no sense."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
     n = sum(p.numel() for p in model.parameters())
@@ -225,11 +221,7 @@ def check_ranks(model: nn.Module, ranks: Any) -> None:
 
 
 def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, verify: bool) -> None:
-    """Refuse what cannot be divided, before anything takes time.
-
-    Raises:
-        InvalidInput: names the mistake.
-    """
+    """Refuse what cannot be divided, before anything takes time."""
     from torch import distributed
 
     check_ranks(model, ranks)
@@ -245,11 +237,7 @@ def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, 
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model that is divided over ranks already.
-
-    Raises:
-        InvalidInput: by FSDP2, or by tensor parallelism.
-    """
+    """Refuse a model that is divided over ranks already."""
     divided = next((name for name, p in model.named_parameters() if _is_divided(p)), None)
     if divided is None:
         return

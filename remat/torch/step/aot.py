@@ -157,11 +157,7 @@ def no_collection() -> Iterator[None]:
 
 
 def check_that_calls_are_compiled() -> None:
-    """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's.
-
-    Raises:
-        InvalidInput: the compiler is switched off, or a mode or a transform is active under which it compiles nothing.
-    """
+    """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's."""
     if dynamo.compiler_is_disabled():
         raise InvalidInput("PyTorch's compiler is switched off, so that no plan is followed: unset TORCHDYNAMO_DISABLE")
     stance = dynamo.compiler_stance()
