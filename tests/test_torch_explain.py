@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_helpers import with_updates_by_name
 
 import remat.torch as rt
 from remat.cli import main
@@ -27,7 +28,6 @@ from remat.torch.measuring.measure import peak_of_step
 from remat.torch.networks.llama import llama
 from remat.torch.networks.transformer import gpt2
 from remat.torch.planning.planner import there_before
-from remat.torch.resident.updates import with_updates_by_name
 
 SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 2, "n_heads": 4, "length": 48}
 TARGET = "remat.torch.networks.llama:llama"

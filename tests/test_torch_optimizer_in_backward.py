@@ -18,7 +18,7 @@ from orders import random_order
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch_helpers import Net, squares  # noqa: E402
+from torch_helpers import Net, squares, with_updates_by_name  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
@@ -32,7 +32,7 @@ from remat.torch.planning import eager  # noqa: E402
 from remat.torch.planning.capturing import captured_step as captured_call  # noqa: E402
 from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
 from remat.torch.resident.optimizer import TEMPORARIES, state_bytes  # noqa: E402
-from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed, with_updates_by_name  # noqa: E402
+from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed  # noqa: E402
 from remat.torch.step.emit import emit  # noqa: E402
 from remat.torch.step.training_graph import Update  # noqa: E402
 
@@ -235,8 +235,6 @@ def test_updates_by_an_optimizer_that_is_only_named(name: str, kind: str, option
     updated = with_updates_by_name(step, name).graph
     assert len(updated) == len(step.graph) + 14
     assert step.graph.final_bytes - updated.final_bytes == sum(p.numel() * p.element_size() for p in Net().parameters())
-    with pytest.raises(remat.InvalidInput, match="unknown optimizer 'adamx'"):
-        with_updates_by_name(step, "adamx")
 
 
 class Tied(nn.Module):
