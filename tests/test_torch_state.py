@@ -353,9 +353,9 @@ def test_objects_that_a_step_makes_are_no_state() -> None:
 def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     apart = numbers.numbers_apart
-    monkeypatch.setattr("remat.torch.step.capture.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     model = Two(counted, n=5)
     ours = rematerialize(model, (torch.randn(8, WIDTH),))
+    monkeypatch.setattr("remat.torch.step.capture.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     losses(ours, torch.randn(8, WIDTH), 6)
     assert model.n == 11
     assert len(compiled) == 1
