@@ -17,7 +17,7 @@ from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
-from remat.torch.resident.shard import Sharding
+from remat.torch.resident.shard import WHOLE, Sharding
 from remat.torch.step.blocks import blocks_in_rows
 
 LENGTHS = ("length", "seq_len", "sequence_length", "seq_length")  # names that factories give the length of a sequence
@@ -109,12 +109,12 @@ class StepFactory:
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""
+        device = "cuda" if self.gpu.compute_capability else "cpu"
+        blocks = tuple(blocks_in_rows(model))
+        division = WHOLE if self.shard is None else Sharding(self.shard, blocks, device)
         try:
-            if self.shard is not None:
-                device = "cuda" if self.gpu.compute_capability else "cpu"
-                with Sharding(self.shard, tuple(blocks_in_rows(model)), device).stands_in(model) as begin:
-                    return plain_step(step, args, {}, begin=begin)
-            return plain_step(step, args, {})
+            with division.stands_in(model) as begin:
+                return plain_step(step, args, {}, begin=begin)
         except Exception as error:  # fake tensors do not support everything that can be captured
             raise InvalidInput(f"the model does not run on tensors without contents ({first_line(error)})") from error
 
