@@ -95,7 +95,7 @@ class _Computed(torch.autograd.Function):
 
 def followed_parts(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
-    outside: Outside, reading: Collection[str] = (), division: Division = WHOLE,
+    outside: Outside, reading: Collection[str], division: Division,
 ) -> tuple[FollowedStep, list[Run]]:  # fmt: skip
     """A step in which the parts of these names are opaque, and their runs.
 

@@ -184,7 +184,7 @@ class Planner:
             return self.plans[key]
 
     def take(
-        self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str, budget_bytes: int | None = None
+        self, path: str | PathLike[str] | StepPlan, step: CapturedStep, inputs: str, budget_bytes: int | None
     ) -> StepPlan:
         """The plan of a file, or of another module, for this step; nothing is solved or measured.
 
