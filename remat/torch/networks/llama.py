@@ -141,8 +141,6 @@ def llama(
         n_experts: feed-forward layers in a block, of which each token takes two; 0 for a single one.
         dtype: of the parameters.
     """
-    model = Llama(vocabulary, width, hidden, n_layers, n_heads, n_groups or n_heads, n_experts).to(
-        getattr(torch, dtype)
-    )
+    model = Llama(vocabulary, width, hidden, n_layers, n_heads, n_groups or n_heads, n_experts)
     ids = torch.zeros(batch_size, length, dtype=torch.long)
     return model.to(getattr(torch, dtype)), (ids, ids.clone())
