@@ -23,8 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from remat.errors import InvalidInput, headline, unknown_name
 from remat.execution import StepPlan
 from remat.files import write_text
-from remat.programs.highs import cheapest_columns
-from remat.programs.program import scale_of
 from remat.torch._random import random_state
 from remat.torch.checkpointing import checkpointed
 from remat.torch.checkpointing.checkpointed import casting_anew
@@ -370,6 +368,8 @@ class _Program:
 
     def cheapest(self, budget_bytes: int) -> dict[str, tuple[tuple[int, ...], bool]] | None:
         """The cheapest choice within the budget, as `Checkpoints.kept`; None if there is none."""
+        from remat.programs import highs, program  # they import SciPy, which training does not need
+
         held = np.array([row for row, _ in self.limits])
         most = np.array([budget_bytes - rest for _, rest in self.limits])
         pairs = [(j, self.columns[name, -1]) for (name, number), j in self.columns.items() if number >= 0]
@@ -377,10 +377,10 @@ class _Program:
         needs = np.zeros((len(pairs), len(self.columns)))  # the first column of a pair needs the second
         for k, (column, needed) in enumerate(pairs):
             needs[k, column], needs[k, needed] = 1, -1
-        scale = scale_of(budget_bytes)
+        scale = program.scale_of(budget_bytes)
         rows, most = np.vstack([held * scale, needs]), np.concatenate([most * scale, np.zeros(len(pairs))])
         fewer = TIE * max(1.0, self.cost.max(initial=0)) * np.array([number < 0 for _, number in self.columns])
-        found = cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
+        found = highs.cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
         if found is None:
             return None
         picked = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]

@@ -22,8 +22,6 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, PlanOptions, StepPlan, cheapest_fitting, find_plan
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.programs.highs import cheapest_columns
-from remat.programs.program import scale_of
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
@@ -357,12 +355,14 @@ def _left(
 
 def _choices_within(parts: Mapping[str, _Part], moments: Sequence[_Moment], room: int) -> dict[str, _Choice] | None:
     """The cheapest choice of a plan for each part within the budget."""
+    from remat.programs import highs, program  # they import SciPy, which training does not need
+
     columns = [(name, choice) for name, part in parts.items() for choice in part.choices]
     held = [[choice.bytes_at(name, moment) for name, choice in columns] for moment in moments]
     one = [[float(name == part) for name, _ in columns] for part in parts]
-    scale, ones = scale_of(room), np.ones(len(parts))
+    scale, ones = program.scale_of(room), np.ones(len(parts))
     most = np.array([room - moment.bytes for moment in moments]) * scale
-    found = cheapest_columns(
+    found = highs.cheapest_columns(
         np.array([float(choice.cost) for _, choice in columns]), np.vstack([np.array(held) * scale, np.array(one)]),
         np.concatenate([np.full(len(moments), -np.inf), ones]), np.concatenate([most, ones]), SEARCH_S,
     )  # fmt: skip
