@@ -222,7 +222,7 @@ def described(device: str) -> dict[str, Any]:
     """The device and the versions, as rows have them."""
     import torch
 
-    from remat.torch.planning.planner import default_gpu
+    from remat.torch.planning.capturing import default_gpu
 
     name, known = "cpu", default_gpu(device).name
     if device == "cuda":

@@ -244,7 +244,7 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
 
     import remat.torch as rt
     from remat.torch.frontend import build
-    from remat.torch.planning.planner import describe_inputs
+    from remat.torch.planning.capturing import describe_inputs
 
     torch.set_num_threads(made_from["threads"])
     torch.manual_seed(made_from["seed"])

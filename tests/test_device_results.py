@@ -29,8 +29,9 @@ from remat.errors import InvalidInput
 from remat.files import write_lines
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch.following.module import captured_step
 from remat.torch.frontend import graphs as frontend
+from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.eager import Eager
 
 ROOT = Path(__file__).parents[1]
 MOST_MIB = 64  # of a checkout that is carried to a device
@@ -204,7 +205,7 @@ def test_the_attention_of_a_gpu_is_captured_and_repeated(kind: str) -> None:
             attend = getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention")
             return attend(query, query, query, *options)[0].transpose(1, 2).sum()
 
-    step = captured_step(Attention().bfloat16(), (torch.zeros(2, 32, 64).bfloat16(),), {}, "eager", "default")
+    step = captured_step(Attention().bfloat16(), (torch.zeros(2, 32, 64).bfloat16(),), {}, Eager())
     kinds = [op.kind for op in step.graph.operations]
     forward, backward = (f"aten._scaled_dot_product_{kind}_attention{side}" for side in ("", "_backward"))
     attention, end = kinds.index(forward), kinds.index("remat.end_forward")

@@ -27,11 +27,11 @@ from remat.problem import Problem, SolveOptions  # noqa: E402
 from remat.simulator import plain_peak  # noqa: E402
 from remat.solving.dispatch import new_context  # noqa: E402
 from remat.solving.worker import run_family_isolated  # noqa: E402
-from remat.torch.following.module import call_of, step_of  # noqa: E402
 from remat.torch.frontend import graphs as frontend  # noqa: E402
 from remat.torch.inductor import mincut  # noqa: E402
 from remat.torch.internals.aot import min_cut  # noqa: E402
-from remat.torch.step import capture  # noqa: E402
+from remat.torch.planning.capturing import captured_step  # noqa: E402
+from remat.torch.planning.eager import Eager  # noqa: E402
 
 
 class Layers(nn.Module):
@@ -56,7 +56,7 @@ X = torch.randn(128, 16)
 
 @pytest.fixture(scope="module")
 def step(model: Layers) -> Any:
-    return step_of(capture.capture_module(call_of(model), (X,), {}), "layers", model, "eager")
+    return captured_step(model, (X,), {}, Eager(), "layers")
 
 
 def saved_in(forward: fx.GraphModule, n_outputs: int) -> list[tuple[str, tuple[int, ...]]]:

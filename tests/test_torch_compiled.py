@@ -20,10 +20,10 @@ import remat.torch as rt
 from remat.errors import InvalidInput, InvalidPlan
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch.following.module import captured_step
-from remat.torch.inductor.compiled import CompiledStep
+from remat.torch.inductor.compiled import LoweredStep
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
-from remat.torch.planning import planner
+from remat.torch.planning.capturing import captured_step, default_gpu
+from remat.torch.planning.inductor import Inductor
 from remat.torch.planning.planner import there_before
 
 pytestmark = [
@@ -146,9 +146,9 @@ def test_batch_norm_moves_its_statistics_once() -> None:
 def test_copies_of_weights_are_counted(tmp_path) -> None:
     """Inductor keeps weights of convolutions in another layout throughout, where they are most of the memory."""
     args = (torch.randn(2, 3, 8, 8),)
-    step = captured_step(Image(64), args, {}, "inductor", "default")
-    made = CompiledStep(step, tmp_path, "cpu")
-    weighed = made.weighed("roofline", planner.default_gpu("cpu"))
+    step = captured_step(Image(64), args, {}, Inductor())
+    made = LoweredStep(step, tmp_path, "cpu")
+    weighed = made.weighed("roofline", default_gpu("cpu"))
     order = [*range(len(weighed.graph))]
     held = simulate(weighed.graph, Plan.from_order(weighed.graph, order, None)).peak_bytes - weighed.shift
     assert made.candidate(order).peak_bytes == held - weighed.graph.fixed_bytes
@@ -178,7 +178,7 @@ def test_a_smaller_budget_takes_the_plan_of_a_larger_one_that_fits(tmp_path, mon
     first = compiled(model, args, 0.85, cache_folder=tmp_path)
     (folder,) = (tmp_path / "plans").iterdir()
     (folder / "1.json").write_text("cut o")  # what an interrupted process may leave is not read
-    monkeypatch.setattr(planner, "solve", None)
+    monkeypatch.setattr("remat.torch.planning.inductor.solve", None)
     fits = first.predicted_peak_bytes
     assert fits <= first.budget_bytes
     again = compiled(model, args, fits, cache_folder=tmp_path)

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_helpers import with_updates_by_name
 
 import remat.torch as rt
 from remat.cli import main
@@ -21,13 +22,12 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solving.api import solve
 from remat.torch.explaining.explain import held_values
-from remat.torch.explaining.sizes import KnownStep, SizedStep
-from remat.torch.frontend.graphs import captured_step, extract
+from remat.torch.explaining.sizes import StepAtSize, StepAtSizes
+from remat.torch.frontend.graphs import extract, step_with_loss
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.networks.llama import llama
 from remat.torch.networks.transformer import gpt2
 from remat.torch.planning.planner import there_before
-from remat.torch.resident.updates import with_updates_by_name
 
 SMALL = {"vocabulary": 300, "width": 64, "hidden": 128, "n_layers": 2, "n_heads": 4, "length": 48}
 TARGET = "remat.torch.networks.llama:llama"
@@ -50,7 +50,7 @@ def explained() -> rt.Explanation:
 
 @pytest.mark.parametrize(("sizes", "size", "name"), [((2, 4), 7, "batch_size"), ((24, 48, 72), 100, "length")])
 def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: int, name: str) -> None:
-    sized = SizedStep.of(lambda n: KnownStep(graph_at(**{name: n})), sizes)
+    sized = StepAtSizes.of(lambda n: StepAtSize(graph_at(**{name: n})), sizes)
     made, real = sized.at(size).graph, graph_at(**{name: size})
     assert made.fixed_bytes == real.fixed_bytes
     assert [value.bytes for value in made.values] == [value.bytes for value in real.values]
@@ -60,7 +60,7 @@ def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: in
 
 def test_operations_that_differ_between_sizes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="operations differ between size 2 and size 3"):
-        SizedStep.of(lambda n: KnownStep(graph_at(n_layers=n)), (2, 3))
+        StepAtSizes.of(lambda n: StepAtSize(graph_at(n_layers=n)), (2, 3))
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_the_answer_for_a_rank_is_near_the_plan_of_one() -> None:
 def test_updates_in_the_backward_pass_change_the_peak_as_planned_ones() -> None:
     short = {**SMALL, "n_layers": 4, "batch_size": 1, "length": 8}
     model, args = llama(**short)
-    step = captured_step(model, args, name="llama")
+    step = step_with_loss(model, args, name="llama")
 
     def peak(graph: Graph) -> int:
         return simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes

@@ -110,7 +110,7 @@ def check_against_eager(model: nn.Module, args: tuple[Any, ...], recompute: bool
     """Loss, gradients and buffers of the plain order and of a recomputing plan, bit for bit; bytes exactly."""
     model.train()
     untouched = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    step = frontend.captured_step(model, args, name="check")
+    step = frontend.step_with_loss(model, args, name="check")
     assert all(torch.equal(t, untouched[name]) for name, t in model.state_dict().items())
     graph = step.graph.with_costs([op.work.flops or 0 for op in step.graph.operations], "flop")
     plain = Plan.from_order(graph, range(len(graph)))

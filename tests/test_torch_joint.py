@@ -11,7 +11,8 @@ from torch import nn  # noqa: E402
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
-from remat.torch.following.module import step_of  # noqa: E402
+from remat.torch.planning.capturing import captured_step  # noqa: E402
+from remat.torch.planning.eager import Eager  # noqa: E402
 from remat.torch.step.emit import emit  # noqa: E402
 
 
@@ -59,13 +60,8 @@ def planned(operators: str, tmp_path, budget: float | str = BUDGET, **options) -
 
 
 def captured(operators: str):
-    from remat.torch.following.module import call_of
-    from remat.torch.step import aot, capture
-
     model = fresh()
-    with torch.enable_grad():
-        joint = capture.capture_module(call_of(model), (X,), {}, aot.backend_of("eager"))
-    return step_of(joint, "Net", model, "eager", operators)
+    return captured_step(model, (X,), {}, Eager(operators))
 
 
 def test_every_kind_of_implementation_is_attached() -> None:
@@ -193,12 +189,7 @@ def test_bad_operators_are_refused_in_one_line() -> None:
 def test_weights_too_small_to_invert_keep_the_default() -> None:
     model = fresh()
     nn.init.zeros_(model.second[1].weight)
-    from remat.torch.following.module import call_of
-    from remat.torch.step import aot, capture
-
-    with torch.enable_grad():
-        joint = capture.capture_module(call_of(model), (X,), {}, aot.backend_of("eager"))
-    graph = step_of(joint, "Net", model, "eager", "joint").graph
+    graph = captured_step(model, (X,), {}, Eager("joint")).graph
     offered = [any(way.name == "batch_norm_from_output" for way in op.implementations)
                for op in graph.operations if "batch_norm_legit" in op.kind]  # fmt: skip
     assert offered == [True, False, True]

@@ -19,9 +19,9 @@ from remat.cost import load_gpu  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
 from remat.graph import Graph, Operation, Value, Work  # noqa: E402
 from remat.torch.measuring import carried  # noqa: E402
+from remat.torch.planning import capturing  # noqa: E402
 from remat.torch.planning.planner import there_before  # noqa: E402
 from remat.torch.step import aot  # noqa: E402
-from remat.torch.step import training_graph as step_graph  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")]
 WIDTH = 32
@@ -97,7 +97,7 @@ def test_costs_and_workspaces_are_scaled(monkeypatch, tmp_path) -> None:
 
 
 def test_workspaces_are_measured_here_and_leave_random_numbers_alone(tmp_path, monkeypatch) -> None:
-    step = rt._rematerialize.captured_step(Model(), (sentences(8),), {}, "eager", "default")
+    step = rt._rematerialize.captured_step(Model(), (sentences(8),), {}, rt._rematerialize.Eager())
     in_child, _ = carried.profile_workspaces(step.graph, tmp_path / "child", "cpu")
     monkeypatch.setattr(carried, "MEASURE_S", 60)
     state = torch.get_rng_state()
@@ -111,7 +111,7 @@ def test_the_garbage_collector_does_not_run_while_a_length_is_planned(monkeypatc
     """A collection of all objects of the captured steps takes longer than the plan of a length."""
     planned = rt.rematerialize(Model(), (sentences(64),), 0.6, cost="flops", time_limit_s=1)
     was_on = {}
-    for where, name in ((carried, "scaled_costs"), (step_graph, "split_graph_of"), (aot, "finish")):
+    for where, name in ((carried, "scaled_costs"), (capturing, "split_graph_of"), (aot, "finish")):
         called = getattr(where, name)
 
         def watched(*args: object, name=name, called=called, **options: object) -> object:

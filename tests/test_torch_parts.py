@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import remat.torch as rt
 from remat.errors import InvalidInput
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
-from remat.torch.parts import in_parts
+from remat.torch.parts import search
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 WIDTH = 32
@@ -102,7 +102,7 @@ def test_a_loop_with_other_shapes_and_evaluation() -> None:
         losses.append(own)
     assert losses[0] == losses[1]
     assert planned.encoder is model.encoder  # the model finds its own submodules again
-    assert len(planned._search.planners["encoder"].plans) == 2
+    assert len(planned._step.search.planners["encoder"].plans) == 2
 
 
 class Twice(Branching):
@@ -159,14 +159,16 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
 def test_any_plans_of_parts_that_run_again_keep_the_promise(model, names, n_steps, monkeypatch) -> None:
     """Plans drawn by chance show what the cheapest ones hide; the allocator judges."""
     draw = random.Random(0)
-    monkeypatch.setattr(in_parts, "_chosen", lambda parts, *_: {k: draw.choice(p.choices) for k, p in parts.items()})
-    monkeypatch.setattr(in_parts._Part, "last", lambda _part, choice, *_: choice)
+    monkeypatch.setattr(
+        search, "_choices_within", lambda parts, *_: {k: draw.choice(p.choices) for k, p in parts.items()}
+    )
+    monkeypatch.setattr(search._Part, "last", lambda _part, choice, *_: choice)
     args = rows()
     for _ in range(3):
         planned = rt.rematerialize(model, args, 0.6, parts=names, **QUICK | {"time_limit_s": 0.1})
         assert measured(planned, args) <= planned.predicted_peak_bytes
         assert len(planned.plan.parts) == n_steps
-        assert sum(len(planner.plans) for planner in planned._search.planners.values()) == n_steps
+        assert sum(len(planner.plans) for planner in planned._step.search.planners.values()) == n_steps
 
 
 @pytest.mark.parametrize("share", [0.55, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.7, 0.85))])
@@ -265,7 +267,7 @@ def test_what_stands_around_parts_counts(kind) -> None:
     assert measured(planned, args) <= planned.predicted_peak_bytes <= planned.budget_bytes
     # A tensor with several uses in and outside of parts gets its gradients in another order.
     assert difference_of_steps(model, planned, args, {}, "cpu") <= (1e-6 if kind is Skipping else 0)
-    assert len(planned._search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
+    assert len(planned._step.search.planners["decoder"].plans) == 1  # the step that runs is the one that was planned
 
 
 @pytest.mark.slow

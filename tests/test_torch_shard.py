@@ -19,7 +19,8 @@ import remat.torch as rt
 from experiments.steps import shard_ranks
 from remat.errors import InvalidInput
 from remat.torch.parts.opaque import followed_step
-from remat.torch.resident.shard import Sharding, bytes_per_rank, repeated_blocks
+from remat.torch.resident.shard import Sharding, bytes_per_rank
+from remat.torch.step.blocks import repeated_blocks
 
 pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
 ROOT = Path(__file__).parents[1]
@@ -115,7 +116,7 @@ def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
     model, args = Net(3), rows(1)
     for ranks in (2, 4):
         held = bytes_per_rank(model, ranks)
-        peak = max(followed_step(model, args, {}, "cpu", sharding=Sharding(ranks, BLOCKS, "cpu")).held_bytes)
+        peak = max(followed_step(model, args, {}, "cpu", division=Sharding(ranks, BLOCKS, "cpu")).held_bytes)
         block = ranks * bytes_per_rank(model.blocks[0], ranks)["parameters"]
         head = ranks * bytes_per_rank(model.head, ranks)["parameters"]
         # After the second block's backward pass: the root, its gradient, the block, its gradient, the gathered first

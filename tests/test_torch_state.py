@@ -23,10 +23,11 @@ from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.errors import InvalidInput  # noqa: E402
-from remat.torch.following.module import captured_step  # noqa: E402
 from remat.torch.frontend.build import output_of  # noqa: E402
 from remat.torch.measuring.measure import measured_peak, peak_of_step  # noqa: E402
 from remat.torch.measuring.plain import plain_step, real_step  # noqa: E402
+from remat.torch.planning.capturing import captured_step  # noqa: E402
+from remat.torch.planning.eager import Eager  # noqa: E402
 from remat.torch.step import numbers  # noqa: E402
 from remat.torch.step.loss import Outside  # noqa: E402
 
@@ -205,7 +206,7 @@ def test_a_run_that_is_not_the_users_step_leaves_attributes_alone(kind: str) -> 
         lambda: real_step(model, (x,), {}, Outside(), lambda _: None, "cpu"),
         lambda: peak_of_step(model, (x,), {}, "cpu"),
         lambda: output_of(model, (x,)),
-        lambda: captured_step(model, (x,), {}, "eager", "default"),
+        lambda: captured_step(model, (x,), {}, Eager()),
     ):
         run()
         assert _state(model) == before
@@ -352,9 +353,9 @@ def test_objects_that_a_step_makes_are_no_state() -> None:
 def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     apart = numbers.numbers_apart
-    monkeypatch.setattr("remat.torch.following.module.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     model = Two(counted, n=5)
     ours = rematerialize(model, (torch.randn(8, WIDTH),))
+    monkeypatch.setattr("remat.torch.step.capture.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     losses(ours, torch.randn(8, WIDTH), 6)
     assert model.n == 11
     assert len(compiled) == 1

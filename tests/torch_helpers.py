@@ -6,6 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from remat.torch.resident.optimizer import TEMPORARIES
+from remat.torch.resident.updates import with_updates
+from remat.torch.step.training_graph import CapturedStep
+from remat.torch.step.work import dense_bytes
+
 IMAGES = (8, 3, 32, 32)
 
 
@@ -26,3 +31,10 @@ class Net(nn.Module):
 
 def squares(output: torch.Tensor) -> torch.Tensor:
     return output.float().square().mean()
+
+
+def with_updates_by_name(step: CapturedStep, optimizer: str) -> CapturedStep:
+    """The step with the updates of all its parameters by an optimizer that is only named, e.g. ``adamw``."""
+    primals = enumerate(step.training_graph.primals)
+    parameters = {i: x for i, x in primals if isinstance(x, nn.Parameter) and x.requires_grad}
+    return with_updates(step, {i: TEMPORARIES[optimizer] * dense_bytes(x) for i, x in parameters.items()}, optimizer)

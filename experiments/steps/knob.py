@@ -18,7 +18,7 @@ from experiments.steps.measure_step import Beside, planned, promise_of
 from experiments.steps.torch_steps import step_for_a_cpu
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput, headline
-from remat.torch.following.module import call_of
+from remat.torch.planning.capturing import call_of
 from remat.torch.planning.planner import there_before
 
 OPTIONS: dict[str, dict[str, Any]] = {"llama": {"n_groups": 2}}  # grouped heads

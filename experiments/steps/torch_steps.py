@@ -33,13 +33,16 @@ from experiments.steps.offers import held_by_those_who_offer
 from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, spec_on, torch_model
-from remat.execution import PlanOptions, StepPlan, find_plan
-from remat.torch.following.module import Rematerialized, call_of, step_of
+from remat.execution import PlanOptions, find_plan
+from remat.torch.following.in_one_graph import InOneGraph
+from remat.torch.following.module import Rematerialized
 from remat.torch.frontend import graphs as frontend
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.measuring.plain import FollowedStep, plain_step
-from remat.torch.planning.planner import Planner, default_gpu, describe_inputs, fingerprint_of_step
-from remat.torch.step import capture
+from remat.torch.planning.book import PlanBook
+from remat.torch.planning.capturing import captured_step, default_gpu, describe_inputs
+from remat.torch.planning.eager import Eager
+from remat.torch.planning.planner import Planner
 from remat.torch.step.blocks import blocks_of
 
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
@@ -63,17 +66,16 @@ class TorchSteps:
         torch.set_num_threads(job.threads)
         self.module, self.args = built(spec, job.device)
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
-        captured = capture.capture_module(call_of(self.module), self.args, {})
-        self.step = step_of(captured, spec.name, self.module, "eager", implementations)
         options = PlanOptions(
             cost=job.cost, time_limit_s=job.time_limit_s, threads=job.threads, gpu=default_gpu(job.device),
             cache_folder=COST_CACHE,
         )  # fmt: skip
-        self.planner = Planner(spec.name, options, job.device, implementations=implementations)
-        graph, self.fixed = self.planner.with_everything_resident(self.step)
-        self.graph = self.planner.weigh(graph, self.step)
+        backend = Eager(implementations)
+        self.planner = Planner(spec.name, options, job.device, backend)
+        self.step = captured_step(self.module, self.args, {}, backend, spec.name)
+        self.own = self.planner.surrounded(self.step, describe_inputs(self.args))
+        self.graph = self.planner.weigh(self.own.graph, self.step)
         frontend.remember(self.step, self.graph)  # for torch_mincut
-        self.fingerprint = fingerprint_of_step(self.step, describe_inputs(self.args))
         self.fixed_bytes = self.step.graph.fixed_bytes
         self.known: list[remat.Plan] = []  # the portfolio starts from these
 
@@ -126,12 +128,11 @@ class TorchSteps:
     def planned(self, name: str, order: list[int], budget_bytes: int | None, chosen: Sequence[str] = ()) -> Method:
         """The module that executes a plan."""
         plan = remat.Plan.from_order(self.graph, order, implementations=chosen)
-        step_plan = StepPlan(
-            plan, self.graph, self.fingerprint, name, budget_bytes, None, self.fixed, self.job.cost,
-            implementations=self.planner.implementations,
-        )  # fmt: skip
-        planner = replace(self.planner, plans={self.fingerprint.sha256: step_plan})  # as in `rematerialize(plan=...)`
-        module = Rematerialized(self.module, planner, step_plan, "eager")
+        step_plan = self.own.planned(
+            self.graph, plan, name, budget_bytes, self.job.cost, implementations=self.planner.backend.implementations
+        )
+        plans = PlanBook({self.own.fingerprint.sha256: step_plan})  # as in `rematerialize(plan=...)`
+        module = Rematerialized(InOneGraph(self.module, replace(self.planner, plans=plans)), step_plan)
         cost = step_plan.trace.cost
         overhead = cost / self.graph.total_cost - 1
         return Method(module, step_plan.peak_bytes, cost, overhead, len(step_plan.recomputed), plan)

@@ -100,11 +100,7 @@ def is_fraction(budget: object) -> TypeIs[float | np.floating]:
 
 
 def check_options(budget: Any, plan: Any, options: PlanOptions) -> None:
-    """Refuse unusable options before a step is captured.
-
-    Raises:
-        InvalidInput: neither a budget nor a plan is given, or an option is invalid.
-    """
+    """Refuse unusable options before a step is captured."""
     if budget is None and plan is None:
         raise InvalidInput(NO_BUDGET)
     if plan is not None and not isinstance(plan, (StepPlan, str, os.PathLike)):

@@ -127,6 +127,13 @@ class StepPlan:
         """The simulator's trace of the plan."""
         return simulate(self.graph, self.plan, self.sharing)
 
+    @functools.cached_property
+    def _runs(self) -> Generated:
+        """What the code of a compiler needs, or else the plan's operations one by one."""
+        if self.generated is not None:
+            return self.generated
+        return Generated(self.trace.peak_bytes - self.graph.fixed_bytes, self.trace.cost, self.graph.total_cost)
+
     def ran(self, added_s: float) -> None:
         """Note the seconds that planning added when the step first ran; the plan stays the same."""
         object.__setattr__(self, "added_s", added_s)
@@ -134,9 +141,7 @@ class StepPlan:
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of the whole step, fixed bytes included."""
-        if self.generated is not None:
-            return self.graph.fixed_bytes + self.generated.peak_bytes
-        return self.trace.peak_bytes if self.retained_bytes is None else self.retained_bytes
+        return self.graph.fixed_bytes + self._runs.peak_bytes if self.retained_bytes is None else self.retained_bytes
 
     @property
     def overhead(self) -> float:
@@ -144,9 +149,7 @@ class StepPlan:
 
         Of a compiled step: over the cost of the compiled plain step, which may repeat operations itself.
         """
-        if self.generated is not None:
-            return self.generated.cost / self.generated.plain_cost - 1 if self.generated.plain_cost else 0.0
-        return self.trace.cost / self.graph.total_cost - 1 if self.graph.total_cost else 0.0
+        return self._runs.cost / self._runs.plain_cost - 1 if self._runs.plain_cost else 0.0
 
     @property
     def recomputed(self) -> dict[str, int]:
@@ -157,7 +160,7 @@ class StepPlan:
     @property
     def groups(self) -> tuple[int, ...]:
         """See `Generated.groups`."""
-        return () if self.generated is None else self.generated.groups
+        return self._runs.groups
 
     @property
     def order(self) -> np.ndarray:
@@ -197,9 +200,9 @@ class StepPlan:
         total = collections.Counter(op.kind for op in graph.operations)
         named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]
         more = len(repeats) - len(named)
-        chosen = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
-        if chosen:
-            implementations = collections.Counter(name for _, name in chosen)
+        choices = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
+        if choices:
+            implementations = collections.Counter(name for _, name in choices)
             lines.append(f"  implementations {', '.join(f'{name} {n}' for name, n in implementations.most_common())}")
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
@@ -214,10 +217,7 @@ class StepPlan:
         if not self.costs:
             return "none; no operation had to be timed"
         noise = f"; {self.noise}" if self.noise else ""
-        costs = self.trace.cost, self.graph.total_cost
-        if self.generated is not None:
-            costs = self.generated.cost, self.generated.plain_cost
-        cost, once = (format_cost(c, self.graph.cost_unit) for c in costs)
+        cost, once = (format_cost(c, self.graph.cost_unit) for c in (self._runs.cost, self._runs.plain_cost))
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -441,9 +441,9 @@ def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
     return Plan.from_order(graph, plan.order.tolist(), plan.budget_bytes, names)
 
 
-def _check_implementations(order: Sequence[int], chosen: Sequence[str], graph: Graph, where: str) -> None:
+def _check_implementations(order: Sequence[int], choices: Sequence[str], graph: Graph, where: str) -> None:
     """Raise `InvalidPlan` if the plan uses an implementation that this step does not have."""
-    for k, name in dict.fromkeys(zip(order, chosen, strict=False)):
+    for k, name in dict.fromkeys(zip(order, choices, strict=False)):
         if name and all(implementation.name != name for implementation in graph.operations[k].implementations):
             raise InvalidPlan(
                 f"{where}: runs '{graph.operations[k].name}' as '{name}', which is not available here (parameters may "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
@@ -14,24 +14,11 @@ from remat.errors import InvalidInput
 from remat.execution import Peaks, StepPlan, announce_pause, is_fraction
 from remat.tf._plan import Options, Promise, fingerprint, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
-from remat.tf.api import NO_JIT, Budget, SavedPlan, check_one_device, checked_options, variable_bytes
+from remat.tf.api import NO_JIT, Budget, Keywords, check_one_device, checked_options, variable_bytes
 from remat.tf.capture import CapturedStep, capture_step, trace
 
 
-def fit_within(
-    model: keras.Model,
-    budget: Budget | None = None,
-    *,
-    strategy: str = "portfolio",
-    scope: str = "free",
-    cost: str = "profile",
-    time_limit_s: float = 60.0,
-    seed: int = 0,
-    threads: int | None = None,
-    verify: bool = True,
-    plan: SavedPlan | None = None,
-    jit_compile: bool = False,
-) -> keras.Model:
+def fit_within(model: keras.Model, budget: Budget | None = None, **keywords: Unpack[Keywords]) -> keras.Model:
     """Make ``model.fit`` (and ``train_on_batch``) train under a plan; returns the same model.
 
     The plan covers the model's whole ``train_step``, also one that a subclass defines: loss, metrics, optimizer.
@@ -56,10 +43,10 @@ def fit_within(
     Raises:
         InvalidInput: here for unreadable options; from ``fit`` when there is no plan within the budget.
     """
-    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
+    options = checked_options(budget, keywords)
     if not isinstance(model, keras.Model):
         raise InvalidInput(f"fit_within takes a Keras model, not {type(model).__name__}")
-    trainer = _Trainer(model, budget, plan, options)
+    trainer = _Trainer(model, budget, options)
     # Write to the instance's dictionary: Keras tracks attributes to find layers and variables, and the model file must
     # not hold these, which are no configuration of the model.
     model.__dict__.update(
@@ -101,8 +88,8 @@ class _Trainer:
         trained: variables that get gradients.
     """
 
-    def __init__(self, model: keras.Model, budget: Budget | None, plan: SavedPlan | None, options: Options) -> None:
-        self.model, self.budget, self.plan, self.options = model, budget, plan, options
+    def __init__(self, model: keras.Model, budget: Budget | None, options: Options) -> None:
+        self.model, self.budget, self.options = model, budget, options
         self.steps: dict[str, PlannedStep] = {}
         self.trained: tuple[Any, ...] = ()
         self.forget()
@@ -204,8 +191,8 @@ class _Trainer:
         for step in self.steps.values():
             if step.plan.fingerprint == here:  # the same tensors in another structure, e.g. no weights
                 return load_plan(captured, step.plan, inputs, None)
-        if self.plan is not None and not self.steps:
-            plan = load_plan(captured, self.plan, inputs, self.budget)
+        if self.options.plan is not None and not self.steps:
+            plan = load_plan(captured, self.options.plan, inputs, self.budget)
             if plan.budget_bytes is not None:
                 self.promise = Promise(plan.budget_bytes, Peaks(plan.plain_peak_bytes))
             return plan

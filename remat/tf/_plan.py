@@ -43,11 +43,15 @@ SMALL = 1e-5  # share of the budget: a gradient up to this size may be held to t
 NEAR = 0.01  # share of the budget: if less is left, another solve is not worth its time
 
 
+SavedPlan = StepPlan | str | os.PathLike[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Options(PlanOptions):
     """How to plan; see `remat.tf.rematerialize`."""
 
     verify: bool = True
+    plan: SavedPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,7 @@ def make_plan(step: CapturedStep, promise: Promise, options: Options, inputs: st
     return _StepSearch(step, measure_footprint(step), promise, options, inputs).run()
 
 
-def load_plan(
-    step: CapturedStep, plan: StepPlan | str | os.PathLike[str], inputs: str, budget: int | float | str | None
-) -> StepPlan:
+def load_plan(step: CapturedStep, plan: SavedPlan, inputs: str, budget: int | float | str | None) -> StepPlan:
     """A plan made before, for this step; `budget` replaces the promise of the plan.
 
     Raises:

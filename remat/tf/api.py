@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import keras
 import tensorflow as tf
 
 from remat.errors import InvalidInput
-from remat.execution import StepPlan, check_options
+from remat.execution import check_options
 from remat.tf._keras import check_backend
 from remat.tf._objective import Objective
-from remat.tf._plan import Options, load_plan, make_plan, promise_of
+from remat.tf._plan import Options, SavedPlan, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
 from remat.tf.adapter import is_jit_compiled
 from remat.tf.capture import capture_step, trace
 
 Budget = int | float | str
-SavedPlan = StepPlan | str | os.PathLike[str]
+
+
+class Keywords(TypedDict, total=False):
+    """Keywords of all calls that plan; `rematerialize` describes them."""
+
+    strategy: str
+    scope: str
+    cost: str
+    time_limit_s: float
+    seed: int
+    threads: int | None
+    verify: bool
+    plan: SavedPlan | None
+    jit_compile: bool
+
+
 NO_JIT = (
     "jit_compile=True undoes rematerialization: XLA merges a recomputation with the first computation and orders "
     "operations itself; leave it out"
@@ -33,15 +47,7 @@ def rematerialize(
     budget: Budget | None = None,
     *,
     loss: Any = None,
-    strategy: str = "portfolio",
-    scope: str = "free",
-    cost: str = "profile",
-    time_limit_s: float = 60.0,
-    seed: int = 0,
-    threads: int | None = None,
-    verify: bool = True,
-    plan: SavedPlan | None = None,
-    jit_compile: bool = False,
+    **keywords: Unpack[Keywords],
 ) -> PlannedStep:
     """A step that computes the loss and the gradients and holds at most `budget` bytes at once.
 
@@ -75,7 +81,7 @@ def rematerialize(
     Raises:
         InvalidInput: (a ValueError) no plan within the budget; a plan made for something else; unreadable options.
     """
-    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
+    options = checked_options(budget, keywords)
     if isinstance(model_or_step, keras.Model):
         model = model_or_step
         if len(input_signature) not in (2, 3):
@@ -85,15 +91,13 @@ def rematerialize(
         check_one_device(model)
         objective = Objective(model, loss)
         _build(model, input_signature[0])
-        return _planned(
-            objective.step, input_signature, budget, options, plan, model.name, {"parameters": model}, objective
-        )
+        return _planned(objective.step, input_signature, budget, options, model.name, {"parameters": model}, objective)
     if not callable(model_or_step):
         raise InvalidInput(f"a Keras model or a function is needed, not {type(model_or_step).__name__}")
     if is_jit_compiled(model_or_step):
         raise InvalidInput(NO_JIT)
     name = getattr(model_or_step, "__name__", "step")
-    return _planned(model_or_step, input_signature, budget, options, plan, name, {})
+    return _planned(model_or_step, input_signature, budget, options, name, {})
 
 
 def compile(
@@ -104,16 +108,8 @@ def compile(
     label_spec: Any,
     budget: Budget | None = None,
     *,
-    strategy: str = "portfolio",
-    scope: str = "free",
-    cost: str = "profile",
-    time_limit_s: float = 60.0,
-    seed: int = 0,
-    threads: int | None = None,
-    verify: bool = True,
-    plan: SavedPlan | None = None,
-    jit_compile: bool = False,
     weight_spec: Any = None,
+    **keywords: Unpack[Keywords],
 ) -> PlannedStep:
     """One line from a model to its training iteration: ``train_iteration_fn(x, y) -> (prediction, loss)``.
 
@@ -129,7 +125,7 @@ def compile(
     Raises:
         InvalidInput: as `rematerialize`.
     """
-    options = checked_options(budget, plan, jit_compile, strategy, scope, cost, time_limit_s, seed, threads, verify)
+    options = checked_options(budget, keywords)
     check_one_device(model)
     objective = Objective(model, loss)
     optimizer = keras.optimizers.get(optimizer)
@@ -145,7 +141,7 @@ def compile(
 
     holders = {"parameters": model, "optimizer": optimizer}
     specs = (input_spec, label_spec) if weight_spec is None else (input_spec, label_spec, weight_spec)
-    return _planned(train_iteration, specs, budget, options, plan, model.name, holders, objective)
+    return _planned(train_iteration, specs, budget, options, model.name, holders, objective)
 
 
 def check_one_device(model: Any) -> None:
@@ -168,24 +164,25 @@ def _check_static(specs: Any) -> None:
             raise InvalidInput(f"{spec} has no static shape; a plan is for one batch size")
 
 
-def checked_options(
-    budget: Budget | None, plan: SavedPlan | None, jit_compile: bool, strategy: str, scope: str, cost: str,
-    time_limit_s: float, seed: int, threads: int | None, verify: bool,
-) -> Options:  # fmt: skip
+def checked_options(budget: Budget | None, keywords: Keywords) -> Options:
     """The options of a call; refuses other backends, XLA, visible GPUs, and what cannot be used."""
+    for name in keywords:
+        if name not in Keywords.__annotations__:
+            raise TypeError(f"unexpected keyword argument '{name}'")
     check_backend()
-    if jit_compile:
+    given = dict(keywords)
+    if given.pop("jit_compile", False):
         raise InvalidInput(NO_JIT)
     if tf.config.get_visible_devices("GPU"):
         raise InvalidInput("plans of TensorFlow steps are for the CPU: tf.config.set_visible_devices([], 'GPU') first")
-    options = Options(strategy, scope, cost, time_limit_s, seed, threads or None, verify=verify)
-    check_options(budget, plan, options)
+    options = Options(**{**given, "threads": given.get("threads") or None})  # pyright: ignore[reportArgumentType]
+    check_options(budget, options.plan, options)
     return options
 
 
 def _planned(
-    step: Callable[..., Any], specs: Sequence[Any], budget: Budget | None, options: Options, plan: SavedPlan | None,
-    name: str, holders: Mapping[str, Any], objective: Objective | None = None,
+    step: Callable[..., Any], specs: Sequence[Any], budget: Budget | None, options: Options, name: str,
+    holders: Mapping[str, Any], objective: Objective | None = None,
 ) -> PlannedStep:  # fmt: skip
     """Trace, plan and emit."""
     _check_static(list(specs))
@@ -196,8 +193,8 @@ def _planned(
     else:
         captured = capture_step(function, name, fixed, objective.values[0], objective.gradients)
     inputs = describe(specs)
-    if plan is not None:
-        return PlannedStep(captured, load_plan(captured, plan, inputs, budget))
+    if options.plan is not None:
+        return PlannedStep(captured, load_plan(captured, options.plan, inputs, budget))
     assert budget is not None
     return PlannedStep(captured, make_plan(captured, promise_of(captured, budget), options, inputs))
 

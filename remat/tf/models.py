@@ -15,7 +15,9 @@ from remat.errors import InvalidInput, RematError, unknown_name
 from remat.frontends.spec import DTYPES, ModelSpec, check_options, load_target
 from remat.graph import Graph
 from remat.tf._keras import import_keras
+from remat.tf.layer_graph import layer_graph
 from remat.tf.networks import segmentation
+from remat.tf.operation_graph import operation_graph
 
 # Smallest height and width that a network can be built for.
 _SMALLEST = {"InceptionV3": 75, "Xception": 71}
@@ -23,11 +25,7 @@ _SMALLEST_OTHER = 32
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Refuse a spec that is wrong, as far as that can be known without importing a framework.
-
-    Raises:
-        InvalidInput: batch size, input size or dtype cannot be used, or the network needs a larger image.
-    """
+    """Refuse a spec that is wrong, as far as that can be known without importing a framework."""
     if isinstance(spec.batch_size, bool) or not isinstance(spec.batch_size, int) or spec.batch_size < 1:
         raise InvalidInput(f"batch_size must be a positive integer, not {spec.batch_size!r}")
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in spec.input_size):
@@ -61,11 +59,7 @@ def extract(spec: ModelSpec) -> Graph:
     model = build_model(spec, allocate=not by_layer)
     name = spec.graph_name
     if by_layer:
-        from remat.tf.layer_graph import layer_graph
-
         return layer_graph(model, batch_size=spec.batch_size, name=name, accounting=spec.accounting, dtype=spec.dtype)
-    from remat.tf.operation_graph import operation_graph
-
     return operation_graph(model, spec.batch_size, name if ":" in name else f"{name}_ops", dtype=spec.dtype)
 
 

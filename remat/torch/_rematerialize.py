@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,39 @@ from torch import Tensor, nn
 
 from remat import zoo
 from remat.cost import load_gpu
-from remat.cost.profile import profile_workspaces
-from remat.errors import InvalidInput, InvalidPlan, first_line, unknown_name, warn
+from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
 from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
-from remat.graph import Graph
 from remat.plan import parse_scope
-from remat.torch.following.module import Rematerialized, captured_step, keywords, told_of, with_storages
+from remat.torch.following.in_one_graph import InOneGraph
+from remat.torch.following.module import Rematerialized
 from remat.torch.following.self_check import check_untested_version
 from remat.torch.internals import inductor
-from remat.torch.internals.autograd import storage_key
-from remat.torch.measuring.measure import difference_of_steps, peak_of_step
-from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.parts.in_parts import InParts, PartsSearch
-from remat.torch.parts.opaque import followed_step
-from remat.torch.planning.planner import Planner, default_gpu, describe_inputs, device_of, there_before
-from remat.torch.resident.in_backward import OPTION, InBackward
+from remat.torch.measuring.measure import difference_of_steps
+from remat.torch.parts.in_parts import checked_parts, in_parts
+from remat.torch.planning.capturing import (
+    captured_step,
+    default_gpu,
+    describe_inputs,
+    device_of,
+    keywords,
+    with_storages,
+)
+from remat.torch.planning.eager import Eager
+from remat.torch.planning.inductor import Inductor
+from remat.torch.planning.planner import Backend, Planner, there_before
+from remat.torch.resident.in_backward import BY_THE_LOOP, OPTION, InBackward
 from remat.torch.resident.residents import Resident
-from remat.torch.resident.shard import Sharding, check_shard, check_whole, groups_of, repeated_blocks, shards_bytes
+from remat.torch.resident.shard import WHOLE, Sharding, check_shard, check_whole
 from remat.torch.step import aot
-from remat.torch.step.loss import OWN_LOSS, Needs, Outside
+from remat.torch.step.blocks import repeated_blocks
+from remat.torch.step.loss import Outside
 from remat.torch.step.refusals import check_given_tensors
 from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.with_implementations import CHOICES
-from remat.torch.step.work import storage_bytes, tensors_of
 from remat.units import format_size
 
 MOST_PLANS = 4
+BACKENDS = ("eager", "inductor")
 
 
 def rematerialize(
@@ -142,10 +148,10 @@ def rematerialize(
     kwargs = keywords(sample_kwargs)
     check_given_tensors(model, sample_args, kwargs)
     _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
-    in_backward = None
+    updates = BY_THE_LOOP
     if optimizer_in_backward:
         _check_for_updates(backend, implementations, str(parse_scope(scope)), accumulate, parts)
-        in_backward = InBackward(optimizer, model)
+        updates = InBackward(optimizer, model)
     device = device_of(model, (sample_args, kwargs))
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
@@ -154,10 +160,10 @@ def rematerialize(
         options, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
+    how: Backend = Eager(implementations, updates) if backend == "eager" else Inductor()
     planner = Planner(
-        type(model).__name__, options, device, plain=Peaks(None, "a plan was given"),
-        resident=Resident(model, optimizer, shard, accumulate), sample=inputs, implementations=implementations,
-        in_backward=in_backward, outside=Outside(loss, retain_graph),
+        type(model).__name__, options, device, how, plain=Peaks(None, "a plan was given"),
+        resident=Resident(model, optimizer, shard, accumulate), sample=inputs, outside=Outside(loss, retain_graph),
     )  # fmt: skip
     if parts is not None:
         if plan is not None or budget is None or backend != "eager" or implementations != "default":
@@ -165,16 +171,12 @@ def rematerialize(
                 f"{'parts=' if shard is None else 'shard='} needs a budget, backend='eager' and "
                 "implementations='default', and takes no plan="
             )
-        names = _checked_parts(model, parts)
-        if shard is not None:
-            groups_of(model, names)  # refuses what FSDP2 cannot divide
-        search = PartsSearch(planner, sharding=None if shard is None else Sharding(shard, tuple(names), device))
-        return _in_parts(search, model, sample_args, kwargs, names, budget, accumulate, verify)
-    step = captured_step(model, sample_args, kwargs, backend, implementations, in_backward)
-    if backend == "inductor":  # whose plain step needs to know
-        planner.follow_loss(model, sample_args, kwargs)
+        names = checked_parts(model, parts)
+        division = WHOLE if shard is None else Sharding.of(model, shard, names, device)
+        return in_parts(planner, model, sample_args, kwargs, names, division, budget, verify)
+    step = captured_step(model, sample_args, kwargs, how)
     if plan is None or is_fraction(budget):
-        planner.plain = _plain_peak(model, sample_args, kwargs, planner, step, may_run=is_fraction(budget))
+        planner.plain = how.plain_peak(planner, step, model, sample_args, kwargs, may_run=is_fraction(budget))
     planner.follow_loss(model, sample_args, kwargs)
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
@@ -186,9 +188,8 @@ def rematerialize(
         assert promised is not None
         planner.budget_bytes = promised
         step_plan = planner.plan(step, inputs)
-    planner.lowered = None
-    module = Rematerialized(model, planner, step_plan, backend, accumulate)
-    return _verified(module, sample_args, kwargs, step, inputs) if verify else module
+    module = Rematerialized(InOneGraph(model, planner), step_plan, accumulate)
+    return _verified(module, sample_args, kwargs, step) if verify else module
 
 
 def follow(
@@ -218,42 +219,6 @@ def follow(
         model, sample_args, plan=plan, sample_kwargs=sample_kwargs, backend=backend, optimizer=optimizer,
         cache_folder=cache_folder,
     )  # fmt: skip
-
-
-def _warn_of_truth(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], plain: FollowedStep, outside: Outside
-) -> None:  # fmt: skip
-    """Warn if a model makes other calls than in eager mode, because it had to hear that it is traced.
-
-    Args:
-        plain: its step with the loss `outside`, where it hears of no tracing.
-    """
-    if not (told := told_of(model).places):
-        return
-    traced = plain_step(model, args, kwargs, outside, told=told)
-    if plain.is_eager and traced.is_eager and traced.signatures == plain.signatures:
-        return
-    where = ", ".join(sorted({f"line {line} of {file}" for place in told for file, line in place[:-1][:2]}))
-    warn(
-        f"{type(model).__name__} computes differently while it is traced ({where}), so that the last bits may differ "
-        "from those of the plain step; verify=True says by how much"
-    )
-
-
-def _measured(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner) -> int:
-    """Most bytes of a step that runs, with the loss that is given, or one that holds what it is taken to hold."""
-
-    @contextmanager
-    def meanwhile(outputs: list[Tensor]) -> Iterator[Tensor]:
-        needs = planner.outside.assumed(outputs)
-        held, rest = (
-            torch.empty(n_bytes, dtype=torch.uint8, device=planner.device)
-            for n_bytes in (needs.held_bytes, needs.most_bytes - needs.held_bytes)
-        )
-        yield held
-        del rest
-
-    return peak_of_step(model, args, kwargs, planner.device, meanwhile, planner.outside)
 
 
 def _check_outside(loss: Any, retain_graph: bool, backend: str, parts: Any, in_backward: bool) -> None:
@@ -286,78 +251,34 @@ def _check_for_updates(
             raise InvalidInput(f"{OPTION} does not go with {option}; leave either out")
 
 
-def _checked_parts(model: nn.Module, parts: Any) -> list[str]:
-    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
-        raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {parts!r:.60}")
-    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-    for name in parts:
-        if name not in known:
-            raise unknown_name("part", str(name), known)
-    modules = {name: model.get_submodule(name) for name in parts}
-    for name, module in modules.items():
-        if any(module is part for other in modules.values() if other is not module for part in other.modules()):
-            raise InvalidInput(f"the part '{name}' is inside of another; give either")
-    return list(dict.fromkeys(parts))
-
-
-def _in_parts(
-    search: PartsSearch, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str],
-    budget: Any, accumulate: bool, verify: bool,
-) -> InParts:  # fmt: skip
-    """A module whose parts are planned together."""
-    planner, sharding = search.planner, search.sharding
-    whole = model.parameters() if sharding is None else ()
-    resident = {storage_key(x): storage_bytes(x) for x in (*whole, *model.buffers(), *tensors_of((args, kwargs)))}
-    shards = 0 if sharding is None else shards_bytes(list(model.parameters()), sharding.ranks)
-    gradients = sum(storage_bytes(p) for p in model.parameters() if p.requires_grad) if accumulate else 0
-    fixed_bytes = sum(resident.values()) + shards + planner.resident.state_bytes() + gradients
-    plain = followed_step(model, args, kwargs, planner.device, planner.outside, sharding=sharding)
-    workspaces = planner.workspaces_of(plain.signatures)
-    planner.follow_loss(model, args, kwargs)
-    fixed_bytes += planner.read_bytes
-    planner.plain = Peaks(fixed_bytes + plain.peak_bytes(workspaces))
-    planner.budget_bytes = parse_budget(budget, planner.plain)
-    module = InParts(model, search, search.plan(model, args, kwargs, names, fixed_bytes), accumulate)
-    if verify:
-        measured = fixed_bytes + _measured(module, args, kwargs, planner)
-        module.__dict__["measured_peak_bytes"] = measured
-        if measured > planner.budget_bytes:
-            raise InvalidInput(
-                f"a step needs {format_size(measured)}, more than the budget of {format_size(planner.budget_bytes)}; "
-                "give a smaller budget"
-            )
-        difference = difference_of_steps(model, module, args, kwargs, planner.device)
-        module.__dict__["plan"] = replace(module.plan, difference=difference)
-    return module
-
-
 def _verified(
-    module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: CapturedStep, inputs: str
+    module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: CapturedStep
 ) -> Rematerialized:
     """The module with its `measured_peak_bytes`; planned again while these exceed the budget."""
     planner = module._planner
+    updates = planner.backend.updates
     promised, measured = planner.budget_bytes, 0
     for _ in range(MOST_PLANS):
         if measured:
             planner.budget_bytes -= measured - promised
             planner.plans.clear()
             try:
-                step_plan = replace(planner.plan(step, inputs), budget_bytes=promised)
+                step_plan = replace(planner.plan(step, planner.sample), budget_bytes=promised)
             except InvalidInput:  # its message names a smaller budget than the caller's
                 break
-            module = Rematerialized(module.model, planner, step_plan, module._backend, module._accumulates)
-        with planner.in_backward.undone() if planner.in_backward else nullcontext():
-            measured = there_before(module.plan) + _measured(module, args, kwargs, planner)
-        module.__dict__["measured_peak_bytes"] = measured
+            module = Rematerialized(InOneGraph(module.model, planner), step_plan, module._accumulates)
+        with updates.undone():
+            measured = there_before(module.plan) + planner.measured_peak(module, args, kwargs)
+        module.measured_peak_bytes = measured
         if measured <= promised:
-            with planner.in_backward.collecting() if planner.in_backward else nullcontext():
+            with updates.collecting():
                 difference = difference_of_steps(module.model, module, args, kwargs, planner.device)
-            module.__dict__["plan"] = replace(module.plan, difference=difference)
+            module.plan = replace(module.plan, difference=difference)
             return module
-    instead = "" if module._backend == "eager" else ", or backend='eager', whose peak is the predicted one"
     raise InvalidInput(
         f"a step needs {format_size(measured)} ({format_size(module.predicted_peak_bytes)} were predicted), more than "
-        f"the budget of {format_size(promised)}, and no other plan was found; give a larger budget{instead}"
+        f"the budget of {format_size(promised)}, and no other plan was found; give a larger budget"
+        f"{planner.backend.instead}"
     )
 
 
@@ -372,8 +293,8 @@ def _check(
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     aot.check_that_calls_are_compiled()
-    if backend not in aot.BACKENDS:
-        raise unknown_name("backend", backend, aot.BACKENDS)
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
     if mode not in (None, "default"):
         raise InvalidInput(
             f"mode={mode!r} is not supported, only 'default': the other modes record CUDA graphs, whose memory pools "
@@ -403,54 +324,3 @@ def _implementations(implementations: str, backend: str, plan: Any) -> str:
             f"implementations={implementations!r} needs backend='eager': {backend} chooses its own kernels"
         )
     return implementations
-
-
-def _followed(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner) -> FollowedStep:
-    """The plain step; where the given loss reads values, with one that needs as much."""
-    try:
-        return plain_step(model, args, kwargs, planner.outside)
-    except InvalidInput:
-        raise
-    except Exception:  # whatever stops it: the model alone shows whether it is the loss
-        if planner.outside.given is None:
-            raise
-    planner.follow_loss(model, args, kwargs)
-    return plain_step(model, args, kwargs, Outside(taken=lambda *_: planner.loss_needs or Needs()))
-
-
-def _plain_peak(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], planner: Planner, step: CapturedStep,
-    *, may_run: bool,
-) -> Peaks:  # fmt: skip
-    """Peak of the model's own step, everything that is always there included.
-
-    Args:
-        may_run: the step may be executed if its peak cannot be known otherwise.
-    """
-    if step.training_graph.lowering is not None:
-        compiled = planner.compiled(step)
-        return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
-    fixed_bytes = step.graph.fixed_bytes + sum(planner.resident.bytes_beside(step.training_graph).values())
-    if has_recurrent_layer(model):
-        if not may_run:
-            return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
-        planner.follow_loss(model, args, kwargs)
-        return Peaks(fixed_bytes + planner.read_bytes + _measured(model, args, kwargs, planner))
-    try:
-        plain = _followed(model, args, kwargs, planner)
-    except InvalidInput:
-        raise
-    except Exception as error:  # fake tensors do not support everything that compiles
-        return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
-    planner.resident.left_bytes = plain.left_bytes
-    if plain.returns_loss:
-        planner.loss_needs = OWN_LOSS
-    _warn_of_truth(model, args, kwargs, plain, planner.outside)
-    calls = calls_graph(planner.name, plain.signatures)
-    # Measure also the operations of the plan: the process that measures takes seconds to start.
-    other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
-    both = Graph(planner.name, (*calls.operations, *other), ())
-    sizes = profile_workspaces(both, planner.options.cache_folder, planner.device)[0][: len(calls)]
-    workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
-    planner.follow_loss(model, args, kwargs)  # its calls are measured by now
-    return Peaks(fixed_bytes + planner.read_bytes + plain.peak_bytes(workspaces))

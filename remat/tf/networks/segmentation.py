@@ -79,11 +79,7 @@ def _layers() -> Any:
 
 
 def check(input_shape: tuple[int, ...], classes: int, encoder: str) -> None:
-    """Refuse arguments that no network here can use; needs no Keras.
-
-    Raises:
-        InvalidInput: an unknown encoder, a height or width that is no multiple of 32, no classes.
-    """
+    """Refuse arguments that no network here can use; needs no Keras."""
     if encoder not in _ENCODERS:
         raise unknown_name("encoder", str(encoder), _ENCODERS)
     shape = tuple(input_shape)

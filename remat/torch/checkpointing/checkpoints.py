@@ -26,12 +26,14 @@ from remat.files import write_text
 from remat.torch._random import random_state
 from remat.torch.checkpointing import checkpointed
 from remat.torch.checkpointing.checkpointed import casting_anew
-from remat.torch.following.module import Rematerialized, captured_step, keywords, with_storages
+from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import NOT_IN_POLICIES, storage_key
 from remat.torch.internals.operators import TorchDispatchMode, schema_of
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step
-from remat.torch.planning.planner import START, describe_inputs
-from remat.torch.step.blocks import blocks_of, forwards_restored
+from remat.torch.planning.capturing import captured_step, describe_inputs, keywords, with_storages
+from remat.torch.planning.eager import Eager
+from remat.torch.planning.planner import START
+from remat.torch.step.blocks import blocks_of, forwards_replaced
 from remat.torch.step.work import call_signature, storage_bytes, tensors_of
 from remat.units import format_size
 
@@ -182,20 +184,20 @@ class _Search:
     def __init__(
         self, module: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any], blocks: Sequence[str] | None
     ):  # fmt: skip
-        self.model, planner = module.model, module.__dict__["_planner"]
+        self.model, planner = module.model, module._planner
         if not isinstance(module.plan, StepPlan):
             raise InvalidInput("checkpoints are not for a model that is planned in parts")
-        if module.__dict__["_backend"] != "eager":
+        if not isinstance(planner.backend, Eager):
             raise InvalidInput("checkpoints are of eager steps: rematerialize with backend='eager'")
         if has_recurrent_layer(self.model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         self.blocks = self._checked(blocks)
         self.args, self.kwargs = with_storages((args, kwargs), planner.device)
-        step = captured_step(self.model, self.args, self.kwargs, "eager", planner.implementations)
-        self.planner = planner
-        graph, fixed = planner.with_everything_resident(step)
-        self.fixed_bytes = graph.fixed_bytes - fixed[START]  # a followed step makes it
-        self.free = planner.plan(step, describe_inputs((self.args, self.kwargs)))
+        step = captured_step(self.model, self.args, self.kwargs, Eager(planner.backend.implementations))
+        self.planner, inputs = planner, describe_inputs((self.args, self.kwargs))
+        own = planner.surrounded(step, inputs)
+        self.fixed_bytes = own.graph.fixed_bytes - own.fixed[START]  # a followed step makes it
+        self.free = planner.plan(step, inputs)
         self.plain, self.plain_runs = self._followed(_marked)
         if self._leave_out({run.block for run in self.plain_runs if run.changes_input}, blocks):
             self.plain, self.plain_runs = self._followed(_marked)
@@ -301,10 +303,9 @@ class _Search:
             runs.clear()
             followers[:] = [follower]
 
-        with forwards_restored(self.model, self.blocks):
-            for name in self.blocks:
-                block = self.model.get_submodule(name)
-                block.forward = wrap(block.forward, name, runs, followers)
+        blocks = {name: self.model.get_submodule(name) for name in self.blocks}
+        wrapped = {name: wrap(block.forward, name, runs, followers) for name, block in blocks.items()}
+        with forwards_replaced(self.model, wrapped):
             step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start)
         return step, runs
 
@@ -367,8 +368,7 @@ class _Program:
 
     def cheapest(self, budget_bytes: int) -> dict[str, tuple[tuple[int, ...], bool]] | None:
         """The cheapest choice within the budget, as `Checkpoints.kept`; None if there is none."""
-        from remat.programs.highs import cheapest_columns  # imports SciPy, which training does not need
-        from remat.programs.program import scale_of
+        from remat.programs import highs, program  # they import SciPy, which training does not need
 
         held = np.array([row for row, _ in self.limits])
         most = np.array([budget_bytes - rest for _, rest in self.limits])
@@ -377,16 +377,16 @@ class _Program:
         needs = np.zeros((len(pairs), len(self.columns)))  # the first column of a pair needs the second
         for k, (column, needed) in enumerate(pairs):
             needs[k, column], needs[k, needed] = 1, -1
-        scale = scale_of(budget_bytes)
+        scale = program.scale_of(budget_bytes)
         rows, most = np.vstack([held * scale, needs]), np.concatenate([most * scale, np.zeros(len(pairs))])
         fewer = TIE * max(1.0, self.cost.max(initial=0)) * np.array([number < 0 for _, number in self.columns])
-        found = cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
+        found = highs.cheapest_columns(self.cost + fewer, rows, np.full(len(rows), -np.inf), most, SEARCH_S)
         if found is None:
             return None
-        chosen = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]
+        picked = [key for key, is_chosen in zip(self.columns, found, strict=True) if is_chosen]
         return {
-            name: (tuple(k for block, k in chosen if block == name and k >= 0), name in self.draws)
-            for name, number in chosen if number < 0
+            name: (tuple(k for block, k in picked if block == name and k >= 0), name in self.draws)
+            for name, number in picked if number < 0
         }  # fmt: skip
 
     def nothing_kept(self) -> dict[str, tuple[tuple[int, ...], bool]]:

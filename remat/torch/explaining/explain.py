@@ -20,7 +20,7 @@ from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch.explaining.largest import Growing, KnownPlans
 from remat.torch.explaining.page import page_of
-from remat.torch.explaining.sizes import SizedStep
+from remat.torch.explaining.sizes import StepAtSizes
 from remat.torch.explaining.snapshot import snapshot_of
 from remat.torch.planning.replay import group_of, held_values
 from remat.torch.resident.optimizer import state_bytes
@@ -29,7 +29,7 @@ from remat.units import check_time_limit, format_size, parse_size
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
 NEAR = 0.01  # of the plain peak: less is not worth a line
-MOST_TOLD = 6  # kinds of tensors at the peak
+MOST_KINDS = 6  # kinds of tensors at the peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,8 @@ def explain(
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
 
     The step is captured on fake CPU tensors, in the types that the factory made. Attention and RMS norms are the
-    kernels that PyTorch chooses on the GPU, by rules (`gpu_kernels`), with the workspaces of attention's
-    backward pass and of cuBLAS. Costs are the GPU's roofline. Other workspaces and what CUDA's context holds are not
-    counted.
+    kernels that PyTorch chooses on the GPU, by rules (`gpu_kernels`), with the workspaces of attention's backward pass
+    and of cuBLAS. Costs are the GPU's roofline. Other workspaces and CUDA's context are not counted.
 
     Args:
         factory: makes a module, (module, sample_args) or (module, sample_args, loss_fn); or ``package.module:factory``.
@@ -160,7 +159,7 @@ def explain(
     largest, refused = _largest(made, holding, budget_bytes, plans)
     found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
     return Explanation(
-        made.name, device, shard, graph, step.modules, step.captured, holding.told(graph), budget_bytes,
+        made.name, device, shard, graph, step.modules, step.captured, holding.bytes_by_name(graph), budget_bytes,
         plain_peak_bytes, Plan.from_order(graph, range(len(graph))), plans.known(graph, budget_bytes), least,
         {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
         changes(step.graph, model, holding, optimizer), refused,
@@ -176,7 +175,7 @@ def _largest(
         try:
             sized = made.sized(parameter, degree, unit)
 
-            def held_at(n: int, sized: SizedStep = sized) -> tuple[Graph, int]:
+            def held_at(n: int, sized: StepAtSizes = sized) -> tuple[Graph, int]:
                 step = sized.at(n)
                 graph = holding.held(step.graph)
                 return graph, holding.framework_peak(graph, step.needs)
@@ -212,11 +211,11 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
     for share, overhead in explained.overheads.items():
         price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * peak_bytes / 2**30)  # ms, GiB
-        told = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
-        yield f"  at {share:.0%} of the peak  {told}"
+        price_of = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
+        yield f"  at {share:.0%} of the peak  {price_of}"
     for what, sizes in explained.largest.items():
-        told = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
-        yield f"  largest {what:<11} {told}"
+        sizes_at = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
+        yield f"  largest {what:<11} {sizes_at}"
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
     yield "  the plain peak changes with"
@@ -237,5 +236,5 @@ def _lines_of_peak(explained: Explanation) -> Iterator[str]:
         what = f"{made_by} of {group_of(explained.modules[v])}"
         n_tensors[what] += 1
         sizes[what] += graph.values[v].bytes
-    for what, n_bytes in sizes.most_common(MOST_TOLD):
+    for what, n_bytes in sizes.most_common(MOST_KINDS):
         yield f"      {n_tensors[what]} x {what}: {format_size(n_bytes)}"

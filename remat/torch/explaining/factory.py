@@ -13,11 +13,12 @@ from remat.cost import Gpu
 from remat.errors import InvalidInput, RematError, first_line
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
-from remat.torch.explaining.sizes import KnownStep, SizedStep, are_alike
+from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
-from remat.torch.resident.shard import Sharding, blocks_in_rows
+from remat.torch.resident.shard import WHOLE, Sharding
+from remat.torch.step.blocks import blocks_in_rows
 
 LENGTHS = ("length", "seq_len", "sequence_length", "seq_length")  # names that factories give the length of a sequence
 GRAIN = 32  # tokens: some kernels of attention hold numbers for so many rows at once
@@ -43,7 +44,7 @@ class StepFactory:
             raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
-        self.steps: dict[tuple[tuple[str, int], ...], KnownStep] = {}  # [sizes other than those asked for]
+        self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
         self._check_sizes()
 
@@ -62,7 +63,7 @@ class StepFactory:
         elif "batch_size" in self.options and "batch_size" not in takes and "input_size" not in self.options:
             raise InvalidInput(f"{self.name} takes no batch_size; leave it out, or let the factory take it")
 
-    def step(self, sizes: Mapping[str, int]) -> tuple[DescribedGraph, KnownStep, nn.Module]:
+    def step(self, sizes: Mapping[str, int]) -> tuple[DescribedGraph, StepAtSize, nn.Module]:
         """(the step's graph at these sizes without costs, what is known of the step, its model).
 
         Raises:
@@ -81,7 +82,7 @@ class StepFactory:
         self.repeats = made.is_repeated
         graph = with_workspaces(made.graph)
         graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
-        known = KnownStep(graph, needs)
+        known = StepAtSize(graph, needs)
         self.steps.setdefault(self._key(sizes), known)
         return replace(made, graph=graph), known, model
 
@@ -101,23 +102,23 @@ class StepFactory:
             raise InvalidInput(f"{spec.target} raised {first_line(error)}{place}") from error
 
     def needs(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """`KnownStep.needs` at these sizes, without a capture."""
+        """`StepAtSize.needs` at these sizes, without a capture."""
         model, args, loss_fn = self._built(sizes)
         with kernels_of(self.gpu):
             return _needs(self._followed(model, *build.loss_step(model, args, loss_fn)))
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""
+        device = "cuda" if self.gpu.compute_capability else "cpu"
+        blocks = tuple(blocks_in_rows(model))
+        division = WHOLE if self.shard is None else Sharding(self.shard, blocks, device)
         try:
-            if self.shard is not None:
-                device = "cuda" if self.gpu.compute_capability else "cpu"
-                with Sharding(self.shard, tuple(blocks_in_rows(model)), device).stands_in(model) as begin:
-                    return plain_step(step, args, {}, begin=begin)
-            return plain_step(step, args, {})
+            with division.stands_in(model) as begin:
+                return plain_step(step, args, {}, begin=begin)
         except Exception as error:  # fake tensors do not support everything that can be captured
             raise InvalidInput(f"the model does not run on tensors without contents ({first_line(error)})") from error
 
-    def known(self, sizes: Mapping[str, int]) -> KnownStep:
+    def known(self, sizes: Mapping[str, int]) -> StepAtSize:
         """What the step is at these sizes."""
         key = self._key(sizes)
         return self.steps[key] if key in self.steps else self.step(sizes)[1]
@@ -130,7 +131,7 @@ class StepFactory:
         if name is not None:
             yield "length", name, 2, GRAIN if self._base(name) >= GRAIN else 1
 
-    def sized(self, parameter: str, degree: int, unit: int) -> SizedStep:
+    def sized(self, parameter: str, degree: int, unit: int) -> StepAtSizes:
         """The step at any size of a parameter.
 
         Raises:
@@ -140,7 +141,7 @@ class StepFactory:
         first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
         more = max(1, first // 2)
         # A table of positions grows from its length on.
-        found = SizedStep.of(
+        found = StepAtSizes.of(
             lambda n: self.known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
         )
         if not are_alike(self.known({}), found.at(first)):

@@ -40,22 +40,22 @@ def kernels_of(gpu: Gpu) -> Iterator[None]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        chosen = attention_kernel(
+        kernel = attention_kernel(
             gpu.compute_capability, query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa
         )
-        if chosen == "math":
+        if kernel == "math":
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
         scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
         width = value.shape[-1]
-        if chosen == "flash":
+        if kernel == "flash":
             if width % 8:
                 query, key, value = (F.pad(x, (0, -width % 8)) for x in (query, key, value))
             out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
             return out[..., :width] if width % 8 else out
         bias = None if attn_mask is None else _as_bias(attn_mask, query, key)
-        if chosen == "cudnn":
+        if kernel == "cudnn":
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, bias, True, dropout_p, is_causal, scale=scale
             )[0]

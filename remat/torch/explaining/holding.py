@@ -91,7 +91,7 @@ class Holding:
             warnings.simplefilter("ignore", CostWarning)  # the costs are a model
             return apply_cost(graph, "roofline", self.gpu)
 
-    def told(self, graph: Graph) -> dict[str, int]:
+    def bytes_by_name(self, graph: Graph) -> dict[str, int]:
         """Bytes of everything that is there throughout a held step, and of the gradients."""
         library = library_bytes(graph, self.gpu)
         return {
@@ -120,7 +120,7 @@ def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str 
         for ranks in RANKS:
             try:
                 rank = Holding.of(model, holding.gpu, optimizer, ranks)
-            except InvalidInput:  # shard= tells why
+            except InvalidInput:  # shard= says why
                 break
             fixed_bytes = captured.fixed_bytes - holding.beside_bytes + rank.beside_bytes
             found[f"a rank of shard={ranks}"] = plain_peak(rank.held(replace(captured, fixed_bytes=fixed_bytes))) - peak

@@ -15,7 +15,7 @@ from remat.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class KnownStep:
+class StepAtSize:
     """A step at one size.
 
     Attributes:
@@ -28,7 +28,7 @@ class KnownStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SizedStep:
+class StepAtSizes:
     """One step at two or more sizes, which differ in bytes and work only.
 
     Bytes, FLOPs and bytes moved are polynomials of the size: of degree 1 in the batch, 2 in the length (attention).
@@ -39,11 +39,11 @@ class SizedStep:
         numbers: [size] what `_numbers` gives, as Python's integers, which do not overflow.
     """
 
-    steps: Mapping[int, KnownStep]
+    steps: Mapping[int, StepAtSize]
     numbers: Mapping[int, np.ndarray]
 
     @classmethod
-    def of(cls, step_at: Callable[[int], KnownStep], sizes: Sequence[int]) -> SizedStep:
+    def of(cls, step_at: Callable[[int], StepAtSize], sizes: Sequence[int]) -> StepAtSizes:
         """The step from what it is at these sizes.
 
         Raises:
@@ -55,7 +55,7 @@ class SizedStep:
                 raise InvalidInput(f"the step's operations differ between size {small} and size {large}")
         return cls(steps, {size: np.array([*_numbers(step)], dtype=object) for size, step in steps.items()})
 
-    def check(self, step: KnownStep, size: int) -> None:
+    def check(self, step: StepAtSize, size: int) -> None:
         """Compare what is promised at a size with the step.
 
         Raises:
@@ -72,7 +72,7 @@ class SizedStep:
             known = ", ".join(map(str, self.steps))
             raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
 
-    def at(self, size: int) -> KnownStep:
+    def at(self, size: int) -> StepAtSize:
         """The step at this size."""
         if size in self.steps:
             return self.steps[size]
@@ -92,16 +92,16 @@ class SizedStep:
                 work = replace(work, flops=None if work.flops is None else flops, bytes_moved=moved, signature="")
             operations.append(replace(op, workspace_bytes=workspace_bytes, work=work))
         graph = replace(first, operations=tuple(operations), values=values, fixed_bytes=fixed_bytes)
-        return KnownStep(graph, tuple(numbers))
+        return StepAtSize(graph, tuple(numbers))
 
 
-def are_alike(one: KnownStep, other: KnownStep) -> bool:
+def are_alike(one: StepAtSize, other: StepAtSize) -> bool:
     """Whether two steps run the same operations."""
     operations = ([(op.kind, op.inputs, op.outputs) for op in step.graph.operations] for step in (one, other))
     return next(operations) == next(operations) and len(one.needs) == len(other.needs)
 
 
-def _numbers(step: KnownStep) -> Iterator[int]:
+def _numbers(step: StepAtSize) -> Iterator[int]:
     graph = step.graph
     yield graph.fixed_bytes
     yield from (value.bytes for value in graph.values)

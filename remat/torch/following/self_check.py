@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from remat.cost.records import cache_key, read_record, write_record
 from remat.errors import headline, warn
-from remat.execution import PlanOptions, StepPlan, default_cache
+from remat.execution import PlanOptions, default_cache
 from remat.files import digest_of_source
 from remat.plan import Plan
 from remat.torch import _version
-from remat.torch.following.module import Rematerialized, captured_step
+from remat.torch.following.in_one_graph import InOneGraph
+from remat.torch.following.module import Rematerialized
 from remat.torch.inductor.mincut import order_with
-from remat.torch.planning.planner import Planner, describe_inputs, fingerprint_of_step
+from remat.torch.planning.capturing import captured_step, describe_inputs
+from remat.torch.planning.eager import Eager
+from remat.torch.planning.planner import Planner
 
 SIZE = 12  # of the batch and of every layer
 
@@ -82,15 +85,11 @@ def _results(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 
 def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     """The model under a plan that saves nothing that it can recompute; nothing is solved or measured."""
-    planner = Planner("self-check", PlanOptions(cost="flops"), device)
-    inputs = describe_inputs(((x,), {}))
-    step = captured_step(model, (x,), {}, "eager", "default")
-    graph, fixed = planner.with_everything_resident(step)
-    plan = Plan.from_order(graph, order_with(graph, set()))
-    fingerprint = fingerprint_of_step(step, inputs)
-    step_plan = StepPlan(plan, graph, fingerprint, "self-check", None, None, fixed, "")
-    planner.plans[fingerprint.sha256] = step_plan
-    return Rematerialized(model, planner, step_plan, "eager")
+    planner = Planner("self-check", PlanOptions(cost="flops"), device, Eager())
+    own = planner.surrounded(captured_step(model, (x,), {}, planner.backend), describe_inputs(((x,), {})))
+    plan = Plan.from_order(own.graph, order_with(own.graph, set()))
+    step_plan = planner.plans[own.fingerprint.sha256] = own.planned(own.graph, plan, "self-check", None)
+    return Rematerialized(InOneGraph(model, planner), step_plan)
 
 
 def _keep(path: Path, record: dict[str, object]) -> None:

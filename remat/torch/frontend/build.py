@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -108,19 +107,13 @@ def _first_tensor(output: Any) -> Tensor:
     return _first_tensor(output[0])
 
 
-def output_of(
-    model: nn.Module, args: tuple[Any, ...], seen: AbstractContextManager[Any] | None = None
-) -> Tensor:  # fmt: skip
-    """The model's output as a fake tensor; nothing is computed and the model does not change.
-
-    Args:
-        seen: sees the calls of the forward pass.
-    """
+def output_of(model: nn.Module, args: tuple[Any, ...]) -> Tensor:
+    """The model's output as a fake tensor; nothing is computed and the model does not change."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
     try:
         # Replace the buffers, because under the mode alone an in-place update of a real buffer is real.
-        with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad(), seen or nullcontext():
+        with replaced_tensors(model, mode.from_tensor), mode, torch.no_grad():
             return _first_tensor(model(*fake))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise InvalidInput(

@@ -103,8 +103,8 @@ def described_graph(
         try:
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
             n = len(row.blocks)
-            told = f"{SHALLOW} of {n} equal blocks, the others as copies"
-            return DescribedGraph(*repeated.graph(n), step, args, told, True, repeated.followed)
+            how = f"{SHALLOW} of {n} equal blocks, the others as copies"
+            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed)
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
     return DescribedGraph(*captured(), step, args, why)
@@ -120,7 +120,7 @@ def _modules(step: CapturedStep) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def captured_step(
+def step_with_loss(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> CapturedStep:
     """As `training_graph_of`, with the traced calls of every operation, for executing plans."""
@@ -136,7 +136,7 @@ def step_of_spec(spec: ModelSpec, graph: Graph) -> CapturedStep:
         InvalidInput: the step has another graph now.
     """
     model, sample_args, loss_fn = build.build(spec, load_target(spec.target))
-    step = captured_step(model, sample_args, name=graph.name, loss_fn=loss_fn)
+    step = step_with_loss(model, sample_args, name=graph.name, loss_fn=loss_fn)
     if _structure(step.graph) != _structure(graph):
         raise InvalidInput(f"{spec.name}'s step has another graph now: extract it again")
     remember(step, graph)

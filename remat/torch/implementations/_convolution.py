@@ -28,7 +28,7 @@ def convolution_native(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """ATen's own kernel, without oneDNN or NNPACK on a CPU and without cuDNN on CUDA.
 
     Workspace: the matrix of unfolded windows. It is that of the whole batch on a CPU unless the window is dilated, and
-    that of one sample otherwise and on CUDA.
+    else, and on CUDA, that of one sample.
     """
     with _native():
         return aten.convolution.default(x, weight, *args)

@@ -5,7 +5,7 @@ ATen's dropout keeps a mask of one byte per element. The gradients here equal AT
 A captured graph holds dropout in one of two forms. Usually it is `aten.native_dropout`. Where that would round unlike
 eager mode on a CPU, the capture writes ``x * (b / keep)``, with zeros and ones b from `remat.bernoulli_like` in the
 type of x. Both forms draw random numbers. So a forward function here must run as often, and in the same order, as the
-call that it replaces; otherwise later draws differ.
+call that it replaces, because later draws would differ.
 """
 
 from __future__ import annotations

@@ -56,10 +56,8 @@ def convolution_im2col_per_sample_backward(*arguments: Any) -> Gradients:
     return _backward(True, *arguments)
 
 
-def _backward(
-    per_sample: bool, grad: Tensor, x: Tensor, weight: Tensor, _bias_sizes: Ints | None, stride: Ints, padding: Ints,
-    dilation: Ints, _transposed: bool, _output_padding: Ints, _groups: int, output_mask: Sequence[bool],
-) -> Gradients:  # fmt: skip
+def _backward(per_sample: bool, grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> Gradients:
+    _bias_sizes, stride, padding, dilation, *_transposed_and_groups, output_mask = options
     window = (weight.shape[2:], dilation, padding, stride)
     return (
         _input_gradient(grad, x.shape, weight, window, per_sample) if output_mask[0] else None,

@@ -9,6 +9,7 @@ Workspace: one tensor like the output, none without an affine map.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,10 +59,14 @@ def group_norm_checked(
 
 
 def group_norm_backward_from_output(
-    grad: Tensor, output: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int,
-    group: int, output_mask: Sequence[bool],
-) -> Gradients:  # fmt: skip
-    """Gradients of group norm from its output [N, C, ...] and rstd [N, group]; the mean is not needed."""
+    grad: Tensor, output: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes_and_mask: Any
+) -> Gradients:
+    """Gradients of group norm from its output [N, C, ...] and rstd [N, group]; the mean is not needed.
+
+    Args:
+        sizes_and_mask: the last arguments of `aten.native_group_norm_backward`: N, C, HxW, groups, output_mask.
+    """
+    n, c, hw, group, output_mask = sizes_and_mask
     around = [1] * (output.dim() - 2)
     scale, shift = (None if p is None else p.view(c, *around) for p in (weight, bias))
     gradients = aten.native_group_norm_backward.default(

@@ -26,13 +26,14 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solution import Solution
 from remat.torch.inductor import mincut
-from remat.torch.inductor.fused import FusedStep, fused
-from remat.torch.inductor.generated import GeneratedStep, follow
+from remat.torch.inductor.fused import FusedGroups, fused
+from remat.torch.inductor.generated import FollowedCode, follow
 from remat.torch.internals import aot
 from remat.torch.internals.inductor import LoweredHalf
 from remat.torch.measuring.plain import calls_graph
 from remat.torch.step import capture
 from remat.torch.step.emit import emit
+from remat.torch.step.runners import Inductor
 from remat.torch.step.training_graph import CapturedStep, end_of, split_graph_of
 from remat.units import format_size
 
@@ -59,11 +60,11 @@ class Candidate:
     order: list[int]
     groups: list[int]
     peak_bytes: int
-    step: GeneratedStep
+    step: FollowedCode
 
 
 @dataclass(slots=True)
-class CompiledStep:
+class LoweredStep:
     """A captured step and what Inductor makes of it.
 
     Attributes:
@@ -75,7 +76,7 @@ class CompiledStep:
     step: CapturedStep
     folder: Path
     device: str
-    fused: FusedStep = field(init=False)
+    fused: FusedGroups = field(init=False)
     plain: Candidate = field(init=False)
     workspaces: dict[str, int] = field(init=False, default_factory=dict)
 
@@ -110,15 +111,17 @@ class CompiledStep:
 
     def _lowered(self, order: list[int], groups: list[int]) -> Sequence[LoweredHalf]:
         training_graph = self.step.training_graph
-        lower = training_graph.lowering
-        assert lower is not None, "a step for Inductor has a lowering"
+        runner = training_graph.runner
+        assert isinstance(runner, Inductor), "the step was captured for Inductor"
+        lower = runner.lower
+        assert lower is not None
 
         def cut(module: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            again = capture.read_training_graph(module, n_forward, training_graph.primals, lower)
-            step = split_graph_of(again, self.step.graph.name, replays_random=False)
+            again = capture.read_training_graph(module, n_forward, training_graph.primals, runner)
+            step = split_graph_of(again, self.step.graph.name)
             return emit(step, order, (), groups)
 
-        with capture.settings():
+        with capture.compiler_settings():
             return lower(cut)
 
     def _followed(self, halves: Sequence[LoweredHalf], order: list[int], groups: list[int]) -> Candidate:
@@ -192,7 +195,7 @@ class CompiledStep:
         return costs
 
     def cuts(self, gpu: Gpu) -> list[tuple[list[int], list[int]]]:
-        """(order of operations, order of groups) of each way in which PyTorch's knob cuts the step."""
+        """(order of operations, order of groups) of each cut of the step by PyTorch's knob."""
         with warnings.catch_warnings(action="ignore", category=CostWarning):
             weighed, _ = costs_and_noise(self.step.graph, "roofline", gpu)
         pairs = zip(weighed.operations, self.step.nodes, strict=True)
@@ -260,7 +263,7 @@ class CompiledPlan:
 
 
 def cheapest(
-    compiled: CompiledStep, budget_bytes: int, model: str, gpu: Gpu, find: Callable[[Graph, int, list[Plan]], Solution]
+    compiled: LoweredStep, budget_bytes: int, model: str, gpu: Gpu, find: Callable[[Graph, int, list[Plan]], Solution]
 ) -> CompiledPlan:
     """The fastest known plan whose code keeps the budget, everything included.
 
@@ -302,7 +305,7 @@ def cheapest(
     return min(candidates, key=lambda each: each.generated.cost)
 
 
-def _smallest(compiled: CompiledStep, weighed: Weighed) -> CompiledPlan:
+def _smallest(compiled: LoweredStep, weighed: Weighed) -> CompiledPlan:
     """The plan on groups that is known to need the least."""
     graph = weighed.cautious
     plan = min_budget(graph, "free", time_limit_s=SMALLEST_S).plan
@@ -312,7 +315,7 @@ def _smallest(compiled: CompiledStep, weighed: Weighed) -> CompiledPlan:
 
 
 def _fitting(
-    compiled: CompiledStep, weighed: Weighed, peak_bytes: int, cuts: Iterable[tuple[list[int], list[int]]],
+    compiled: LoweredStep, weighed: Weighed, peak_bytes: int, cuts: Iterable[tuple[list[int], list[int]]],
     limit: float | None,
 ) -> list[Candidate]:  # fmt: skip
     """The cheapest of the knob's cuts whose code keeps the peak, if it may cost less than `limit`; or none."""
@@ -330,7 +333,7 @@ def _fitting(
 
 
 def _within(
-    compiled: CompiledStep, weighed: Weighed, budget_bytes: int, orders: Iterable[list[int]],
+    compiled: LoweredStep, weighed: Weighed, budget_bytes: int, orders: Iterable[list[int]],
     find: Callable[[Graph, int, list[Plan]], Solution],
 ) -> CompiledPlan | None:  # fmt: skip
     """The cheapest plan on groups whose code keeps the budget; made within less while the code needs more."""
@@ -357,7 +360,7 @@ def _needs(candidate: Candidate, cost: int = 0, plain_cost: int = 0) -> Generate
     return Generated(candidate.peak_bytes, cost, plain_cost, tuple(candidate.groups))
 
 
-def _timed(compiled: CompiledStep, plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
+def _timed(compiled: LoweredStep, plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
     """The plans with the measured times of the calls of their code, and of the plain step's."""
     steps = [compiled.plain.step, *(each.candidate.step for each in plans)]
     ns, _ = compiled.measured(call for step in steps for call in step.calls)

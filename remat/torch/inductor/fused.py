@@ -31,7 +31,7 @@ _TAKES = re.compile(r"^ *(\w+) = (?:reinterpret_tensor\()?(\w+)\b[^;]*; del \2  
 
 
 @dataclass(frozen=True, slots=True)
-class FusedStep:
+class FusedGroups:
     """The groups of a step.
 
     Attributes:
@@ -91,7 +91,7 @@ def _copies_saved(halves: Sequence[LoweredHalf]) -> dict[str, str]:
     return {buffer: name for buffer, name in pairs if name in forward.inputs and buffer != name}
 
 
-def fused(step: CapturedStep, halves: Sequence[LoweredHalf]) -> FusedStep:
+def fused(step: CapturedStep, halves: Sequence[LoweredHalf]) -> FusedGroups:
     """The groups of a step.
 
     Args:
@@ -109,7 +109,7 @@ class _Group:
 
 
 class _Row(NamedTuple):
-    """A group in the columns of `FusedStep`."""
+    """A group in the columns of `FusedGroups`."""
 
     operation: Operation
     members: tuple[int, ...]
@@ -227,7 +227,7 @@ class _Fuser:
                 maker.get((half, k), self.groups[-1]).targets.update(missing)
                 self.realized[half] |= missing
 
-    def fused(self) -> FusedStep:
+    def fused(self) -> FusedGroups:
         forward, backward = (self._ordered(half) for half in (FORWARD, BACKWARD))
         return self._graph([*forward, None, *backward], len(forward) + bool(self.copied))
 
@@ -286,7 +286,7 @@ class _Fuser:
                 heapq.heappush(ready, user)
         return order
 
-    def _graph(self, groups: Sequence[_Group | None], end: int) -> FusedStep:
+    def _graph(self, groups: Sequence[_Group | None], end: int) -> FusedGroups:
         """The graph of groups; None stands for the end of the forward pass."""
         fine, values, rows, of = self.fine, list[Value](), list[_Row](), list[int]()
         ids: list[dict[int, int]] = [{}, {}]
@@ -320,7 +320,7 @@ class _Fuser:
             ))  # fmt: skip
         operations, members, made, buffers, is_extern, in_place, temporary = zip(*rows, strict=True)
         graph = replace(fine, operations=operations, values=tuple(values), loss=end)
-        return FusedStep(
+        return FusedGroups(
             self.step, graph, tuple(of), members, made, buffers, is_extern, end, in_place, temporary
         )  # fmt: skip
 

@@ -42,7 +42,7 @@ class KernelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedStep(FollowedStep):
+class FollowedCode(FollowedStep):
     """Calls of operators in generated code, in their order.
 
     Attributes:
@@ -160,7 +160,7 @@ def _reinterpreted(x: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
 def follow(
     halves: Sequence[LoweredHalf], primals: Sequence[fx.Node], tangents: Sequence[fx.Node], n_outputs: int,
     loss_bytes: int, held_bytes: int, folder: Path,
-) -> GeneratedStep:  # fmt: skip
+) -> FollowedCode:  # fmt: skip
     """Follow a step of generated code.
 
     Args:
@@ -184,7 +184,7 @@ def follow(
         follower.hold(held_bytes)
         gradients = backward(saved)
     del outputs, gradients
-    return GeneratedStep(tuple(follower.signatures), tuple(follower.held), tuple(calls))
+    return FollowedCode(tuple(follower.signatures), tuple(follower.held), tuple(calls))
 
 
 def _bare(node: fx.Node) -> Tensor:

@@ -34,18 +34,18 @@ from remat.torch.internals.operators import outside_modes, schema_of
 
 
 @contextmanager
-def tracing_shown(told: Iterable[Place] | None = None) -> Iterator[None]:
+def tracing_shown(traced_at: Iterable[Place] | None = None) -> Iterator[None]:
     """Let models that ask whether they are being traced hear that they are, without a compiler.
 
     Args:
-        told: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
+        traced_at: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
     """
     original = torch.compiler.is_compiling
-    places = [] if told is None else [_in_models(place[:-1]) for place in told]  # the last one called the model
+    places = [_in_models(place[:-1]) for place in traced_at or ()]  # the last line of a place called the model
 
     def answer() -> bool:
         place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))
-        return told is None or any(place[: len(each)] == each for each in places)
+        return traced_at is None or any(place[: len(each)] == each for each in places)
 
     torch.compiler.is_compiling = answer
     try:
@@ -111,7 +111,7 @@ Place = tuple[tuple[str, int], ...]  # (file, line) of a call and of its callers
 
 
 @dataclass(slots=True)
-class Told:
+class TraceSettings:
     """How a model has to be traced.
 
     Attributes:
@@ -138,13 +138,13 @@ class _Tracing(threading.local):
 
     Attributes:
         as_in_eager_mode: a model hears that it is not traced, and more is followed.
-        told: places at which it hears the truth.
+        traced_at: places at which it hears the truth.
         asked: where it asked last, and did not hear the truth.
         values: of the arguments, on which the model may branch; None if they are not known.
     """
 
     as_in_eager_mode = False
-    told: Container[Place] = ()
+    traced_at: Container[Place] = ()
     asked: Place | None = None
     values: Any = None
 
@@ -153,17 +153,17 @@ tracing = _Tracing()
 
 
 @contextmanager
-def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[None]:
+def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> Iterator[None]:
     """Let Dynamo trace what a model does in eager mode.
 
-    - Models that ask whether they are being traced hear that they are not. The truth is told at the places `told`, and
-      to PyTorch's own modules: what these do instead gives the same results.
+    - Models that ask whether they are being traced hear that they are not. At the places `traced_at` they
+      hear the truth, as PyTorch's own modules do: what these do instead gives the same results.
     - A branch on the value of a tensor that depends on no tensor from outside is followed, e.g. of one made of
       `torch.arange`: it has the same contents in each call.
     - A branch on `values` is followed too, see `remat.torch.step.branches`.
-    - A tensor that the model has made may be told to require a gradient, see `_let_leaves_through`.
+    - A tensor that the model has made may be set to require a gradient, see `_let_leaves_through`.
     - Python's random generators in objects are refused: Dynamo would repeat the numbers of the first call.
-    - A Function of the user's that tells missing gradients from zeros is refused: Dynamo gives it zeros.
+    - A Function of the user's that distinguishes missing gradients from zeros is refused: Dynamo gives it zeros.
     - A refusal notes in which module it stops, for `modules_at`.
     """
     _answer_questions()
@@ -173,12 +173,12 @@ def as_in_eager_mode(told: Container[Place], values: Any = None) -> Iterator[Non
     _note_modules()
     _note_writes()
     _refuse_missing_gradients()
-    before = tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values
-    tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = True, told, None, values
+    before = tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values
+    tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values = True, traced_at, None, values
     try:
         yield
     finally:
-        tracing.as_in_eager_mode, tracing.told, tracing.asked, tracing.values = before
+        tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values = before
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def _answer_questions() -> None:
     def answer(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         truth, place = original[self.value](self, tx, *args, **kwargs), _place_of(tx)
         is_own = str(tx.f_globals.get("__name__")).split(".")[0] == "torch"
-        if is_own or place in tracing.told or not tracing.as_in_eager_mode:
+        if is_own or place in tracing.traced_at or not tracing.as_in_eager_mode:
             return truth
         tracing.asked = place
         return ConstantVariable.create(False)

@@ -55,7 +55,7 @@ class FollowedStep:
     Attributes:
         signatures: [C] of each call, '' where it cannot be written down or only gives a view or a property of a tensor.
         held_bytes: [C] bytes of all storages that the step made and holds when the call ends, its results included.
-        is_eager: the model took the way of eager mode, because it reads no values that are not known.
+        is_eager: the model computed as in eager mode, because it reads no values that are not known.
         left_bytes: of the tensors that the step leaves in the model's attributes.
         loss: what a loss outside of the module was taken to need, for people.
         returns_loss: the module's outputs have the loss.
@@ -93,22 +93,22 @@ def calls_graph(name: str, signatures: Iterable[str]) -> Graph:
 def plain_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside = NO_LOSS,
     begin: Callable[[Follower], None] = lambda _: None, seen: AbstractContextManager[Any] | None = None,
-    told: Collection[Place] = (), sets_up: bool = False,
+    traced_at: Collection[Place] = (), sets_up: bool = False,
 ) -> FollowedStep:  # fmt: skip
     """Follow one forward and backward pass of `model` on fake tensors; model and gradients do not change.
 
     Args:
-        begin: is told who follows, before the step begins; more than once if the step begins again.
+        begin: is called with the follower, before the step begins; more than once if the step begins again.
         outside: the loss.
         seen: a mode that sees the calls too.
-        told: places at which the model hears that it is traced, as when it is captured; by default nowhere.
+        traced_at: places at which the model hears that it is traced, as when it is captured; by default nowhere.
         sets_up: keep what the model sets up in its first call, see `attributes_kept`.
     """
 
     def run(args: Any, kwargs: Any, readable: Readable) -> FollowedStep:
         return _step(model, args, kwargs, outside, begin, seen, readable)
 
-    step, is_eager = _on_fakes(model, args, kwargs, run, told, sets_up)
+    step, is_eager = _on_fakes(model, args, kwargs, run, traced_at, sets_up)
     return replace(step, is_eager=is_eager)
 
 
@@ -116,18 +116,18 @@ def real_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], outside: Outside,
     begin: Callable[[Follower], None], device: str,
 ) -> FollowedStep:  # fmt: skip
-    """As `plain_step`, of a step that runs; for models that do otherwise, or nothing, on tensors without contents."""
+    """As `plain_step`, of a step that runs; for models that compute differently without contents, or fail."""
     with undone(model, args, kwargs, device):
         return _step(model, args, kwargs, outside, begin)
 
 
 def _on_fakes(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[Any, Any, Readable], T],
-    told: Collection[Place] = (), sets_up: bool = False,
+    traced_at: Collection[Place] = (), sets_up: bool = False,
 ) -> tuple[T, bool]:  # fmt: skip
     """What `run` makes of fake arguments, while parameters and buffers are fake too; it may begin again.
 
-    The second result tells whether the model took the way of eager mode, see `FollowedStep`.
+    The second result is `FollowedStep.is_eager`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -145,7 +145,7 @@ def _on_fakes(
             return run(fake_args, fake_kwargs, readable)
 
     try:
-        return followed(fakes_hidden(), *([tracing_shown(told)] if told else [])), True
+        return followed(fakes_hidden(), *([tracing_shown(traced_at)] if traced_at else [])), True
     except (DataDependentOutputException, DynamicOutputShapeException):
         # Some models read values only where they are not traced.
         return followed(tracing_shown()), False
@@ -276,7 +276,7 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
 
 
 def like(output: Tensor) -> tuple[Any, ...]:
-    """What tells outputs apart whose order is not known."""
+    """What distinguishes outputs whose order is not known."""
     return tuple(output.shape), output.dtype
 
 

@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """Guesses the noise in images; the mean squared error if the noise is given, the guess otherwise.
+    """Guesses the noise in images; the mean squared error if the noise is given, else the guess.
 
     On the way down every layer leaves a skip; on the way up each block reads one beside its input.
 

@@ -68,11 +68,11 @@ class Experts(nn.Module):
         """`x` [batch, length, width]."""
         tokens, n_experts = x.flatten(0, 1), len(self.gate)
         room = math.ceil(2 * len(tokens) / n_experts * self.capacity)
-        weights, chosen = self.router(tokens).softmax(-1).topk(2)
-        weights, chosen = (weights / weights.sum(-1, keepdim=True)).flatten(), chosen.flatten()
-        before = F.one_hot(chosen, n_experts).cumsum(0)  # [pairs, experts] that took it so far
-        place = before.gather(1, chosen[:, None])[:, 0] - 1
-        row = torch.where(place < room, chosen * room + place, n_experts * room)  # the last row is for what is dropped
+        weights, expert = self.router(tokens).softmax(-1).topk(2)
+        weights, expert = (weights / weights.sum(-1, keepdim=True)).flatten(), expert.flatten()
+        before = F.one_hot(expert, n_experts).cumsum(0)  # [pairs, experts] that took it so far
+        place = before.gather(1, expert[:, None])[:, 0] - 1
+        row = torch.where(place < room, expert * room + place, n_experts * room)  # the last row is for what is dropped
         copies = tokens.repeat_interleave(2, 0)
         taken = tokens.new_zeros(n_experts * room + 1, tokens.shape[1]).index_copy(0, row, copies)[:-1]
         y = taken.unflatten(0, (n_experts, room))
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Language model; the loss if labels are given, logits otherwise."""
+    """Language model; the loss if labels are given, else logits."""
 
     def __init__(self, vocabulary: int, width: int, hidden: int, n_layers: int, n_heads: int, n_groups: int,
                  n_experts: int = 0):  # fmt: skip
@@ -141,8 +141,6 @@ def llama(
         n_experts: feed-forward layers in a block, of which each token takes two; 0 for a single one.
         dtype: of the parameters.
     """
-    model = Llama(vocabulary, width, hidden, n_layers, n_heads, n_groups or n_heads, n_experts).to(
-        getattr(torch, dtype)
-    )
+    model = Llama(vocabulary, width, hidden, n_layers, n_heads, n_groups or n_heads, n_experts)
     ids = torch.zeros(batch_size, length, dtype=torch.long)
     return model.to(getattr(torch, dtype)), (ids, ids.clone())

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class LstmLanguageModel(nn.Module):
-    """Embedding, stacked LSTM with dropout, decoder; the loss if labels are given, logits otherwise."""
+    """Embedding, stacked LSTM with dropout, decoder; the loss if labels are given, else logits."""
 
     def __init__(self, vocabulary: int, width: int, n_layers: int, dropout: float):
         super().__init__()

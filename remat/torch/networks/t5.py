@@ -105,7 +105,7 @@ def _bucket(ahead: Tensor, both_ways: bool) -> Tensor:
 
 
 class T5(nn.Module):
-    """Sequence-to-sequence model; the loss if labels are given, logits otherwise."""
+    """Sequence-to-sequence model; the loss if labels are given, else logits."""
 
     def __init__(
         self, vocabulary: int, width: int, hidden: int, n_layers: int, n_heads: int, gated: bool, tied: bool,

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Language model with tied embeddings; the loss if labels are given, logits otherwise."""
+    """Language model with tied embeddings; the loss if labels are given, else logits."""
 
     def __init__(self, vocabulary: int, context: int, width: int, n_layers: int, n_heads: int, dropout: float):
         super().__init__()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
-from remat.torch.internals.autograd import places_of_children
 from remat.torch.internals.operators import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
-from remat.torch.planning.planner import describe_inputs
-from remat.torch.resident.shard import Sharding
+from remat.torch.planning.capturing import describe_inputs
+from remat.torch.resident.shard import WHOLE, Division
+from remat.torch.step.blocks import in_place
 from remat.torch.step.loss import ANY_LOSS, Outside
 
 
@@ -39,20 +38,6 @@ class Run:
     key: str = ""
     forward: tuple[int, int, int] = (0, 0, 0)
     backward: tuple[int, int, int] | None = None
-
-
-@contextmanager
-def in_place(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Let the model find `modules` in place of its submodules of these names."""
-    of = {id(model.get_submodule(name)): module for name, module in modules.items()}
-    places = [place for place in places_of_children(model) if id(place[2]) in of]  # a shared one has several
-    try:
-        for table, name, child in places:
-            table[name] = of[id(child)]
-        yield
-    finally:
-        for table, name, child in places:
-            table[name] = child
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +95,14 @@ class _Computed(torch.autograd.Function):
 
 def followed_parts(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], device: str,
-    outside: Outside, reading: Collection[str] = (), sharding: Sharding | None = None,
+    outside: Outside, reading: Collection[str], division: Division,
 ) -> tuple[FollowedStep, list[Run]]:  # fmt: skip
     """A step in which the parts of these names are opaque, and their runs.
 
     Args:
         outside: the loss.
         reading: parts whose operations read the outputs, so that these exist until their backward pass.
-        sharding: of the step, if it is divided over ranks.
+        division: of the model over ranks.
     """
     runs, followers = list[Run](), list[Follower]()
 
@@ -130,20 +115,20 @@ def followed_parts(
         seen[name] = copy.copy(model.get_submodule(name))  # it shares parameters, hooks and all else
         seen[name].forward = _opaque(seen[name], name, name in reading, runs, followers, device)
     with in_place(model, seen):
-        step = followed_step(model, args, kwargs, device, outside, begin, sharding)
+        step = followed_step(model, args, kwargs, device, outside, begin, division)
     by_key(runs)
     return step, runs
 
 
 def followed_step(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str,
-    outside: Outside = ANY_LOSS, begin: Callable[[Follower], None] = lambda _: None, sharding: Sharding | None = None,
+    outside: Outside = ANY_LOSS, begin: Callable[[Follower], None] = lambda _: None, division: Division = WHOLE,
 ) -> FollowedStep:  # fmt: skip
     """A step on tensors without contents; one that runs if the model reads results, or has recurrent layers."""
-    with sharding.stands_in(model) if sharding else nullcontext(lambda _: None) as begin_sharded:
+    with division.stands_in(model) as begin_division:
 
         def begin_all(follower: Follower) -> None:
-            begin_sharded(follower)
+            begin_division(follower)
             begin(follower)
 
         if not has_recurrent_layer(model):

@@ -7,18 +7,19 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput, headline
+from remat.errors import InvalidInput, InvalidPlan, headline
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
-from remat.torch.step.capture import TrainingGraph
+from remat.torch.resident.updates import with_updates
+from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.work import CUDA_BLOCK_BYTES, in_blocks, tensors_of
 
 OPTION = "optimizer_in_backward=True"
@@ -112,8 +113,44 @@ def _followed(
     return most + NUMBER_BYTES
 
 
+class ByTheLoop:
+    """The training loop calls its optimizer; steps leave gradients."""
+
+    def added(self, step: CapturedStep) -> CapturedStep:
+        """The step with the updates that are operations of it."""
+        return step
+
+    def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        """The function that updates a parameter of the model with its gradient, in a step with updates."""
+        raise InvalidPlan("the plan updates parameters, which the loop does here")
+
+    def trained(self) -> tuple[bool, ...]:
+        """For each parameter of the model whether a step updates it; () if none does."""
+        return ()
+
+    def check(self) -> None:
+        """Refuse, before a forward pass, what updates cannot do, in one line."""
+
+    def check_copy(self) -> None:
+        """Refuse a copy of the module, of which other parameters would be updated."""
+
+    def watch(self, node: Any) -> None:
+        """Note a forward pass by its node of the autograd graph."""
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """Meanwhile gradients are left in ``.grad``, and nothing is updated."""
+        return nullcontext()
+
+    def undone(self) -> AbstractContextManager[None]:
+        """Undo afterwards what updates change: parameters, the optimizer's state, and what is noted of the loop."""
+        return nullcontext()
+
+
+BY_THE_LOOP = ByTheLoop()
+
+
 class InBackward:
-    """The updates of a model's parameters by an optimizer, in the backward pass.
+    """The updates of a model's parameters by an optimizer, in the backward pass; for its methods see `ByTheLoop`.
 
     `Given` tensors take the place of gradients until ``optimizer.step()`` or ``zero_grad()``, so that what reads
     gradients is refused and does not silently do nothing.
@@ -152,22 +189,20 @@ class InBackward:
             if storages.setdefault(storage_key(p), p) is not p:
                 raise InvalidInput(f"{OPTION}: two parameters of {name} share memory; tie them to one parameter")
 
-    def held(self) -> tuple[bool, ...]:
-        """For each parameter of the model whether the optimizer trains it."""
+    def trained(self) -> tuple[bool, ...]:
         ids = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         return tuple(p.requires_grad and id(p) in ids for p in self._model().parameters())
 
     def _parameters(self) -> list[nn.Parameter]:
         """Those parameters of the model that the optimizer trains."""
-        return list(itertools.compress(self._model().parameters(), self.held()))
+        return list(itertools.compress(self._model().parameters(), self.trained()))
 
-    def workspaces(self, training_graph: TrainingGraph) -> dict[int, int]:
-        """[index of a parameter among the primals] bytes that its update needs beside state and gradient."""
+    def added(self, step: CapturedStep) -> CapturedStep:
         group_of = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         held = {id(p) for p in self._parameters()}
-        return {
-            i: self._update_bytes(x, group_of[id(x)]) for i, x in enumerate(training_graph.primals) if id(x) in held
-        }
+        primals = step.training_graph.primals
+        workspaces = {i: self._update_bytes(x, group_of[id(x)]) for i, x in enumerate(primals) if id(x) in held}
+        return with_updates(step, workspaces, self.name)
 
     def _update_bytes(self, parameter: Tensor, group: int) -> int:
         key = group, parameter.shape, parameter.stride(), parameter.dtype, parameter.device
@@ -176,7 +211,6 @@ class InBackward:
         return self.sizes[key]
 
     def update_of(self, parameter: Tensor) -> Callable[[Tensor], None]:
-        """The function that updates a parameter of the model with its gradient."""
         (name,) = (name for name, p in self._model().named_parameters() if p is parameter)
 
         def update(gradient: Tensor) -> None:
@@ -202,11 +236,6 @@ class InBackward:
     # What a loop does
 
     def check(self) -> None:
-        """Refuse, before a forward pass, what updates in the backward pass cannot do.
-
-        Raises:
-            InvalidInput: in one line.
-        """
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise InvalidInput(f"{OPTION} does not add gradients of several processes up; leave it out")
@@ -216,8 +245,10 @@ class InBackward:
             if autograd.has_hooks(p):
                 raise InvalidInput(f"{OPTION}: hooks on the gradients of parameters are not called; remove them")
 
+    def check_copy(self) -> None:
+        raise TypeError("a module whose optimizer runs in the backward pass cannot be copied: copy its .model")
+
     def watch(self, node: Any) -> None:
-        """Note a forward pass by its node of the autograd graph, which calls `_begin` before it runs."""
         steps, me = self.steps, weakref.ref(node)
         self.forwards = [each for each in self.forwards if each[1]() is not None and each[0] == steps]
         self.forwards.append((steps, me))
@@ -279,7 +310,6 @@ class InBackward:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Meanwhile gradients are left in ``.grad``, and nothing is updated."""
         self.collects = True
         try:
             yield
@@ -288,7 +318,6 @@ class InBackward:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo afterwards what updates change: parameters, the optimizer's state, and what is noted of the loop."""
         noted = self.steps, self.since
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().to("cpu", copy=True) for p in parameters]
@@ -303,6 +332,9 @@ class InBackward:
             with torch.no_grad():
                 for p, old in zip(parameters, before, strict=True):
                     p.copy_(old)
+
+
+Updates = ByTheLoop | InBackward
 
 
 def _moved(x: Any, device: str) -> Any:

@@ -11,8 +11,8 @@ the root is not, and the backward pass gathers one block ahead.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
-from remat.torch.internals.autograd import after_backward
+from remat.torch.internals.autograd import after_backward, storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
 from remat.torch.resident.optimizer import state_bytes
-from remat.torch.step.blocks import forwards_restored
-from remat.torch.step.work import local_part, tensors_of
+from remat.torch.step.blocks import blocks_in_rows, forwards_replaced, in_place
+from remat.torch.step.work import local_part, storage_bytes, tensors_of
 
 ROOT = ""  # the name of the group of all parameters that stand outside of blocks
 
@@ -101,35 +101,43 @@ def _trained(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [p for p in parameters if p.requires_grad]
 
 
-def repeated_blocks(model: nn.Module) -> list[str]:
-    """Names of the outermost modules that stand in a row of modules of one class, each with children.
+class Whole:
+    """A model that one rank has as a whole."""
 
-    Raises:
-        InvalidInput: there are none.
-    """
-    names = list(blocks_in_rows(model))
-    if not names:
-        raise InvalidInput(
-            "shard= plans block by block, and the model has no row of modules of one class; name its blocks, e.g. "
-            "parts=['encoder', 'decoder']"
-        )
-    return names
+    ranks = 1
+
+    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        """Bytes that a rank holds of the model's parameters and of other tensors."""
+        return sum({storage_key(x): storage_bytes(x) for x in (*model.parameters(), *others)}.values())
+
+    def stands_in(self, model: nn.Module) -> AbstractContextManager[Callable[[Follower], None]]:
+        """Let steps of the model that are followed meanwhile hold the bytes of the division; gives what begins one."""
+        return nullcontext(lambda _: None)
+
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        """The part that is captured and compiled."""
+        return model.get_submodule(name)
+
+    def placed(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+        """Let the model run `modules` in place of its parts of these names."""
+        return in_place(model, modules)
+
+    def apply(self, model: nn.Module) -> None:
+        """Divide the model, if there are processes to divide it over."""
+
+    def check_applied(self, model: nn.Module) -> None:
+        """Refuse to run a step that is not divided, because there was no process group when the plan was made."""
+
+    def check_prepare(self) -> None:
+        """Refuse to plan other shapes ahead."""
 
 
-def blocks_in_rows(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Names of the outermost modules with trained parameters that stand in a row of modules of one class."""
-    children = dict(module.named_children())
-    is_row = isinstance(module, (nn.Sequential, nn.ModuleList)) and len({type(x) for x in children.values()}) == 1
-    for name, child in children.items():
-        if is_row and len(children) > 1 and list(child.children()) and _trained([*child.parameters()]):
-            yield prefix + name
-        else:
-            yield from blocks_in_rows(child, f"{prefix}{name}.")
+WHOLE = Whole()
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a model is divided.
+    """How FSDP2 divides a model over ranks; for its methods see `Whole`.
 
     Attributes:
         ranks: over which each parameter is divided.
@@ -141,9 +149,31 @@ class Sharding:
     blocks: tuple[str, ...]
     device: str
 
+    @classmethod
+    def of(cls, model: nn.Module, ranks: int, blocks: Sequence[str], device: str) -> Sharding:
+        """A division of this model.
+
+        Raises:
+            InvalidInput: FSDP2 cannot divide its parameters.
+        """
+        groups_of(model, blocks)
+        return cls(ranks, tuple(blocks), device)
+
+    def parameters_bytes(self, model: nn.Module, others: Iterable[Tensor]) -> int:
+        there = {storage_key(x): storage_bytes(x) for x in others}
+        return sum(there.values()) + shards_bytes(list(model.parameters()), self.ranks)
+
+    def part(self, model: nn.Module, name: str) -> nn.Module:
+        return _WithoutHooks(model.get_submodule(name))
+
+    def placed(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> AbstractContextManager[None]:
+        return forwards_replaced(model, {name: module.__call__ for name, module in modules.items()})
+
+    def check_prepare(self) -> None:
+        raise InvalidInput("prepare() does not plan for a sharded model: rematerialize with the largest arguments")
+
     @contextmanager
     def stands_in(self, model: nn.Module) -> Iterator[Callable[[Follower], None]]:
-        """Let steps of the model that are followed meanwhile hold FSDP2's bytes; gives what begins such a step."""
         stand_in = _StandIn(self, model)
         modules = {name: model.get_submodule(name) if name else model for name in (*self.blocks, ROOT)}
         handles = []
@@ -158,7 +188,6 @@ class Sharding:
                 handle.remove()
 
     def apply(self, model: nn.Module) -> None:
-        """Call `fully_shard` on the blocks and on the model, if there are processes to divide it over."""
         from torch import distributed
 
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -172,11 +201,6 @@ class Sharding:
         fully_shard(model, mesh=mesh)
 
     def check_applied(self, model: nn.Module) -> None:
-        """Refuse to run a step that is not divided.
-
-        Raises:
-            InvalidInput: there was no process group when the plan was made.
-        """
         if not any(_is_divided(p) for p in model.parameters()):
             raise InvalidInput(
                 f"the plan is for one of {self.ranks} ranks: start {self.ranks} processes (torchrun --nproc-per-node="
@@ -184,12 +208,11 @@ class Sharding:
             )
 
 
-def check_ranks(model: nn.Module, ranks: Any) -> None:
-    """Refuse a number of ranks that makes no sense.
+Division = Whole | Sharding
 
-    Raises:
-        InvalidInput: names the mistake.
-    """
+
+def check_ranks(model: nn.Module, ranks: Any) -> None:
+    """Refuse a number of ranks that makes no sense."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
     n = sum(p.numel() for p in model.parameters())
@@ -198,11 +221,7 @@ def check_ranks(model: nn.Module, ranks: Any) -> None:
 
 
 def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, verify: bool) -> None:
-    """Refuse what cannot be divided, before anything takes time.
-
-    Raises:
-        InvalidInput: names the mistake.
-    """
+    """Refuse what cannot be divided, before anything takes time."""
     from torch import distributed
 
     check_ranks(model, ranks)
@@ -218,11 +237,7 @@ def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, 
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model that is divided over ranks already.
-
-    Raises:
-        InvalidInput: by FSDP2, or by tensor parallelism.
-    """
+    """Refuse a model that is divided over ranks already."""
     divided = next((name for name, p in model.named_parameters() if _is_divided(p)), None)
     if divided is None:
         return
@@ -239,16 +254,7 @@ def _is_divided(tensor: Tensor) -> bool:
     return local_part(tensor) is not tensor
 
 
-@contextmanager
-def forwards_in_place(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let these functions be the forward passes of the model's modules of these names, inside their hooks."""
-    with forwards_restored(model, forwards):
-        for name, forward in forwards.items():
-            model.get_submodule(name).forward = forward
-        yield
-
-
-class WithoutHooks(nn.Module):
+class _WithoutHooks(nn.Module):
     """A module's forward pass, without its hooks: FSDP2's act outside of the graph."""
 
     def __init__(self, module: nn.Module):
@@ -409,14 +415,14 @@ class _StandIn:
 
 
 class _End(torch.autograd.Function):
-    """Tells when the gradients of tensors have been computed."""
+    """Calls a function when the gradients of tensors have been computed."""
 
     @staticmethod
-    def forward(ctx: Any, told: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.told = told
+    def forward(ctx: Any, then: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.then = then
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.told()
+        ctx.then()
         return None, *gradients

@@ -15,17 +15,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from remat.errors import InvalidInput, InvalidPlan, unknown_name
+from remat.errors import InvalidInput, InvalidPlan
 from remat.graph import Graph, Operation, Value, Work
 from remat.plan import Plan
 from remat.simulator import simulate
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import tree_iter
-from remat.torch.resident.optimizer import TEMPORARIES
 from remat.torch.step.training_graph import END_KIND, CapturedStep, Update
-from remat.torch.step.work import dense_bytes, tensor_bytes
+from remat.torch.step.work import tensor_bytes
 from remat.units import format_size
 
 UPDATE_KIND = "remat.update_parameter"
@@ -45,21 +44,6 @@ def with_updates(step: CapturedStep, workspaces: Mapping[int, int], by: str = ""
         by: whose updates they are; a part of the step's fingerprint.
     """
     return _Adding(step, workspaces, by).added()
-
-
-def with_updates_by_name(step: CapturedStep, optimizer: str) -> CapturedStep:
-    """The step with the updates of all its parameters by an optimizer that is only named, e.g. ``adamw``.
-
-    Raises:
-        InvalidInput: unknown name.
-    """
-    if optimizer.lower() not in TEMPORARIES:
-        raise unknown_name("optimizer", optimizer, TEMPORARIES)
-    times = TEMPORARIES[optimizer.lower()]
-    parameters = {
-        i: x for i, x in enumerate(step.training_graph.primals) if isinstance(x, nn.Parameter) and x.requires_grad
-    }
-    return with_updates(step, {i: times * dense_bytes(x) for i, x in parameters.items()}, optimizer.lower())
 
 
 class _Adding:

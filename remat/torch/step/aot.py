@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,23 +19,18 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch._random import random_state
-from remat.torch.internals import aot, autograd, dynamo, inductor, notes, operators
-from remat.torch.step.capture import Backend, Partition, eager_backend
+from remat.torch.internals import aot, autograd, dynamo, notes, operators
 from remat.torch.step.work import tensors_of
 
 aten = torch.ops.aten
-
-
-def eager(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """A backend that runs the calls of both halves one by one."""
-    return eager_backend(graph, example_inputs, partition, _boxed)
 
 
 TANGENTS = "remat.output_of_tangents"  # in the meta of a backward half
 _undefined = threading.local()  # for the backward half that runs next: outputs on which the loss did not depend
 
 
-def _boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
+    """A half as a function of one list, for AOT autograd."""
     aot.forbid_overwriting()  # backward may run twice (retain_graph)
     output_of: dict[str, int] | None = module.meta.get(TANGENTS)
     variants = {frozenset[str](): aot.boxed(module)}
@@ -124,7 +119,7 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
 
     Args:
         outputs: of a compiled module.
-        watch: is told the node of the autograd graph that stands for the backward half.
+        watch: gets the node of the autograd graph that stands for the backward half.
     """
     todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
     seen = set[Any]()
@@ -162,11 +157,7 @@ def no_collection() -> Iterator[None]:
 
 
 def check_that_calls_are_compiled() -> None:
-    """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's.
-
-    Raises:
-        InvalidInput: the compiler is switched off, or a mode or a transform is active under which it compiles nothing.
-    """
+    """Refuse to run where `torch.compile` would silently run the plain model, whose memory is not the plan's."""
     if dynamo.compiler_is_disabled():
         raise InvalidInput("PyTorch's compiler is switched off, so that no plan is followed: unset TORCHDYNAMO_DISABLE")
     stance = dynamo.compiler_stance()
@@ -217,11 +208,3 @@ def _batch_norm_again(
 ) -> tuple[torch.Tensor, ...]:
     statistics = [torch.zeros(x.shape[1], dtype=weight.dtype, device=x.device) for _ in range(2)]
     return aten._batch_norm_with_update_functional.default(x, weight, bias, *statistics, momentum, eps)[:4]
-
-
-def backend_of(name: str) -> Backend:
-    """The backend of that name, one of `BACKENDS`."""
-    return inductor.inductor if name == "inductor" else eager
-
-
-BACKENDS = ("eager", "inductor")

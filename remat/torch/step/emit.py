@@ -18,10 +18,11 @@ from torch import Tensor, fx
 
 from remat.errors import InvalidPlan
 from remat.torch import _random
-from remat.torch.internals import inductor, notes
+from remat.torch.internals import notes
 from remat.torch.internals.autograd import storage_key
 from remat.torch.step import aot
-from remat.torch.step.training_graph import END_KIND, CapturedStep, is_random
+from remat.torch.step.runners import is_random
+from remat.torch.step.training_graph import END_KIND, CapturedStep
 from remat.torch.step.with_implementations import Kept, Recipe, arguments_in
 
 
@@ -84,7 +85,7 @@ class _Emitter:
         self.implementations = list(implementations) or [""] * len(self.order)
         self.group_of = [i for i, size in enumerate(groups) for _ in range(size)]
         self.group: int | None = None  # of the computation that is written
-        self.training_graph = step.training_graph
+        self.training_graph, self.runner = step.training_graph, step.training_graph.runner
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
         self.saved: dict[fx.Node | _State | Kept, fx.Node] = {}  # -> its placeholder in the backward half
@@ -161,7 +162,7 @@ class _Emitter:
         if k not in self.done:
             self._keep_state_to_repeat(k, node)
             self._call(node)
-        elif is_random(node) and self.training_graph.lowering is None:
+        elif self.runner.is_replayed(node):
             args, kwargs = self._arguments(node.args, node.kwargs)
             args = (self._hold(_State(node)), node.target, *args)
             self._holds(node, self._add(_random.with_random_state, args, kwargs, node.meta["val"]))
@@ -170,7 +171,7 @@ class _Emitter:
             self._holds(node, self._add(target, *self._arguments(args, kwargs), node.meta["val"], node.name), n_parts)
 
     def _keep_state_to_repeat(self, k: int, node: fx.Node) -> None:
-        if self.times[k] > 1 and is_random(node) and self.training_graph.lowering is None:
+        if self.times[k] > 1 and self.runner.is_replayed(node):
             state = self._add(_random.state_to_repeat, (aot.device_of(node),), {}, aot.fake_state(node))
             self.half.made[_State(node)] = state
 
@@ -206,13 +207,8 @@ class _Emitter:
         self._holds(node, self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"], node.name))
 
     def _add(self, target: Any, args: Any, kwargs: Any, val: Any, name: str | None = None) -> fx.Node:
-        """Write a call; for Inductor with the name that it has in the training graph, and with its group."""
-        if self.training_graph.lowering is None:
-            name = None
-        elif name is not None and name in self.half.names:
-            name = f"again_{name}"  # else its new name may be that of another call
-        if self.group is not None:
-            name = inductor.name_in_group(name or "call", self.group)
+        """Write a call; `name` is that in the training graph."""
+        name = self.runner.name_of(name, self.half.names, self.group)
         made = self.half.graph.create_node("call_function", target, args, kwargs, name)
         self.half.names.add(made.name)
         made.meta["val"] = val

@@ -111,9 +111,6 @@ def check_containers(states: dict[tuple[str, str], set[Any]], arguments: str) ->
 
     Args:
         states: (name, arguments) -> what the container was like when a step was compiled; grows.
-
-    Raises:
-        InvalidInput: there were too many.
     """
     for name, container in dynamo.changed_containers().items():
         values = container.values() if isinstance(container, dict) else container

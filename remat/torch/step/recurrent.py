@@ -174,13 +174,16 @@ def _as_declared(x: Tensor, layout: Layout) -> Tensor:
 
 @functools.cache
 def _layouts(
-    kind: str, device: str, dtypes: tuple[torch.dtype, ...], batched: bool, projected: bool, has_biases: bool,
-    num_layers: int, train: bool, bidirectional: bool, batch_first: bool, autocast: torch.dtype | None,
+    kind: str, device: str, dtypes: tuple[torch.dtype, ...], batched: bool, projected: bool, native: tuple[Any, ...]
 ) -> tuple[list[Layout], list[Layout]]:  # fmt: skip
     """The native kernel's (layouts of results, layouts of gradients of input, states and weights).
 
     Later operations choose their kernels by these memory layouts. A small layer of the same kind runs to find them.
+
+    Args:
+        native: options of the native kernel.
     """
+    has_biases, num_layers, _dropout, train, bidirectional, batch_first, autocast = native
     options: dict[str, Any] = {"proj_size": 2} if projected else {}
     options |= {"nonlinearity": kind.removeprefix("rnn_")} if kind.startswith("rnn") else {}
     options |= {"bias": has_biases, "batch_first": batch_first, "bidirectional": bidirectional}
@@ -210,9 +213,10 @@ def _layouts_of(
 ) -> tuple[list[Layout], list[Layout]]:
     has_biases, num_layers, _dropout, train, bidirectional, batch_first, _grad_mode, autocast = options
     per_layer = len(weights) // (num_layers * (1 + bidirectional))
+    native = has_biases, num_layers, 0.0, train, bidirectional, batch_first, autocast
     return _layouts(
         kind, str(data.device), tuple(x.dtype for x in (data, *hx, weights[0])), data.dim() == 3, per_layer in (3, 5),
-        has_biases, num_layers, train, bidirectional, batch_first, autocast,
+        native,
     )  # fmt: skip
 
 

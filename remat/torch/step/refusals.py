@@ -1,4 +1,4 @@
-"""Refusals of a step, each as one line: what stops it, where in the user's code, and the way out."""
+"""Refusals of a step, each an `InvalidInput` of one line: what stops it, where in the user's code, and the way out."""
 
 from __future__ import annotations
 
@@ -133,11 +133,7 @@ def _is_of_the_language(file: str) -> bool:
 
 
 def check_sizes(module: fx.GraphModule) -> None:
-    """Refuse a training graph in which sizes, or numbers that both passes read, depend on values of tensors.
-
-    Raises:
-        InvalidInput: naming the line.
-    """
+    """Refuse a training graph in which sizes, or numbers that both passes read, depend on values of tensors."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     given = (node for node in module.graph.find_nodes(op="placeholder") if not is_tangent(node))
     if any(is_symbol(size) for node in given for size in _sizes_of(node)):
@@ -163,9 +159,6 @@ def check_functions(graph: fx.GraphModule) -> None:
 
     Args:
         graph: of Dynamo.
-
-    Raises:
-        InvalidInput: with the way out.
     """
     outputs = [x for x in graph.graph.find_nodes(op="output")[0].args[0] if isinstance(x, fx.Node)]
     others = {*outputs, *graph.graph.find_nodes(op="placeholder")}
@@ -200,11 +193,7 @@ def _sizes_of(node: fx.Node) -> list[Any]:
 
 
 def check_own_tensors(model: nn.Module) -> None:
-    """Refuse buffers that are more than strided tensors, and parameters that consist of several.
-
-    Raises:
-        InvalidInput: naming the first one.
-    """
+    """Refuse buffers that are more than strided tensors, and parameters that consist of several."""
     for name, x in model.named_parameters():
         if consists_of_tensors(x):
             raise InvalidInput(f"the parameter '{name}' is a {type(x).__name__}, which no plan can follow")
@@ -214,11 +203,7 @@ def check_own_tensors(model: nn.Module) -> None:
 
 
 def check_given_tensors(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of the model that hold more than strided tensors.
-
-    Raises:
-        InvalidInput: naming the first one.
-    """
+    """Refuse arguments of the model that hold more than strided tensors."""
     if not any(map(_more_than_a_tensor, tensors_of((args, kwargs)))):
         return
     try:
@@ -246,9 +231,6 @@ def check_history(model: nn.Module, primals: Sequence[Any], tangents: Sequence[f
 
     Args:
         primals, tangents: of the training graph.
-
-    Raises:
-        InvalidInput: naming the first buffer.
     """
     written = [mutated_input(differentiated_output(tangent)) for tangent in tangents]
     differentiated = {id(primals[i]) for i in written if i is not None}
@@ -256,11 +238,7 @@ def check_history(model: nn.Module, primals: Sequence[Any], tangents: Sequence[f
 
 
 def check_buffers(model: nn.Module) -> None:
-    """Refuse a model with a buffer that depends on its parameters after a forward pass.
-
-    Raises:
-        InvalidInput: naming the first one.
-    """
+    """Refuse a model with a buffer that depends on its parameters after a forward pass."""
     _refuse_history(name for name, x in model.named_buffers() if not x.is_leaf)
 
 
@@ -289,11 +267,7 @@ def causes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def check_momentum(model: nn.Module) -> None:
-    """Refuse batch norms that average over all steps: each step computes their factor from a tensor.
-
-    Raises:
-        InvalidInput: naming the first one.
-    """
+    """Refuse batch norms that average over all steps: each step computes their factor from a tensor."""
     for name, module in model.named_modules():
         averages = isinstance(module, BatchNorm) and module.training and module.track_running_stats
         if averages and module.momentum is None:
@@ -304,11 +278,7 @@ def check_momentum(model: nn.Module) -> None:
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the backward passes of modules.
-
-    Raises:
-        InvalidInput: naming the first module.
-    """
+    """Refuse hooks on the backward passes of modules."""
     if backward_hooks():
         raise InvalidInput("backward hooks of all modules (register_module_...) cannot be compiled: remove them")
     for name, module in model.named_modules():
@@ -321,11 +291,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _check_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the model's `forward` does not take.
-
-    Raises:
-        InvalidInput: with the signature of `forward`.
-    """
+    """Refuse arguments that the model's `forward` does not take."""
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*args, **kwargs)

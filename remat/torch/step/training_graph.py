@@ -20,6 +20,7 @@ from remat.torch.internals.operators import schema_of, tree_iter, tree_map
 from remat.torch.step.aot import is_sum, partly_undefined, undefined_calls
 from remat.torch.step.capture import TrainingGraph, with_inputs
 from remat.torch.step.loss import Needs
+from remat.torch.step.runners import draws, is_random
 from remat.torch.step.work import dense_bytes, kind_of, storage_bytes, tensor_bytes, tensors_of, users_of, work_of
 
 aten = torch.ops.aten
@@ -79,11 +80,7 @@ def graph_of(training_graph: TrainingGraph, name: str, fixed_tensors: tuple[torc
 
 
 def split_graph_of(
-    training_graph: TrainingGraph,
-    name: str,
-    fixed_tensors: tuple[torch.Tensor, ...] = (),
-    *,
-    replays_random: bool = True,
+    training_graph: TrainingGraph, name: str, fixed_tensors: tuple[torch.Tensor, ...] = ()
 ) -> CapturedStep:
     """As `graph_of`, for a module whose caller computes the loss from its outputs; operations may run in any order.
 
@@ -92,15 +89,12 @@ def split_graph_of(
     are therefore kept and their operations run once: freeing an output would free nothing, and recomputing it would
     make a second one. Values of 0 bytes tie operations that must keep their relative order (random and state-changing
     ones, readers of buffers before their update), so that every plan of scope ``free`` can be executed. A buffer whose
-    old contents the backward pass reads is copied first. So is a gradient that PyTorch would otherwise copy itself,
+    old contents the backward pass reads is copied first. So is a gradient that PyTorch would copy itself,
     because two parameters share it or its layout is not the parameter's.
-
-    Args:
-        replays_random: whether the executor can repeat a random operation; if not, each runs once.
     """
     _copy_what_backward_reads(training_graph)
     _copy_what_accumulation_would(training_graph)
-    return _Builder(training_graph, splits=True, replays_random=replays_random).build(name, fixed_tensors)
+    return _Builder(training_graph, splits=True).build(name, fixed_tensors)
 
 
 def end_of(graph: Graph) -> int:
@@ -109,8 +103,8 @@ def end_of(graph: Graph) -> int:
 
 
 class _Builder:
-    def __init__(self, training_graph: TrainingGraph, splits: bool, replays_random: bool = True):
-        self.training_graph, self.splits, self.replays_random = training_graph, splits, replays_random
+    def __init__(self, training_graph: TrainingGraph, splits: bool):
+        self.training_graph, self.splits, self.runner = training_graph, splits, training_graph.runner
         self.ordered: int | None = None  # token of the last operation that must keep its order
         self.before_end: list[int] = []  # tokens of readers of tensors that the end of the forward pass overwrites
         self.graph = training_graph.module.graph
@@ -263,7 +257,7 @@ class _Builder:
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(range(first, len(self.values))),
                 is_backward=is_in_backward(node),
-                run_once=_is_mutable(node) or reads_stale or (not self.replays_random and draws(node)),
+                run_once=_is_mutable(node) or reads_stale or (draws(node) and not self.runner.is_replayed(node)),
                 work=work_of(node, kind),
             )
         )
@@ -271,8 +265,7 @@ class _Builder:
 
     def _tie(self, node: fx.Node, reads_stale: bool) -> set[int]:
         """Give a call that must keep its place an output of 0 bytes; returns the ids that it must read to keep it."""
-        random = is_random(node) if self.replays_random else draws(node)
-        keeps_order = random or _is_mutable(node)
+        keeps_order = self.runner.keeps_order(node) or _is_mutable(node)
         if not keeps_order and not reads_stale:
             return set()
         token, before = len(self.values), self.ordered
@@ -494,22 +487,6 @@ def _differentiable_base(node: fx.Node | None) -> fx.Node | None:
 def _is_returned(tangent: fx.Node) -> bool:
     """Whether a gradient is of a tensor that the module returns itself, not only in views of it."""
     return notes.is_plain_output(notes.differentiated_output(tangent))
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the call draws from the device's default generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether the call draws, given its arguments: attention without dropout does not."""
-    schema = schema_of(node.target)
-    at = {argument.name: i for i, argument in enumerate(schema.arguments)} if is_random(node) else {}
-    if "dropout_p" not in at:
-        return is_random(node)
-    i = at["dropout_p"]
-    given = node.args[i] if i < len(node.args) else node.kwargs.get("dropout_p", schema.arguments[i].default_value)
-    return bool(given != 0)
 
 
 def _is_mutable(node: fx.Node) -> bool:
