@@ -1,4 +1,4 @@
-"""`make models`: extracts every configured model at each granularity, for docs/reference/models.md."""
+"""Extracts every configured model at each granularity, for docs/reference/models.md."""
 
 from __future__ import annotations
 
