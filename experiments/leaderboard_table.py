@@ -13,7 +13,8 @@ from analysis.leaderboard_page import cells, read_benchmark
 from analysis.ranking import Board, geometric_mean
 from analysis.results import as_objects
 from analysis.style import style_of
-from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
+from experiments.documents import ROOT, Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from remat.units import format_size
 
@@ -27,12 +28,15 @@ EARLY_S = 1.0  # after the process is ready
 Problem = tuple[str, int]
 
 
-def draw_tables(_arguments: Sequence[str]) -> Drawing:
-    """Ranking, families, and every row in which a rival is cheaper than the portfolio in equal time.
+@experiment(page="results/leaderboard.md", measures=False)
+def leaderboard_table() -> Iterator[Case]:
+    """Page: the tables of the benchmark, from the rows under results/benchmark."""
+    yield from ()
 
-    Raises:
-        InvalidInput: there are no rows.
-    """
+
+@leaderboard_table.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """Ranking, families, and every row in which a rival is cheaper than the portfolio in equal time."""
     shown = read_benchmark(PIECES)
     board = next(board for board in shown.boards if (board.scope, board.accounting) == BOARD)
     rows = [row for row in as_objects(shown.counted.rows) if (row.scope, row.accounting) == BOARD]
@@ -161,6 +165,3 @@ def _early(row: Any) -> int | None:
 
 def _problem(row: Any) -> Problem:
     return row.graph_sha256, int(row.budget_bytes)
-
-
-DOCUMENT = Document("leaderboard", DOCS / "results" / "leaderboard.md", draw_tables)

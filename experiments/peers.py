@@ -23,12 +23,12 @@ from analysis.paper.batches import OPTIMUM, max_found
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.parts import percent
 from analysis.results import PAPERS_HEURISTICS
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import networks_of
 from experiments.parts import has_study, unpacked_study
+from experiments.registry import Case, Row, experiment
 from experiments.rivals import pairs
 from experiments.table import Table
-from remat.errors import InvalidInput
 from remat.files import read_json
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
@@ -43,6 +43,7 @@ ROOFLINE = (
 )
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
+PAGE = "results/index.md"
 VERDICTS = (BETTER, WORSE, SAME, DIFFERS, OPEN)
 
 
@@ -255,14 +256,15 @@ def numbers(folders: Mapping[str, Path]) -> list[Number]:
     return [*found, *moccasin(), *slowdowns()]
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """Counts by paper, and every number that is worse.
+@experiment(page=PAGE, measures=False)
+def peers() -> Iterator[Case]:
+    """Page: published numbers beside ours, at or better, or worse and why."""
+    yield from ()
 
-    Raises:
-        InvalidInput: an argument is given, or a study cannot be read.
-    """
-    if arguments:
-        raise InvalidInput("'peers' takes no arguments: it draws the stored results")
+
+@peers.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """Counts by paper, and every number that is worse."""
     studies = [name for name in PARTS if has_study(name)]
     found = numbers({name: unpacked_study(name) for name in studies})
     missing = " and ".join(PAPERS[name] for name in PARTS if name not in studies)
@@ -277,7 +279,7 @@ def draw(arguments: Sequence[str]) -> Drawing:
         *([f"{missing} have no study yet: their numbers are not among these."] if missing else []),
         "Those that are worse:" if worse else "None of these is worse.",
         *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
-        f"Every number: {link_to(every, DOCUMENT.page)}.",
+        f"Every number: {link_to(every, DOCS / PAGE)}.",
     ])  # fmt: skip
     return Drawing(text, [every])
 
@@ -297,6 +299,3 @@ def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
         unit = " %" if own[0].signed else ""
         ratio = "" if own[0].signed else joined[4]
         yield [own[0].paper, f"{what} at {budgets} GiB", joined[2] + unit, joined[3] + unit, ratio, cells[0][5]]
-
-
-DOCUMENT = Document("peers", DOCS / "results" / "index.md", draw, "")

@@ -5,14 +5,14 @@ The worked example and the largest batches of Checkmate (Jain et al., MLSys 2020
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import remat
-from experiments.documents import DOCS, Document, Drawing, markdown_table
-from experiments.provenance import provenance
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
 from remat.cost import apply_cost
-from remat.errors import InvalidInput, RematError
+from remat.errors import RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
@@ -90,14 +90,15 @@ def batch_rows(graph: Graph) -> list[list[str]]:
     return rows
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """Compute both tables.
+@experiment(page="results/checkmate.md", measures=False)
+def published_numbers() -> Iterator[Case]:
+    """Page: the worked example and the largest batches of Checkmate's artifact, published and ours."""
+    yield from ()
 
-    Raises:
-        InvalidInput: there are arguments.
-    """
-    if arguments:
-        raise InvalidInput("the published numbers take no arguments")
+
+@published_numbers.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """Compute both tables."""
     graph = vgg19("published")
     notebook = markdown_table(
         ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
@@ -107,7 +108,4 @@ def draw(arguments: Sequence[str]) -> Drawing:
         ["largest batch, 2P subtracted twice / once", "published", "ours, published accounting", "ours, exact"],
         batch_rows(graph),
     )
-    return Drawing(f"{notebook}\n\n{batches}", commit=provenance().git_commit)
-
-
-DOCUMENT = Document("published_numbers", DOCS / "results" / "checkmate.md", draw)
+    return Drawing(f"{notebook}\n\n{batches}")

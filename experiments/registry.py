@@ -71,13 +71,13 @@ class Experiment:
     Attributes:
         cases: (**keys) -> cases.
         page: of docs/, between whose marks the drawing is written; None for none.
+        measures: false for one that has no cases, and draws rows of others or what it computes.
         draw: (rows) -> `experiments.documents.Drawing`.
-        columns: of a row that drawing reads.
     """
 
     cases: Callable[..., Iterator[Case]]
     page: str | None = None
-    columns: Sequence[str] = ()
+    measures: bool = True
     draw: Callable[[Sequence[Row]], Any] | None = None
 
     def draws(self, function: Callable[[Sequence[Row]], Any]) -> Callable[[Sequence[Row]], Any]:
@@ -86,9 +86,9 @@ class Experiment:
         return function
 
 
-def experiment(*, page: str | None = None, columns: Sequence[str] = ()) -> Callable[[Any], Experiment]:
+def experiment(*, page: str | None = None, measures: bool = True) -> Callable[[Any], Experiment]:
     """Register a function of cases under its name, see the module."""
-    return lambda cases: Experiment(cases, page, columns)
+    return lambda cases: Experiment(cases, page, measures)
 
 
 @dataclass(frozen=True, slots=True)

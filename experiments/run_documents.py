@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis import monet, paper
 from analysis.charts import style_context
 from analysis.parts import Part
-from analysis.results import ROW_COLUMNS, read_json
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
+from analysis.results import read_json
+from experiments.documents import DOCS, Drawing, LongTable, link_to
 from experiments.parts import unpacked_study
-from experiments.row import Row
+from experiments.registry import Case, experiment
 from remat.errors import InvalidInput
-
-RUN_COLUMNS = tuple(dict.fromkeys((*ROW_COLUMNS, "seed", "time_limit_s", "stats", "store_all_peak_bytes")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,6 @@ class PaperPage:
             [table for ours in tables.values() for table in ours],
             {f"{self.prefix}_{name}": path for name in self.figures
              if (path := folder / "figures" / f"{name}.png").is_file()},
-            [column.name for column in fields(Row)],
-            head["provenance"]["git_commit"],
         )  # fmt: skip
 
     def _tables(self, part: Part) -> list[LongTable]:
@@ -115,5 +111,19 @@ MONET_RUN = PaperPage(
     monet.draw_monet,
     ("overhead", "ablation", "ten_percent", "solver_time", "records", "implementations_no_winograd"),
 )  # fmt: skip
-CHECKMATE = Document("checkmate", CHECKMATE_RUN.page, CHECKMATE_RUN.draw, columns=RUN_COLUMNS)
-MONET = Document("monet", MONET_RUN.page, MONET_RUN.draw, columns=RUN_COLUMNS)
+
+
+@experiment(page="results/checkmate.md", measures=False)
+def checkmate() -> Iterator[Case]:
+    """Page: Checkmate, from the study."""
+    yield from ()
+
+
+@experiment(page="results/monet.md", measures=False)
+def monet_page() -> Iterator[Case]:
+    """Page: MONeT, from the study."""
+    yield from ()
+
+
+checkmate.draws(lambda _: CHECKMATE_RUN.draw([]))
+monet_page.draws(lambda _: MONET_RUN.draw([]))

@@ -12,16 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from experiments.documents import DOCS, ROOT, Document, Drawing, write_document, write_tables
+from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
 from experiments.progress import duration
-from experiments.registry import Case, Experiment, Listed, Row, module_of
+from experiments.registry import Case, Experiment, Listed, module_of
 from experiments.settings import RUNS_FOLDER
 from experiments.store import write_json
 from experiments.table import Table
@@ -40,12 +40,13 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], console: Console) 
     experiment = listed.load()
     keeps, draws_only, again = (bool(values.get(key)) for key in ("keep", "draw", "again"))
     table = Table(listed.name, keep=keeps)
-    failed = [] if draws_only else _measure(listed, experiment, values, table, again, console)
+    failed = (
+        [] if draws_only or not experiment.measures else _measure(listed, experiment, values, table, again, console)
+    )
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
-    rows = table.rows()
-    if experiment.draw is not None and (draws_only or rows):
-        _draw(listed.name, experiment, rows, keeps, console)
+    if experiment.draw is not None and (draws_only or table.rows()):
+        _draw(listed.name, experiment, keeps, console)
     return 1 if failed else 0
 
 
@@ -102,11 +103,11 @@ def measured(file: Path, case: Case) -> list[dict[str, Any]]:
     raise InvalidInput(last if done.returncode == REFUSED else f"its process ended with {done.returncode}: {last}")
 
 
-def _draw(name: str, experiment: Experiment, rows: Sequence[Row], keeps: bool, console: Console) -> None:
-    document, drawing = document_of(name, experiment), _drawing(name, experiment, rows)
-    if keeps and document is not None:
-        write_document(document, drawing)
-        console.print(f"page     {document.page}", markup=False, soft_wrap=True)
+def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> None:
+    drawing = drawing_of(name, experiment)
+    if keeps and experiment.page is not None:
+        write_drawing(name, DOCS / experiment.page, drawing)
+        console.print(f"page     {DOCS / experiment.page}", markup=False, soft_wrap=True)
         return
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
@@ -116,27 +117,17 @@ def _draw(name: str, experiment: Experiment, rows: Sequence[Row], keeps: bool, c
         console.print(f"{kind:<8} {drawn}", markup=False, soft_wrap=True)
 
 
-def _drawing(name: str, experiment: Experiment, rows: Sequence[Row]) -> Drawing:
-    if not rows:
+def drawing_of(name: str, experiment: Experiment) -> Drawing:
+    """The drawing of an experiment's stored rows.
+
+    Raises:
+        InvalidInput: there are none.
+    """
+    rows = Table(name).rows() if experiment.measures else []
+    if experiment.measures and not rows:
         raise InvalidInput(f"no rows of {name}; run it without draw=true: python run.py experiment={name}")
     assert experiment.draw is not None
     return experiment.draw(rows)
-
-
-def document_of(name: str, experiment: Experiment) -> Document | None:
-    """The page of an experiment, drawn from its stored rows."""
-    if experiment.draw is None or experiment.page is None:
-        return None
-
-    def drawn(arguments: Sequence[str]) -> Drawing:
-        if arguments:
-            raise InvalidInput(f"'{name}' takes no arguments: it draws the stored rows")
-        return _drawing(name, experiment, Table(name).rows())
-
-    return Document(
-        name, DOCS / experiment.page, drawn, columns=experiment.columns,
-        by=f"python run.py experiment={name} draw=true keep=true",
-    )  # fmt: skip
 
 
 def _work(told: Path, made: Path) -> int:

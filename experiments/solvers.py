@@ -27,7 +27,7 @@ COLUMNS = (  # of the long table
 MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 
 
-@experiment(page=PAGE, columns=COLUMNS)
+@experiment(page=PAGE)
 def solvers(
     strategies: Sequence[str] = ("portfolio",), only: str = "", time_limit: float = 60.0, seeds: int = 1,
     threads: int = 2, target_gap: float = 1e-4, gaps: bool = False,
