@@ -9,8 +9,6 @@ from rich.console import Console
 
 from analysis import draw_run, max_batch_size, terminal_table, throughput
 from analysis.command import command
-from analysis.monet import draw_monet
-from analysis.paper import draw_paper
 from analysis.results import read_json
 
 OWN_DRAWINGS = {  # experiments whose figures are not those of a sweep
@@ -22,10 +20,6 @@ OWN_DRAWINGS = {  # experiments whose figures are not those of a sweep
 
 def redraw(folder: Path) -> list[Path]:
     """Draw a run of any experiment; print the table of a sweep."""
-    if (folder / "paper.json").is_file():
-        return draw_paper(folder)
-    if (folder / "monet.json").is_file():
-        return draw_monet(folder)
     experiment = read_json(folder / "run.json").get("experiment")
     if experiment in OWN_DRAWINGS:
         return OWN_DRAWINGS[experiment](folder)

@@ -70,7 +70,9 @@ def overhead_data(run: Run) -> OverheadData | None:
         return None
     curves = [_curve(run, strategy) for strategy in run.strategies]
     budgets = run.shown["budget_bytes"].astype(float).to_numpy()
-    working_set = run.graph.largest_working_set()[0] if run.graph is not None else None
+    working_set = run.info.get("working_set_bytes")
+    if run.graph is not None:
+        working_set = run.graph.largest_working_set()[0]
     proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
     impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=0) or None
     low = min(float(budgets.min()), float(impossible or budgets.min()))

@@ -186,7 +186,7 @@ def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
             records += _read_records(path, (*ROW_COLUMNS, *STORE_COLUMNS))
         except InvalidInput as error:
             left_out.append(str(error))
-    return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
+    return frame_of(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
 
 
 def read_pieces(folder: Path) -> Frame:
@@ -201,7 +201,7 @@ def read_pieces(folder: Path) -> Frame:
         records += _read_records(path, columns)
     if not records:
         raise InvalidInput(f"{folder} holds no rows of a benchmark: python run.py experiment=benchmark writes them")
-    return _frame(records, columns)
+    return frame_of(records, columns)
 
 
 def distinct(rows: Frame, column: str) -> list[str]:
@@ -229,7 +229,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
             found += _read_records(path, columns)
         else:
             missing.append(key)
-    return _frame(found, columns), tuple(missing)
+    return frame_of(found, columns), tuple(missing)
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -240,7 +240,7 @@ def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     return records
 
 
-def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
+def frame_of(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
     """A table with numbers in nullable columns; without records, a table of empty `columns`."""
     if not records:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from remat.errors import InvalidInput
 from remat.files import replacing
@@ -32,17 +33,24 @@ class Drawing:
     Attributes:
         text: Markdown for the page, between the marks.
         figures: [name in docs/figures, without ``.png``] the drawn file.
+        files: other drawn files, which are not kept.
     """
 
     text: str
     tables: Sequence[LongTable] = ()
     figures: Mapping[str, Path] = field(default_factory=dict)
+    files: Sequence[Path] = ()
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
     """A Markdown table. `align` has "l" or "r" for each column; by default the first is left, the others right."""
     rule = [{"l": "---", "r": "--:"}[side] for side in align or "l" + "r" * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
+    """The table of rows that have the same columns."""
+    return LongTable(name, [*rows[0]], [["" if cell is None else str(cell) for cell in row.values()] for row in rows])
 
 
 def link_to(table: LongTable, page: Path) -> str:

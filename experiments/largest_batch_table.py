@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.max_batch_size import continuous_limit, draw_runs, load, rows_of
+from analysis.charts import save_in_run
+from analysis.max_batch_size import continuous_limit, draw, rows_of
+from experiments.checkmate import stored_study
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.paper.fig6 import SHARE
-from experiments.parts import unpacked_study
+from experiments.parts import made
 from experiments.registry import Case, Row, experiment
-from experiments.run_documents import made
 from experiments.settings import RUNS_FOLDER
-from remat.files import read_json
 
 PAGE = "results/largest-batch.md"
-FOLDER = RUNS_FOLDER / "max_batch_size"
 
 
 @experiment(page=PAGE, measures=False)
@@ -27,11 +26,11 @@ def largest_batch() -> Iterator[Case]:
 @largest_batch.draws
 def page(_: Sequence[Row]) -> Drawing:
     """The table of the page, every number as CSV, and the figure."""
-    study = unpacked_study("paper")
-    scale, part = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")
-    lead = f"At most {SHARE * scale['time_limit_s']:g} s for each solve; {made(study, ['fig6'])}"
-    documents = load(study / part["folder"])
-    figure = next(path for path in draw_runs([study / part["folder"]], FOLDER) if path.suffix == ".png")
+    study = stored_study()
+    limit_s = SHARE * study.heads["fig6"]["amount"]["time_limit_s"]
+    lead = f"At most {limit_s:g} s for each solve; {made(study, 'fig6')}"
+    documents = study.document("fig6")["documents"]
+    figure = save_in_run(RUNS_FOLDER / "largest_batch", "max_batch_size", draw, documents)[0]
     flat = rows_of(documents)
     every = LongTable("largest_batch", list(flat[0]), [["" if cell is None else str(cell) for cell in row.values()]
                                                        for row in flat])  # fmt: skip

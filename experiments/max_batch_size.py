@@ -19,29 +19,30 @@ dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from analysis.max_batch_size import draw_runs, terminal_table
+from analysis.charts import save_in_run
+from analysis.max_batch_size import draw, found_rows, limit_rows, rows_of
 from experiments.batch_search import RULES, Bisection
 from experiments.build import Subject
+from experiments.documents import Drawing, long_table, markdown_table
 from experiments.engine import Engine
-from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
-from experiments.progress import SolveProgress, say_written
-from experiments.row import Row
-from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, compile_first, finished_jobs, is_final, keeping_interrupted
-from experiments.store import Store, write_json
+from experiments.progress import SolveProgress
+from experiments.registry import Case, Row, experiment
+from experiments.row import Row as Solved
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import GraphRun, Solves, compile_first, finished_jobs, is_final, keeping_interrupted
+from experiments.store import Store, code_of, write_json
 from remat.bounds.peak import peak_bound
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import plain_peak
@@ -65,25 +66,44 @@ PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
 }  # fmt: skip
 
 
-def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Solve, store and draw one network; returns the exit code: 1 if a claim is refuted or nothing fits."""
+@experiment()
+def max_batch_size(settings: Settings, time_limit: float = 10.0, batch_size: int | None = None) -> Iterator[Case]:
+    """Largest batch on a 16 GB card with at most one more forward pass (Checkmate, Figure 6), found and proven."""
     if settings.spec is None:
         raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
-    if cfg.batch_size is not None:
+    if batch_size is not None:
         raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size out")
-    store = Store(STORE_FOLDER)
-    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        documents = max_batches([settings], store, engine, progress, console=console)
-    write_run(folder, documents)
-    drawn = draw_runs([folder], folder)
-    for table in terminal_table(documents):
-        console.print(table)
-    say_written(console, drawn)
-    refuted = [claim for document in documents for claim in document["contradicted"]]
-    for claim in refuted:
-        console.print(f"error: contradicted: {claim}", markup=False, soft_wrap=True)
-    return 1 if refuted or not any(r["found"]["exact"] for d in documents for r in d["records"]) else 0
+    code, name = code_of(*settings.strategies), f"{settings.spec.name}, {settings.gpu.name}"
+    yield Case(measure, {"settings": settings.determining()}, code, name=name, solves=settings)
+
+
+def measure(run: Solves, **_settings: Any) -> Iterator[Row]:
+    """The document of one network.
+
+    Raises:
+        RematError: a claim is refuted, or no batch fits.
+    """
+    (document,) = max_batches([run.settings], run.store, run.engine, run.progress, console=run.console)
+    if document["contradicted"]:
+        raise RematError("; ".join(["contradicted", *document["contradicted"]]))
+    if not any(record["found"]["exact"] for record in document["records"]):
+        raise InvalidInput("no batch fits")
+    yield document
+
+
+@max_batch_size.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """A table for each rule, all numbers, and the figure."""
+    documents = list({row["network"]: row for row in rows}.values())
+    text = "\n\n".join(
+        markdown_table(
+            [f"largest batch: {rule['label']}", *(document["network"] for document in documents)],
+            [*found_rows(documents, rule["name"], str), *limit_rows(documents, rule["name"], str)],
+        )
+        for rule in documents[0]["rules"]
+    )
+    drawn = save_in_run(RUNS_FOLDER / "max_batch_size", "max_batch_size", draw, documents)
+    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
 
 
 def write_run(folder: Path, documents: Sequence[Mapping[str, Any]]) -> None:
@@ -309,7 +329,7 @@ def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProg
             if row is None or not is_final(row):
                 waiting[key] = search
                 progress.expect([graph_run.settings.time_limit_s])
-                compile_first(progress, [name])
+                compile_first([name], progress.note)
                 engine.submit(graph_run.job(name, budget, partial(search.nearest_plan, budget)))
                 return
             graph_run.reused += 1
@@ -332,7 +352,7 @@ def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProg
             advance(search)
 
 
-def _learn(search: _BatchSearch, row: Row) -> None:
+def _learn(search: _BatchSearch, row: Solved) -> None:
     """Record a solve. The direct formulation also proves a bound on the peak itself."""
     known = search.known
     known.learn(row)

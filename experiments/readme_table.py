@@ -64,10 +64,10 @@ def read(run: str) -> Iterator[Row]:
     if not source.is_file():
         raise InvalidInput(f"'{run}' has no table.csv; give the folder of a finished run: run=runs/NAME")
     memory_bytes = load_run(Path(run)).info["gpu"]["memory_bytes"]
-    for _, row in pd.read_csv(source).iterrows():
-        overhead = None if math.isnan(row["overhead"]) else float(row["overhead"])
-        yield {"strategy": row["strategy"], "budget_bytes": int(row["budget_bytes"]), "status": row["status"],
-               "overhead": overhead, "gpu_bytes": int(memory_bytes)}  # fmt: skip
+    columns = ["strategy", "budget_bytes", "status", "overhead"]
+    for row in pd.read_csv(source)[columns].to_dict("records"):
+        overhead = None if math.isnan(row["overhead"]) else row["overhead"]
+        yield row | {"overhead": overhead, "gpu_bytes": int(memory_bytes)}
 
 
 @readme.draws

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
+
+from rich.console import Console
 
 import remat
 from experiments.build import Subject
@@ -37,6 +40,17 @@ ANY_BUDGET = 2**60
 COMPILE_S = 60.0  # for a strategy that compiles when it first runs
 # Another attempt with the same key would not change these. SKIPPED is not one: a missing solver may be installed.
 _FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, Status.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Solves:
+    """What the solves of a case are made with, and where they run and are kept."""
+
+    settings: Settings
+    store: Store
+    engine: Engine
+    progress: SolveProgress
+    console: Console
 
 
 @dataclass(slots=True)
@@ -287,8 +301,8 @@ class GraphRun:
 
 
 def finished_jobs(
-    engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
-) -> Iterator[tuple[Job, Family | Solution]]:
+    engine: Engine, progress: SolveProgress, label: Callable[[Any], str] = lambda job: job.label
+) -> Iterator[tuple[Any, Any]]:
     """Jobs as they finish, until none is left; meanwhile shows the running jobs."""
     for finished in engine.results():
         if finished is not None:
@@ -302,23 +316,23 @@ def run_jobs(
     """Submit the jobs; yield them as they finish."""
     progress.expect([job.how.time_limit_s for job in jobs])
     if jobs:
-        compile_first(progress, (job.strategy for job in jobs))
+        compile_first((job.strategy for job in jobs), progress.note)
     for job in jobs:
         engine.submit(job)
     yield from finished_jobs(engine, progress, label)
 
 
-def compile_first(progress: SolveProgress, names: Iterable[str]) -> None:
+def compile_first(names: Iterable[str], say: Callable[[str], None] = lambda line: None) -> None:
     """Compile the search, and what these strategies compile, before the first solve: its time limit may be shorter."""
     from remat.search.ready import is_ready  # imports Numba, which a run that only redraws does not need
 
     if not is_ready():
-        progress.note("compiling the search, once on this machine (about 45 s)")
+        say("compiling the search, once on this machine (about 45 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
     for name in dict.fromkeys(names):
         function = get_strategy(name).compiles
         if function is not None and not is_compiled(function):
-            progress.note(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
+            say(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
             graph = synthetic.chain(n=6)
             remat.solve_sweep(graph, [plain_peak(graph) - 1], name, time_limit_s=COMPILE_S, isolate=True)
 

@@ -38,9 +38,9 @@ class Table:
         self.kept, self.run = KEPT_FOLDER / name / "rows.parquet", RUNS_FOLDER / name / "rows.parquet"
         self.path = self.kept if keep else self.run
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, *, kept_only: bool = False) -> list[dict[str, Any]]:
         """All rows; those of a run replace kept rows of the same case."""
-        kept, ran = _read(self.kept), _read(self.run)
+        kept, ran = _read(self.kept), [] if kept_only else _read(self.run)
         keys = {row["case_key"] for row in ran}
         return [*(row for row in kept if row["case_key"] not in keys), *ran]
 
@@ -54,7 +54,7 @@ class Table:
         facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
         others = [row for row in _read(self.path) if not _is_of(case, row)]
-        write_rows(self.path, [*others, *({**case.what, **row, **facts} for row in rows)])
+        write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
 
 
 def key_of(case: Case) -> str:

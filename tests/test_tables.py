@@ -55,9 +55,8 @@ DRAWN_FROM_ROWS = (
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("table", "dtr"):
+    for module in ("table", "dtr", "checkmate", "largest_batch_table"):
         monkeypatch.setattr(f"experiments.{module}.RUNS_FOLDER", tmp_path)
-    monkeypatch.setattr("experiments.largest_batch_table.FOLDER", tmp_path / "run")
     experiment, page = tables.drawn_pages()[name]
     drawing = drawing_of(name, experiment)
     assert between_marks(page, command_of(name)) == drawing.text

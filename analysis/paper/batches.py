@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from analysis import max_batch_size
 from analysis.charts import legend_below, panels
-from analysis.max_batch_size import ENCODERS, continuous_limit, found_rows, limit_rows, load, network_label
-from analysis.parts import Part, Table, percent, prose
+from analysis.max_batch_size import ENCODERS, continuous_limit, found_rows, limit_rows, network_label
+from analysis.parts import Part, Study, Table, percent, prose
 from analysis.style import style_of
 from analysis.throughput import KINDS, plot, sizes
 
@@ -19,9 +18,9 @@ OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
 CAPTION = "Largest batch as a share of its proven limit"
 
 
-def fig6(document: Mapping[str, Any], folder: Path) -> Part:
+def fig6(document: Mapping[str, Any], _: Study) -> Part:
     """The bars, and found and proven batches as tables."""
-    documents = load(folder / document["folder"])
+    documents = document["documents"]
     others = {ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in ENCODERS}
     networks = {others.get(d["network"], d["network"]) for d in documents}  # one with two encoders counts once
     open_ = {
@@ -53,10 +52,10 @@ def _batches(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
 
     rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
     rows += limit_rows(documents, rule["name"], label)
-    return Table(f"fig6_{rule['name']}", rule["label"], ["strategy", *map(network_label, documents)], rows)
+    return Table(f"fig6_{rule['name']}", ["strategy", *map(network_label, documents)], rows)
 
 
-def throughput(document: Mapping[str, Any], _: Path) -> Part:
+def throughput(document: Mapping[str, Any], _: Study) -> Part:
     """A curve for each network, and the sizes that fit."""
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
@@ -136,7 +135,7 @@ def _speeds(networks: Sequence[Mapping[str, Any]]) -> Table:
                 "" if point["overhead"] is None else percent(point["overhead"]),
                 "best" if point["batch"] == document["best"] else "",
             ])  # fmt: skip
-    return Table("throughput", "Samples a second", [
+    return Table("throughput", [
         "network", "batch", "fits without recomputation", "status", "samples/s", "at most (proven)", "overhead", "",
     ], rows)  # fmt: skip
 
@@ -149,7 +148,7 @@ def _prices(networks: Sequence[Mapping[str, Any]]) -> Table:
         )]
         for d in networks for p in d["prices"]
     ]  # fmt: skip
-    return Table("memory_price", "Shadow price of memory, at the best batch and at the largest with a plan", [
+    return Table("memory_price", [
         "network", "batch", "ms for each GiB", "bound of a step, ms",
     ], rows)  # fmt: skip
 
@@ -161,6 +160,6 @@ def _trials(search: Mapping[str, Any], number: int) -> Table:
         KINDS[trial["kind"]][2], trial["status"],
         "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
     ] for trial in trials]  # fmt: skip
-    return Table(f"largest_model_{number + 1}", f"{search['what']} at batch {search['batch']}", [
+    return Table(f"largest_model_{number + 1}", [
         "size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost",
     ], rows)  # fmt: skip

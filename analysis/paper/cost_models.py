@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median_high
 from typing import Any
 
@@ -12,11 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.charts import heatmap, panels
-from analysis.parts import Part, Table, percent, prose
+from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import Frame
 
 
-def report(document: Mapping[str, Any], _: Path) -> Part:
+def report(document: Mapping[str, Any], _: Study) -> Part:
     """A matrix of losses for each network and batch, and the rows."""
     rows = document["rows"]
     worst = max(rows, key=_loss, default=None)
@@ -32,7 +31,7 @@ def report(document: Mapping[str, Any], _: Path) -> Part:
                left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows))]
         if rows else [],
-        [Table("cost_models", "Cost under the judging model over the cheapest", [
+        [Table("cost_models", [
             "network", "batch", "budget GB", "chosen under", "judged by", "loss",
         ], [
             [r["network"], str(r["batch"]), f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"],

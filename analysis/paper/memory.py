@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,15 @@ from matplotlib.patches import Patch
 from analysis import memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.parts import Part, Table, prose
-from analysis.results import Run, load_run
+from analysis.parts import Part, Study, Table, prose
+from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 
 
-def report(document: Mapping[str, Any], folder: Path) -> Part:
+def report(document: Mapping[str, Any], study: Study) -> Part:
     """Four figures and the sizes as a table."""
-    chain, schedules = load_run(folder / document["over_time"]), load_run(folder / document["matrices"])
+    chain, schedules = study.run(document["over_time"]), study.run(document["matrices"])
     figures = []
     shown = chosen_plan(chain)
     chain_words = "no plan of the chain was found."
@@ -42,7 +41,7 @@ def report(document: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         *prose(__file__, "memory", chain=chain_words, spread=_spread(sizes), features=_features(sizes)),
         figures,
-        [Table("features_parameters", "Float32", ["network", "batch", "features GB", "parameters GB", "ratio"], [
+        [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
              f"{s['features_bytes'] / s['parameter_bytes']:.0f}" if s["parameter_bytes"] else ""] for s in sizes
         ])],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -14,8 +13,8 @@ from matplotlib.figure import Figure
 from analysis import overhead
 from analysis.charts import panels
 from analysis.overhead_data import overhead_data
-from analysis.parts import Part, Table, percent, prose
-from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Run, load_run, read_json
+from analysis.parts import Part, Study, Table, percent, prose
+from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Run
 from analysis.style import style_of
 
 USEFUL = 2.0  # in costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
@@ -37,11 +36,11 @@ class Sweep:
     artifact: Run | None = None
 
 
-def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
+def sweeps(document: Mapping[str, Any], study: Study) -> Iterator[Sweep]:
     """The sweeps of a fig5 document."""
     for panel in document["panels"]:
-        yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]),
-                    load_run(folder / panel["artifact"]) if "artifact" in panel else None)  # fmt: skip
+        runs = study.run(panel["panel"]), study.run(panel["artifact"])
+        yield Sweep(panel["network"], panel["label"], panel["source"], *runs)
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
@@ -136,9 +135,9 @@ def proven_words(group: Iterable[Sweep]) -> str:
 SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, roofline costs"}
 
 
-def fig5(document: Mapping[str, Any], folder: Path) -> Part:
+def fig5(document: Mapping[str, Any], study: Study) -> Part:
     """A figure for each network, and the cost of the best plan at each budget."""
-    all_sweeps = list(sweeps(document, folder))
+    all_sweeps = list(sweeps(document, study))
     figures = []
     for label, group in groupby(all_sweeps, key=lambda sweep: sweep.label):
         drawn = _figure(list(group))
@@ -156,8 +155,7 @@ def fig5(document: Mapping[str, Any], folder: Path) -> Part:
         *prose(__file__, "fig5", sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps),
                published=f"The published graphs {fate}"),
         figures,
-        [Table("fig5_best", "Cheapest plan, proven lower bound and best heuristic, as overhead",
-               *_best_rows(all_sweeps))],
+        [Table("fig5_best", *_best_rows(all_sweeps))],
     )  # fmt: skip
 
 
@@ -200,14 +198,14 @@ PUBLISHED = {
 }
 
 
-def table2(_: Mapping[str, Any], folder: Path) -> Part:
+def table2(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each sweep and strategy."""
-    all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
+    all_sweeps = list(sweeps(document, study))
     rows = [row for sweep in all_sweeps for row in ratio_rows(sweep)]
     return Part(
         *prose(__file__, "table2", proven=proven_words(all_sweeps)),
         tables=[Table(
-            "table2", "Cost / cheapest known cost",
+            "table2",
             ["network", "graph", "strategy", "geometric mean", "maximum", "budgets", "published [2nd]/[mem]"], rows,
         )],
     )  # fmt: skip

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig
-
-from experiments.arguments import names_of
 from experiments.monet.cases import (
     CONV,
     NO_WINOGRAD,
@@ -27,7 +24,7 @@ from remat.programs.monet import estimate_columns
 def run(context: Context) -> dict[str, Any]:
     """A row for each network, level and method at the smallest budgets that default implementations can meet."""
     cases, scale = [], context.scale
-    levels = tuple({LEVELS[-1]: NO_WINOGRAD}.get(level, level) for level in levels_of(context.cfg))
+    levels = tuple({LEVELS[-1]: NO_WINOGRAD}.get(level, level) for level in scale.levels)
     for network in context.networks:
         own = [level for level in levels if level != CONV or network.name in WINOGRAD]
         default = graph_of(context, network, NONE)
@@ -38,13 +35,3 @@ def run(context: Context) -> dict[str, Any]:
                 if scale.all_budgets and estimate_columns(graph_of(context, network, level)) <= scale.monet_columns:
                     cases.append(Case(network.name, level, PROGRAM, budget))
     return {"rows": solve(context, cases), "levels": list(levels)}
-
-
-def levels_of(cfg: DictConfig) -> tuple[str, ...]:
-    """The levels that the configuration names, each once, in the order of `LEVELS`.
-
-    Raises:
-        InvalidInput: the list is empty or has an unknown level.
-    """
-    asked = names_of("level of implementations", LEVELS if cfg.levels is None else cfg.levels, LEVELS)
-    return tuple(level for level in LEVELS if level in asked)

@@ -38,6 +38,7 @@ class Scale:
         all_budgets: take every published budget, else the largest, a middle one and the smallest.
         ablation_budgets: number of budgets at which each level is solved, the smallest first.
         monet_columns: MONeT's program with more columns is solved at the largest budget only.
+        levels: of implementations in the ablation.
         halvings: number of halvings between a budget that is too small and one that suffices, see `ten_percent`.
     """
 
@@ -47,6 +48,7 @@ class Scale:
     ablation_budgets: int
     monet_columns: int
     halvings: int
+    levels: tuple[str, ...] = LEVELS
 
 
 Context: TypeAlias = PartContext[Network, Scale]

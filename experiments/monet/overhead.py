@@ -9,7 +9,6 @@ from typing import Any
 from experiments.monet import algorithms
 from experiments.monet.cases import (
     ALGORITHMS,
-    CPU,
     GIST,
     MILP,
     NO_WINOGRAD,
@@ -19,7 +18,6 @@ from experiments.monet.cases import (
     Case,
     Context,
     budgets_of,
-    entry,
     graph_of,
     graph_run_of,
     joint_levels,
@@ -46,18 +44,7 @@ def run(context: Context) -> dict[str, Any]:
                 cases.append(Case(network.name, ALGORITHMS, PROGRAM, budget))
     rows = [row for network in context.networks for row in solve_gist(context, network)]
     rows += solve(context, cases)
-    return {"networks": [facts(context, network) for network in context.networks], "rows": rows,
-            "store": context.store_from(context.folder)}  # fmt: skip
-
-
-def solver_times(context: Context) -> dict[str, Any]:
-    """The part `solver_time`: rows, solved above, of MONeT's program and the portfolio with implementations."""
-    rows = [
-        entry(case, row)
-        for case, row in context.rows.items()
-        if case.level in (NO_WINOGRAD, CPU) and case.strategy in (OURS, PROGRAM) and case.cost_cap is None
-    ]
-    return {"rows": rows}
+    return {"networks": [facts(context, network) for network in context.networks], "rows": rows}
 
 
 def facts(context: Context, network: Network) -> dict[str, Any]:

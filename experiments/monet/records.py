@@ -17,6 +17,7 @@ from experiments.monet.cases import (
     solve,
 )
 from experiments.monet.published import RECORDS
+from experiments.parts import instances_folder
 from remat.errors import InvalidInput
 from remat.files import read_json
 
@@ -47,16 +48,18 @@ def run(context: Context) -> dict[str, Any]:
 
 def why_absent(context: Context) -> str:
     """Why there are no records for this run."""
-    if context.instances is None:
+    folder = instances_folder(context.settings)
+    if folder is None:
         return "the published graphs are not at hand (give instances=FOLDER, or set REMAT_INSTANCES)"
-    if not (context.instances / RECORDS).is_file():
-        return f"{context.instances} has no {RECORDS}"
-    return f"{context.instances} has no published graph of these networks for gpu={context.settings.gpu.name}"
+    if not (folder / RECORDS).is_file():
+        return f"{folder} has no {RECORDS}"
+    return f"{folder} has no published graph of these networks for gpu={context.settings.gpu.name}"
 
 
 def _records(context: Context) -> list[dict[str, Any]]:
     """The recorded results with their `FIELDS`; none without the file."""
-    file = None if context.instances is None else context.instances / RECORDS
+    folder = instances_folder(context.settings)
+    file = None if folder is None else folder / RECORDS
     if file is None or not file.is_file():
         return []
     try:

@@ -38,7 +38,7 @@ def _compare(
             if row.cost is None:
                 skipped.append(f"{network.label}, batch {subject.batch_size}, {cost} costs: {row.status} {row.message}")
             else:
-                plans[cost, row.budget_bytes] = context.store.read_plan(row, subject.graph), row.gap
+                plans[cost, row.budget_bytes] = context.run.store.read_plan(row, subject.graph), row.gap
     for judge, subject in subjects.items():
         for step, budget in zip(STEPS, budgets, strict=True):
             found = {cost: plans[cost, budget] for cost in costs if (cost, budget) in plans}

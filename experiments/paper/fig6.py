@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.max_batch_size import ENCODERS
-from experiments.max_batch_size import max_batches, write_run
+from experiments.max_batch_size import max_batches
 from experiments.paper.graphs import Context
 from experiments.paper.networks import in_figure_6
 from experiments.settings import configured_model
@@ -15,7 +15,7 @@ SHARE = 2 / 3  # of the scale's time limit for one solve, because a strategy has
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Solve the networks of the figure; the drawing reads a run folder of its own."""
+    """Solve the networks of the figure; a document for each."""
     limit = SHARE * context.scale.time_limit_s
     names = [network.name for network in context.networks if in_figure_6(network)]
     names += [ENCODERS[name] for name in names if name in ENCODERS]
@@ -24,6 +24,7 @@ def run(context: Context) -> dict[str, Any]:
                 time_limit_s=limit)
         for name in dict.fromkeys(names)
     ]  # fmt: skip
-    documents = max_batches(chosen, context.store, context.engine, context.progress, console=context.console)
-    write_run(context.folder / "fig6", documents)
-    return {"folder": "fig6", "contradicted": [claim for document in documents for claim in document["contradicted"]]}
+    run = context.run
+    documents = max_batches(chosen, run.store, run.engine, run.progress, console=run.console)
+    claims = [claim for document in documents for claim in document["contradicted"]]
+    return {"documents": documents, "contradicted": claims}

@@ -6,11 +6,12 @@ from typing import Any
 
 from experiments.budget_sweep import run_single
 from experiments.build import Subject
-from experiments.paper.graphs import Context, budgets_at, extracted, write_run_folder
+from experiments.paper.graphs import Context, budgets_at, extracted, panel_of
 from experiments.paper.networks import Network
 from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from remat.frontends import synthetic
+from remat.frontends.json import graph_to_dict
 
 LAYERS = 32
 
@@ -22,19 +23,19 @@ def run(context: Context) -> dict[str, Any]:
     """
     graph, first = synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"), context.networks[0]
     chain = Subject(graph, cost_source="modelled")
-    over_time = _solve(context, "memory/chain", chain, f"Memory over time, {LAYERS} layers", 2,
+    over_time = _solve(context, chain, f"Memory over time, {LAYERS} layers", 2,
                        strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))  # fmt: skip
     subject = extracted(context, first)
-    matrices = _solve(context, "memory/matrices", subject, f"Schedules of {first.label}", 1)
+    matrices = _solve(context, subject, f"Schedules of {first.label}", 1)
     sizes = [_sizes(context, network) for network in context.networks]
     return {"over_time": over_time, "matrices": matrices, "sizes": sizes}
 
 
-def _solve(context: Context, name: str, subject: Subject, title: str, tenth: int, **changes: Any) -> str:
-    """Solve one graph at the budget of `budgets_at`; the path of its run folder."""
+def _solve(context: Context, subject: Subject, title: str, tenth: int, **changes: Any) -> dict[str, Any]:
+    """Solve one graph at the budget of `budgets_at`; its panel, with the graph."""
     graph_run = context.graph_run(subject, "paper/memory", **changes)
     rows, families = run_single(graph_run, *budgets_at(graph_run, [tenth]))
-    return write_run_folder(context, name, graph_run, rows, families, title)
+    return panel_of(graph_run, rows, families, title) | {"graph": graph_to_dict(subject.graph)}
 
 
 def _sizes(context: Context, network: Network) -> dict[str, Any]:

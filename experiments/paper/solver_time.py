@@ -35,4 +35,4 @@ def run(context: Context) -> dict[str, Any]:
             asked += [(graph_run, strategy, budget) for budget in budgets]
             of += [{"form": label, "network": network.label}] * len(budgets)
     rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
-    return {"rows": rows, "store": context.store_from(context.folder)}
+    return {"rows": rows}
