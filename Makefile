@@ -82,7 +82,7 @@ benchmark: setup
 	$(VENV_PYTHON) run.py experiment=benchmark $(ARGS)
 
 leaderboard: setup
-	$(VENV_PYTHON) -m analysis.leaderboard results/benchmark/field
+	$(VENV_PYTHON) run.py experiment=benchmark draw=true
 
 
 device: setup

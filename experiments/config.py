@@ -17,7 +17,6 @@ from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
-_NAMED_BY_EXPERIMENT = ("largest_model", "max_batch_size", "throughput")  # each writes its own run.json
 _NOT_IN_NAME = ("hydra", "benchmark", "engine", "logger", "parts")  # they do not change the results of a run
 
 
@@ -190,8 +189,6 @@ def run_name(cfg: DictConfig, experiment: str | None) -> str:
     subject = file or cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
-    if experiment in _NAMED_BY_EXPERIMENT:
-        parts.insert(0, experiment)
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
 
 

@@ -40,6 +40,7 @@ class Drawing:
         commit: of the code that made the rows; None if unknown.
         whole: whether the page is complete; only then may it be written.
         failed: whether something could not be computed; the text says so, and the command's exit code is 1.
+        files: other drawn files, which are not kept.
     """
 
     text: str
@@ -49,6 +50,7 @@ class Drawing:
     commit: str | None = None
     whole: bool = True
     failed: bool = False
+    files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
     """A Markdown table. `align` has "l" or "r" for each column; by default the first is left, the others right."""
     rule = [{"l": "---", "r": "--:"}[side] for side in align or "l" + "r" * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
+    """The table of rows that have the same columns."""
+    return LongTable(name, [*rows[0]], [["" if cell is None else str(cell) for cell in row.values()] for row in rows])
 
 
 def link_to(table: LongTable, page: Path) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import continuous_limit, draw_runs, load, rows_of
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from analysis.charts import save_in_run
+from analysis.max_batch_size import continuous_limit, load, rows_of
+from analysis.max_batch_size import draw as draw_figure
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, long_table, markdown_table
 from experiments.paper.fig6 import SHARE
 from experiments.parts import unpacked_study
 from experiments.run_documents import made
@@ -17,40 +18,32 @@ from remat.files import read_json
 FOLDER = RUNS_FOLDER / "max_batch_size"
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The networks of finished runs, whose folders are the arguments; without one, of the study in results/study.
+def draw(_arguments: Sequence[str]) -> Drawing:
+    """The table of the page, every number as CSV, and the figure, from the study in results/study.
 
     Raises:
-        InvalidInput: a folder has no run of this experiment, or there is no study.
+        InvalidInput: there is no study.
     """
-    if arguments:
-        return drawing("", list(map(Path, arguments)), None)
     study = unpacked_study("paper")
     scale, part = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")
     lead = f"At most {SHARE * scale['time_limit_s']:g} s for each solve; {made(study, ['fig6'])}"
-    return drawing(lead, [study / part["folder"]], part["made"]["git_commit"])
-
-
-def drawing(lead: str, folders: Sequence[Path], commit: str | None) -> Drawing:
-    """The table of the page, every number as CSV, and the figure."""
-    documents = [document for folder in folders for document in load(folder)]
-    figure = next(path for path in draw_runs(folders, FOLDER) if path.suffix == ".png")
-    flat = rows_of(documents)
-    every = LongTable("largest_batch", list(flat[0]), [["" if cell is None else str(cell) for cell in row.values()]
-                                                       for row in flat])  # fmt: skip
+    documents = load(study / part["folder"])
+    figure = save_in_run(FOLDER, "max_batch_size", draw_figure, documents)[0]
+    every = long_table("largest_batch", rows_of(documents))
     limits = LongTable(
         "largest_batch_limits",
         ("network", "largest working set, bytes a sample", "2P", "published", "what that needs at least"),
         _limits(documents),
     )
-    text = "\n\n".join(filter(None, [
+    text = "\n\n".join([
         lead,
         markdown_table(["largest batch", *(f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"]),
                         "published"], map(_summary, documents)),
         f"Tables: {link_to(every, DOCUMENT.page)}, {link_to(limits, DOCUMENT.page)}.",
-    ]))  # fmt: skip
+    ])  # fmt: skip
     columns = sorted(set.intersection(*map(set, documents)))
-    return Drawing(text, [every, limits], {"max_batch_size": figure}, columns, commit)
+    commit = part["made"]["git_commit"]
+    return Drawing(text, [every, limits], {"max_batch_size": figure}, columns=columns, commit=commit)
 
 
 def _summary(document: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -30,6 +31,7 @@ from remat.solution import Status
 from remat.units import format_cost, format_size
 
 SEVERAL_BUDGETS = ("paper/monet",)
+PAPERS = {"paper/monet": "experiments.monet:run_monet", "paper": "experiments.paper:run_paper"}  # and paper/PART
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
@@ -50,7 +52,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         raise InvalidInput("scale=study is for experiment=paper and its parts; write full or quick")
     if experiment in experiments():
         values = as_dict(cfg)
-        return run_experiment(listed(experiment), values | values["keys"], console)
+        return run_experiment(listed(experiment), values | values["keys"], settings, console)
     runner = _runner_of(experiment)
     if runner is not None:
         return runner(cfg, settings, console, folder)
@@ -102,27 +104,12 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
 
 
 def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path], int] | None:
-    """The function of an experiment with more than one graph; None for the others.
-
-    Each is imported only when it runs: together they take a second, which would delay error messages.
-    """
-    if experiment == "benchmark":
-        from experiments.benchmark import run_benchmark as runner
-    elif experiment == "leaderboard":
-        from experiments.leaderboard import run_leaderboard as runner
-    elif experiment == "max_batch_size":
-        from experiments.max_batch_size import run_max_batch_size as runner
-    elif experiment == "throughput":
-        from experiments.throughput import run_throughput as runner
-    elif experiment == "largest_model":
-        from experiments.largest_model import run_largest_model as runner
-    elif experiment == "paper/monet":
-        from experiments.monet import run_monet as runner
-    elif experiment.partition("/")[0] == "paper":  # every other "paper/..." runs some parts of the paper
-        from experiments.paper import run_paper as runner
-    else:
-        return None
-    return runner
+    """The function of a paper, imported only when it runs, because that takes a second; None for a sweep."""
+    for name in (experiment, experiment.partition("/")[0]):
+        if name in PAPERS:
+            module, _, function = PAPERS[name].partition(":")
+            return getattr(importlib.import_module(module), function)
+    return None
 
 
 def _what(settings: Settings) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from experiments import (
     largest_batch_table,
-    leaderboard_table,
     models_table,
     peers,
     published_numbers,
@@ -35,7 +34,7 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
+        strategies_table.DOCUMENT, peers.DOCUMENT,
     )
 }  # fmt: skip
 DOCUMENTS |= {
