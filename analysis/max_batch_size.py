@@ -6,7 +6,6 @@ A rule says how bytes are counted. Each rule has its own panel, and rules are ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from analysis.charts import heatmap
-from analysis.results import read_json
 from analysis.style import BLACK, order_of, style_of
-from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
 COLOURS = "cividis"
@@ -35,17 +32,6 @@ Document = Mapping[str, Any]
 def continuous_limit(document: Document) -> float:
     """The batch, as a fraction, at which the largest working set and 2P fill the memory: no plan exceeds it."""
     return (document["memory_bytes"] - document["parameter_bytes"]) / document["working_set_bytes"]
-
-
-def load(folder: Path) -> list[dict[str, Any]]:
-    """The documents of a run; `experiments.max_batch_size` describes them."""
-    path = Path(folder) / "run.json"
-    run = read_json(path)
-    if run.get("experiment") != "max_batch_size":
-        raise InvalidInput(f"{path}: not a run of experiment=max_batch_size")
-    if not isinstance(run.get("networks"), list):
-        raise InvalidInput(f"{path}: has no list 'networks'; run the experiment again")
-    return run["networks"]
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ import numpy as np
 from analysis.results import WITH_PLAN, Frame, Run
 from analysis.scales import Scale, byte_scale
 from analysis.style import Style, style_of
-from remat.plan import Scope
 
 # If the best overheads are tiny beside the others, the axis is arcsinh(percent / this): linear near 0,
 # logarithmic above. Otherwise it is linear.
@@ -149,12 +148,10 @@ def ticks(data: OverheadData) -> list[float]:
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """The best lower bound at each budget, of the widest scope present; it holds for every smaller budget too."""
+    """The best lower bound at each budget; it holds for every smaller budget, too."""
     rows = run.shown[run.shown["bound"].notna()]
     if not len(rows) or not run.total_cost:
         return None
-    widest = max(rows["scope"], key=lambda scope: list(Scope).index(Scope(scope)))  # its bound holds in every scope
-    rows = rows[rows["scope"] == widest]
     best = rows.groupby("budget_bytes")["bound"].max().sort_index()
     at = best.index.to_numpy(dtype=float)
     over = np.maximum.accumulate(best.to_numpy(dtype=float)[::-1])[::-1] / run.total_cost - 1

@@ -179,6 +179,6 @@ class LocalEngine:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if error is not None:
-            for job in self.running():
+            for job in self._pending.values():
                 job.stop()
         self._pool.shutdown(wait=True)

@@ -23,7 +23,6 @@ from typing import Any
 
 from analysis.charts import save_in_run
 from analysis.throughput import sizes
-from experiments.batch_search import SizeSearch
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
 from experiments.engine import Engine
@@ -39,6 +38,7 @@ from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
+from remat.largest import SizeSearch
 from remat.simulator import plain_peak
 
 MULTIPLE = 32  # of height and width, so that they can be halved five times
@@ -96,7 +96,7 @@ def largest_models(
     searches = [
         _search(f"resolution of {spec.name}", SizeSearch(max(1, height // MULTIPLE)), resolution,
                 lambda s: f"{s.input_size[0]} x {s.input_size[1]}", solve, max_trials),
-        _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, growth=4), depth,
+        _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, 3 * STAGE3_OF_RESNET50, growth=4), depth,
                 lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", solve, max_trials),
     ]  # fmt: skip
     return {
@@ -112,6 +112,7 @@ def _search(
     """One search of the document; `solve` returns (costed graph, cost cap, row of the portfolio) of a size."""
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
+    batch = spec_of(known.first).batch_size
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
         try:
@@ -131,7 +132,7 @@ def _search(
         above = known.ruled_out is not None and trial["size"] >= known.ruled_out
         trial["kind"] = "fits" if trial["fits"] else "ruled out" if above else "undecided"
     return {
-        "what": what, "batch": spec_of(known.first).batch_size, "found": known.found,
+        "what": what, "batch": batch, "found": known.found,
         "found_label": label_of(spec_of(known.found)) if known.found else None, "ruled_out": known.ruled_out,
         "ruled_out_label": label_of(spec_of(known.ruled_out)) if known.ruled_out else None, "trials": trials,
         "failed": failed,

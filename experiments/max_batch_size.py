@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -39,14 +38,14 @@ from experiments.progress import SolveProgress
 from experiments.registry import Case, Row, experiment
 from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
-from experiments.solving import GraphRun, Solves, compile_first, finished_jobs, is_final, keeping_interrupted
-from experiments.store import Store, code_of, write_json
+from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Store, code_of
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput, RematError
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import plain_peak
-from remat.solution import Family, Solution
+from remat.solution import Family
 
 SOLVES = 6  # time limits that one strategy may spend on one network
 DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
@@ -106,11 +105,6 @@ def page(rows: Sequence[Row]) -> Drawing:
     return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
 
 
-def write_run(folder: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write the documents as a run's ``run.json``."""
-    write_json(folder / "run.json", {"experiment": "max_batch_size", "networks": list(documents)})
-
-
 def max_batches(
     settings: Sequence[Settings], store: Store, engine: Engine, progress: SolveProgress, *,
     console: Console | None = None,
@@ -131,8 +125,8 @@ def max_batches(
         trials.append(_Trial(network, one, store, engine, progress))
     for trial in trials:
         trial.run_families()
-    _drive([search for trial in trials for search in trial.searches()], engine, progress)
-    _drive([trial.direct() for trial in trials], engine, progress)
+    _drive([search for trial in trials for search in trial.searches()])
+    _drive([trial.direct() for trial in trials])
     return [trial.document() for trial in trials]
 
 
@@ -314,42 +308,16 @@ class _Trial:
         ]
 
 
-def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProgress) -> None:
-    """Run searches side by side through store and engine; each search does one solve after the other.
-
-    Ctrl-C stores the plans of the running solves; the next run solves these rows again.
-    """
-    waiting: dict[str, _BatchSearch] = {}
-
-    def advance(search: _BatchSearch) -> None:
-        while (budget := search.next_budget()) is not None:
-            graph_run, name = search.graph_run, DIRECT_STRATEGY if search.kind == "direct" else search.strategy
-            key = graph_run.key(name, budget)
-            row = graph_run.store.read_row(key, graph_run.subject.graph)
-            if row is None or not is_final(row):
-                waiting[key] = search
-                progress.expect([graph_run.settings.time_limit_s])
-                compile_first([name], progress.note)
-                engine.submit(graph_run.job(name, budget, partial(search.nearest_plan, budget)))
-                return
-            graph_run.reused += 1
+def _drive(searches: Sequence[_BatchSearch]) -> None:
+    """Run searches through store and engine: in each round, every search that is not over does one solve."""
+    while asked := [(search, budget) for search in searches if (budget := search.next_budget()) is not None]:
+        rows = solve_each([
+            (search.graph_run, DIRECT_STRATEGY if search.kind == "direct" else search.strategy, budget,
+             partial(search.nearest_plan, budget))
+            for search, budget in asked
+        ])  # fmt: skip
+        for (search, _), row in zip(asked, rows, strict=True):
             _learn(search, row)
-
-    for search in searches:
-        advance(search)
-    with keeping_interrupted(engine, lambda key: waiting[key].graph_run):
-        for job, solution in finished_jobs(engine, progress):
-            assert isinstance(solution, Solution)
-            search = waiting.pop(job.key)
-            search.graph_run.solved += 1
-            row = search.graph_run.keep(job.key, solution)
-            _learn(search, row)
-            known = search.known
-            batch, most = (RULES[0].batch(size, known.network, known.memory_bytes)
-                           for size in (known.found_bytes, known.proven_bytes))  # fmt: skip
-            line = f"{known.network.name}, {job.label}: {row.status}; batch {batch} found, above {most} ruled out"
-            progress.finished(line, solution.wall_s)
-            advance(search)
 
 
 def _learn(search: _BatchSearch, row: Solved) -> None:

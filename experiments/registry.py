@@ -75,8 +75,8 @@ class Experiment:
     Attributes:
         cases: (**keys) -> cases.
         page: of docs/, between whose marks the drawing is written; None for none.
-        measures: false for one that has no cases, and draws rows of others or what it computes.
         draw: (rows) -> `experiments.documents.Drawing`.
+        measures: false for one that has no cases, and draws rows of others or what it computes.
     """
 
     cases: Callable[..., Iterator[Case]]

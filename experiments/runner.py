@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 from rich.console import Console
 
 from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
+from experiments.engine import Engine
 from experiments.engines import make_engine
-from experiments.progress import SolveProgress, duration
+from experiments.progress import SolveProgress, duration, say_written
 from experiments.registry import Case, Experiment, Listed, module_of
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Solves, finished_jobs
@@ -60,30 +61,43 @@ def _measure(
         given = (settings,) if listed.takes_settings else ()
         cases = list(experiment.cases(*given, **listed.arguments(values)))
     missing = cases if values.get("again") else table.missing(cases)
-    failed = list[str]()
-    is_timed = any(case.on_this_machine for case in cases)
-    name, jobs = ("local", 1) if is_timed else (settings.engine, settings.jobs)
-    if name == "local" and not listed.takes_settings:
-        jobs = jobs or 1
-    engine = make_engine(name, jobs, settings.threads, settings.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        jobs = [CaseJob(listed.file, case) for case in missing if case.solves is None]
-        progress.expect([float("inf")] * len(jobs))
-        for job in jobs:
-            engine.submit(job)
-        for case in missing:
-            if case.solves is not None:
-                job = CaseJob(listed.file, case)
-                store = Store(STORE_FOLDER)
-                failed += _put(listed, table, job, job.run_here(Solves(case.solves, store, engine, progress, console)))
-        for job, result in finished_jobs(engine, progress):
-            progress.finished(f"{job.label}: {duration(job.wall_s)}", job.wall_s)
-            failed += _put(listed, table, job, result)
+    failed = _measured(listed, missing, settings, table, console) if missing else []
     console.print(
         f"{len(missing) - len(failed)} cases measured now, {len(cases) - len(missing)} taken from {table.path.parent}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     return failed
+
+
+def _measured(
+    listed: Listed, cases: Sequence[Case], settings: Settings, table: Table, console: Console
+) -> list[str]:  # fmt: skip
+    """Measure cases, and store their rows as they finish; returns a line for each that failed."""
+    failed = list[str]()
+    with _engine(listed, cases, settings) as engine, SolveProgress(console, engine.at_once) as progress:
+        jobs = [CaseJob(listed.file, case) for case in cases]
+        alone = [job for job in jobs if job.case.solves is None]
+        progress.expect([float("inf")] * len(alone))
+        for job in alone:
+            engine.submit(job)
+        for job, result in finished_jobs(engine, progress):
+            progress.finished(f"{job.label}: {duration(job.wall_s)}", job.wall_s)
+            failed += _put(listed, table, job, result)
+        for job in jobs:
+            if job.case.solves is not None:
+                solves = Solves(job.case.solves, Store(STORE_FOLDER), engine, progress, console)
+                failed += _put(listed, table, job, job.run_here(solves))
+    return failed
+
+
+def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine:
+    """The engine of the configuration; cases that measure times have this machine to themselves."""
+    if any(case.on_this_machine for case in cases):
+        return make_engine("local", 1)
+    jobs = settings.jobs
+    if settings.engine != "ray" and not listed.takes_settings:
+        jobs = jobs or 1
+    return make_engine(settings.engine, jobs, settings.threads, settings.address)
 
 
 def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
@@ -174,14 +188,12 @@ def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> N
     drawing = drawing_of(name, experiment)
     if keeps and experiment.page is not None:
         write_drawing(name, DOCS / experiment.page, drawing)
-        console.print(f"page     {DOCS / experiment.page}", markup=False, soft_wrap=True)
+        say_written(console, [DOCS / experiment.page])
         return
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
     console.print(drawing.text, markup=False, soft_wrap=True)
-    for drawn in (path, *write_tables(drawing, path.parent), *drawing.figures.values(), *drawing.files):
-        kind = {".md": "page", ".html": "page", ".csv": "table"}.get(drawn.suffix, "figure")
-        console.print(f"{kind:<8} {drawn}", markup=False, soft_wrap=True)
+    say_written(console, [path, *write_tables(drawing, path.parent), *drawing.figures.values(), *drawing.files])
 
 
 def drawing_of(name: str, experiment: Experiment) -> Drawing:

@@ -7,6 +7,7 @@ the whole case) and the columns of `Provenance`.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -53,8 +54,11 @@ class Table:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
         facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
-        others = [row for row in _read(self.path) if not _is_of(case, row)]
-        write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = [row for row in _read(self.path) if not _is_of(case, row)]
+            write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
 
 
 def key_of(case: Case) -> str:

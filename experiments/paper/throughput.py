@@ -12,7 +12,7 @@ from experiments.largest_model import largest_models
 from experiments.paper.graphs import Context
 from experiments.paper.networks import in_figure_6
 from experiments.settings import configured_model
-from experiments.throughput import throughput
+from experiments.throughput import best_batch
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def run(context: Context) -> dict[str, Any]:
     for spec in specs:
         context.print(f"{spec.name}: samples a second")
         settings = replace(context.settings, spec=spec, graph_file=None, cost="roofline")
-        documents.append(throughput(
+        documents.append(best_batch(
             settings, run.store, run.engine, run.progress, coarse=scale.batches, rounds=scale.refinements,
             price_limit_s=scale.price_limit_s,
         ))  # fmt: skip
