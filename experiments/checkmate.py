@@ -15,9 +15,8 @@ from analysis.parts import Study, draw_parts, lead_of
 from experiments.arguments import names_of
 from experiments.config import group_options
 from experiments.documents import Drawing
-from experiments.paper import cost_models, fig5, fig6, memory, rounding, solver_time, stages, throughput
-from experiments.paper.graphs import Context, Scale, extract_all
-from experiments.paper.networks import NETWORKS, Network, network
+from experiments.paper import rounding, sizes, stages, sweeps
+from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_all, network
 from experiments.parts import RunPart, drawing_of_parts, instances_folder, measured, wanted_parts
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
@@ -28,8 +27,8 @@ from remat.errors import InvalidInput
 
 PAGE = "results/checkmate.md"
 PARTS: dict[str, RunPart] = {
-    "fig5": fig5.run, "fig6": fig6.run, "throughput": throughput.run, "rounding": rounding.run,
-    "solver_time": solver_time.run, "memory": memory.run, "cost_models": cost_models.run,
+    "fig5": sweeps.fig5, "fig6": sizes.fig6, "throughput": sizes.larger, "rounding": rounding.run,
+    "solver_time": sweeps.solver_time, "memory": sizes.memory, "cost_models": sweeps.cost_models,
 }  # fmt: skip
 STAGES = "stages"
 PER_SAMPLE = ("fig6", "throughput", "memory", "cost_models")  # these parts need graphs of one and two samples

@@ -9,7 +9,7 @@ from analysis.charts import save_in_run
 from analysis.max_batch_size import continuous_limit, draw, rows_of
 from experiments.checkmate import stored_study
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
-from experiments.paper.fig6 import SHARE
+from experiments.paper.sizes import SHARE
 from experiments.parts import made
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER

@@ -26,8 +26,8 @@ from experiments import cli
 from experiments.checkmate import FULL, QUICK, STUDY
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
-from experiments.paper.solver_time import SHARES
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
+from experiments.paper.sweeps import SHARES
 from experiments.registry import experiments
 from experiments.settings import read_settings
 from remat.graph import Graph
@@ -172,7 +172,7 @@ def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio()
                      {"strategy": "search", "found": {"exact": best}}]}
         for network, (plain, best) in found.items()
     ]  # fmt: skip
-    claim = Larger("larger", "5x", "checkpoint_all", ("mobilenet",))
+    claim = Larger("larger", 5.0, "checkpoint_all", ("mobilenet",))
     rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
     assert rows == [
         ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],

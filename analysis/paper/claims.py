@@ -28,14 +28,14 @@ class Larger:
     """A claim about the largest batch: its ratio to that of `than` (None: the best heuristic), on networks `on`."""
 
     words: str
-    published: str
+    published: float
     than: str | None
     on: Sequence[str]
 
 
 LARGER = (
-    Larger("a larger batch than checkpoint-all", "5.1x [code]", "checkpoint_all", ("mobilenet",)),
-    Larger("a larger batch than the best heuristic", "1.73x [code]", None, ("mobilenet", "unet")),
+    Larger("a larger batch than checkpoint-all", 5.1, "checkpoint_all", ("mobilenet",)),
+    Larger("a larger batch than the best heuristic", 1.73, None, ("mobilenet", "unet")),
 )
 
 
@@ -89,6 +89,7 @@ def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mappin
             published = [p["batch"] for p in document["published"]
                          if (p["strategy"], p["rule"]) == (OPTIMUM, rule["name"])]  # fmt: skip
             yield [
-                claim.words, claim.published, f"{ratio:.2f}x", f"{network_label(document)}, {rule['label']}",
-                f"{style_of(name).label}: batch {batch}", f"{published[0] / batch:.2f}x" if published else "",
+                claim.words, f"{claim.published:g}x [code]", f"{ratio:.2f}x",
+                f"{network_label(document)}, {rule['label']}", f"{style_of(name).label}: batch {batch}",
+                f"{published[0] / batch:.2f}x" if published else "",
             ]  # fmt: skip
