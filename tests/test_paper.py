@@ -116,8 +116,9 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
     assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
     sweep = sweeps.Sweep("net", "Net", "ours", run)
-    assert sweeps.proven_words([sweep]).startswith("1 of 3 are proven")  # all is optimal at 30
-    assert "50.0 % (Net at 0.00 GB)" in sweeps.proven_words([sweep])
+    proven = sweeps.proven([sweep])
+    assert (proven["near"], proven["known"]) == (1, 3)  # all is optimal at 30
+    assert (proven["widest"], proven["widest_at"]) == (pytest.approx(50), "Net at 0.00 GB")
 
 
 def test_every_scale_has_budgets_for_solver_times() -> None:

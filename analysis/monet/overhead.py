@@ -61,7 +61,7 @@ def report(document: Mapping[str, Any], study: Study) -> Part:
     peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
         *prose(__file__, "overhead", overheads=_overheads(facts, points), algorithms=_algorithm_words(facts, points),
-               peaks=", ".join(peaks), program=_program_words(points),
+               peaks=", ".join(peaks), program=_program(points),
                pytorch=", ".join(f"{net['logged']['pytorch_ms']:.0f} ms" for net in facts if net["logged"])),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _algorithms_table(facts, points), _plain_table(facts, points),
@@ -99,18 +99,15 @@ def _algorithm_words(facts: Facts, points: Sequence[Point]) -> str:
     return " ".join(texts)
 
 
-def _program_words(points: Sequence[Point]) -> str:
+def _program(points: Sequence[Point]) -> dict[str, float]:
+    """What MONeT's program found, for the prose."""
     own = [p for p in points if p.strategy == PROGRAM]
-    if not own:
-        return ""
-    with_plan = sum(p.cost is not None for p in own)
-    better = sum(p.cost is not None and not p.is_only_start for p in own)
-    ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
-    return (
-        f"MONeT's program starts from a short search's plan. With HiGHS instead of Gurobi and {own[0].limit_s:g} s for "
-        f"each solve, it found a cheaper one in {better} of {len(own)} solves; {ended} ran to the end. In {with_plan} "
-        "solves it had a plan, if only that start."
-    )
+    return {
+        "limit_s": max((p.limit_s for p in own), default=0.0), "solves": len(own),
+        "better": sum(p.cost is not None and not p.is_only_start for p in own),
+        "ended": sum(bool(p.stats.get("monet_optimal")) for p in own),
+        "with_plan": sum(p.cost is not None for p in own),
+    }  # fmt: skip
 
 
 def _main_table(facts: Facts, points: Sequence[Point]) -> Table:

@@ -20,15 +20,14 @@ def report(document: Mapping[str, Any], _: Study) -> Part:
     rows = document["rows"]
     worst = max(rows, key=_loss, default=None)
     others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
-    losses = "no plan was found" if worst is None else (
-        f"the largest loss is {percent(_loss(worst))} ({_case(worst)}, chosen under {worst['chosen_under']}, "
-        f"judged by {worst['judged_by']}); half of the pairs lose at most {percent(median_high(others or [0.0]))}"
-    )  # fmt: skip
+    worst_of = dict.fromkeys(("loss", "case", "chosen_under", "judged_by"), "none")
+    if worst is not None:
+        worst_of = worst | {"loss": percent(_loss(worst)), "case": _case(worst)}
     proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        *prose(__file__, "cost_models", losses=losses, gaps="; ".join(f"{n} {w}" for n, w in proven.items()),
-               left_out=left_out),
+        *prose(__file__, "cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
+               gaps="; ".join(f"{n} {w}" for n, w in proven.items()), left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _figure(rows))]
         if rows else [],
         [Table("cost_models", [

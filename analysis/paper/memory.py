@@ -21,15 +21,15 @@ from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, st
 
 def report(document: Mapping[str, Any], study: Study) -> Part:
     """Four figures and the sizes as a table."""
-    chain, schedules = study.run(document["over_time"]), study.run(document["matrices"])
+    run, schedules = study.run(document["over_time"]), study.run(document["matrices"])
     figures = []
-    shown = chosen_plan(chain)
-    chain_words = "no plan of the chain was found."
-    if shown is not None and chain.graph is not None:
-        plain = store_all(chain.graph, str(shown.row.accounting))
-        figures.append(("memory_over_time", "Memory held over a training step", memory.draw(chain.graph, shown, plain)))
-        chain_words = (f"the chain's peak falls from {plain.peak_bytes:,} to {shown.trace.peak_bytes:,} bytes for "
-                f"{100 * (shown.trace.cost / plain.cost - 1):.1f} % more computation.")  # fmt: skip
+    shown = chosen_plan(run)
+    chain = {"plain": 0, "peak": 0, "more": 0.0}
+    if shown is not None and run.graph is not None:
+        plain = store_all(run.graph, str(shown.row.accounting))
+        figures.append(("memory_over_time", "Memory held over a training step", memory.draw(run.graph, shown, plain)))
+        more = 100 * (shown.trace.cost / plain.cost - 1)
+        chain = {"plain": plain.peak_bytes, "peak": shown.trace.peak_bytes, "more": more}
     sizes = document["sizes"]
     figures.append(("features_parameters", "Features against parameters", _sizes(sizes)))
     figures.append(
@@ -39,7 +39,7 @@ def report(document: Mapping[str, Any], study: Study) -> Part:
     if matrices is not None:
         figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, "memory", chain=chain_words, spread=_spread(sizes), features=_features(sizes)),
+        *prose(__file__, "memory", **chain, spread=_spread(sizes), features=_features(sizes)),
         figures,
         [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",

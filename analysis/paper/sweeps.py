@@ -119,17 +119,12 @@ def gaps(run: Run) -> dict[int, float]:
     return {budget: (cost - bounds[budget]) / cost for budget, cost in decided_costs(run).items()}
 
 
-def proven_words(group: Iterable[Sweep]) -> str:
-    """How many of the cheapest plans are proven to be within 1 % of the optimum, and the widest gap, see `gaps`."""
+def proven(group: Iterable[Sweep]) -> dict[str, Any]:
+    """How many of the cheapest plans are within 1 % of a bound, and the widest gap, see `gaps`; for the prose."""
     known = [(gap, sweep, budget) for sweep in group for budget, gap in gaps(sweep.run).items()]
-    if not known:
-        return "no plan with recomputation was found"
-    near = sum(gap <= 0.01 for gap, *_ in known)
-    gap, sweep, budget = max(known, key=lambda one: one[0])
-    return (
-        f"{near} of {len(known)} are proven to be within 1 % of the optimum; the widest gap to a proven bound is "
-        f"{100 * gap:.1f} % ({sweep.label} at {budget / 1e9:.2f} GB)"
-    )
+    widest, sweep, budget = max(known, key=lambda one: one[0], default=(0.0, None, 0))
+    return {"near": sum(gap <= 0.01 for gap, *_ in known), "known": len(known), "widest": 100 * widest,
+            "widest_at": "none" if sweep is None else f"{sweep.label} at {budget / 1e9:.2f} GB"}  # fmt: skip
 
 
 SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, roofline costs"}
@@ -145,14 +140,12 @@ def fig5(document: Mapping[str, Any], study: Study) -> Part:
             name = f"fig5_{label.lower().replace(' ', '_').replace('-', '')}"
             figures.append((name, f"{label}: compute overhead against memory budget", drawn))
     gain = largest_gain(all_sweeps)
-    gain_words = "" if gain is None else (
-        f" The largest gain over the best heuristic, where that at most doubles the cost, is {gain.ratio:.3f}x, on "
-        f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
-    )  # fmt: skip
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
     fate = "carry the costs behind the published figure" if has_published else "were not there (set REMAT_INSTANCES)"
     return Part(
-        *prose(__file__, "fig5", sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps),
+        *prose(__file__, "fig5", sweeps=len(all_sweeps), gain=1.0 if gain is None else gain.ratio,
+               gain_on="none" if gain is None else f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})",
+               **proven(all_sweeps),
                published=f"The published graphs {fate}"),
         figures,
         [Table("fig5_best", *_best_rows(all_sweeps))],
@@ -203,7 +196,7 @@ def table2(document: Mapping[str, Any], study: Study) -> Part:
     all_sweeps = list(sweeps(document, study))
     rows = [row for sweep in all_sweeps for row in ratio_rows(sweep)]
     return Part(
-        *prose(__file__, "table2", proven=proven_words(all_sweeps)),
+        *prose(__file__, "table2", **proven(all_sweeps)),
         tables=[Table(
             "table2",
             ["network", "graph", "strategy", "geometric mean", "maximum", "budgets", "published [2nd]/[mem]"], rows,
