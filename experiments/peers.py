@@ -18,8 +18,8 @@ from statistics import geometric_mean
 from analysis.max_batch_size import ENCODERS, continuous_limit, network_label
 from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
 from analysis.paper import sweeps
-from analysis.paper.batches import OPTIMUM, max_found
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
+from analysis.paper.sizes import OPTIMUM, max_found
 from analysis.parts import Study, percent
 from analysis.results import PAPERS_HEURISTICS
 from experiments import checkmate, monet_paper

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 import analysis.monet
 import analysis.paper
 from analysis.charts import grouped_bars
-from analysis.paper import batches, sweeps
+from analysis.paper import sizes, sweeps
 from analysis.paper.claims import Larger, _batches
 from analysis.paper.solving import solver_cases
 from analysis.paper.sweeps import ratio_rows
@@ -209,21 +209,19 @@ def test_throughput_says_where_recomputation_pays() -> None:
                        curve("unet", 20, 40, {10: 4.0, 20: 5.0, 40: 6.0})],
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
-    part = batches.throughput(document, Study({}, {}, Path()))
+    part = sizes.throughput(document, Study({}, {}, Path()))
     assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
     assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
-    speeds, prices, sizes = part.tables
+    speeds, prices, tried = part.tables
     assert ["VGG19", "50", "no", "INFEASIBLE", "", "none", "10.00 %", ""] in speeds.rows
     assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
-    assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
+    assert tried.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
 
 
 def test_throughput_without_a_solved_network_has_no_curve() -> None:
-    part = batches.throughput(
-        {"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Study({}, {}, Path())
-    )
+    part = sizes.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Study({}, {}, Path()))
     assert not part.figures
     assert not part.tables
 

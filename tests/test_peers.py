@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analysis.paper import batches
+from analysis.paper import sizes
 from analysis.parts import Study
 from experiments import peers
 from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, _grouped, moccasin, slowdowns
@@ -49,8 +49,8 @@ def test_a_network_with_two_encoders_has_one_published_batch(tmp_path: Path, mon
     found = list(peers.batches(study))
     assert [(number.ours, number.verdict) for number in found] == [(59, WORSE), (60, BETTER)]
     assert "59.60" in found[0].cause  # the batch as a fraction
-    monkeypatch.setattr(batches.max_batch_size, "draw", lambda _: None)
-    assert "In 2 of 2 networks" in batches.fig6({"documents": documents}, study).ours
+    monkeypatch.setattr(sizes.max_batch_size, "draw", lambda _: None)
+    assert "In 2 of 2 networks" in sizes.fig6({"documents": documents}, study).ours
 
 
 def test_every_stored_result_of_the_rivals_has_a_number() -> None:

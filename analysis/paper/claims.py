@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.max_batch_size import network_label
-from analysis.paper.batches import OPTIMUM, max_found
+from analysis.paper.sizes import OPTIMUM, max_found
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
 from analysis.parts import Part, Study, Table, prose
 from analysis.results import PAPERS_HEURISTICS
