@@ -14,7 +14,8 @@ from analysis.monet import REPORTS
 from analysis.parts import Study, draw_parts, lead_of
 from experiments.arguments import names_of
 from experiments.documents import Drawing
-from experiments.monet import ablation, implementations, overhead, records, ten_percent
+from experiments.monet import implementations
+from experiments.monet import parts as parts_of
 from experiments.monet.cases import Context, Scale
 from experiments.monet.published import NETWORKS
 from experiments.parts import RunPart, drawing_of_parts, instances_folder, measured, wanted_parts
@@ -29,8 +30,9 @@ from remat.registry import get_strategy, strategies
 
 PAGE = "results/monet.md"
 PARTS: dict[str, tuple[RunPart, ...]] = {  # [part] it, and the parts whose rows it reads
-    "overhead": (overhead.run,), "ablation": (ablation.run,), "ten_percent": (ten_percent.run, overhead.run),
-    "records": (records.run,), "implementations": (implementations.run, overhead.run),
+    "overhead": (parts_of.overhead,), "ablation": (parts_of.ablation,),
+    "ten_percent": (parts_of.ten_percent, parts_of.overhead), "records": (parts_of.records,),
+    "implementations": (implementations.run, parts_of.overhead),
 }  # fmt: skip
 QUICK = Scale(time_limit_s=5.0, joint_factor=1.6, all_budgets=False, ablation_budgets=1, monet_columns=10_000,
               halvings=3)  # fmt: skip

@@ -23,7 +23,7 @@ WIDER = (NONE, "in_place", "output", CPU)  # each level's plans are plans of tho
 # [level] the levels whose plans are plans of it too
 CONTAINED = {**{level: WIDER[:i] for i, level in enumerate(WIDER)}, P100: WIDER, NO_WINOGRAD: WIDER, "conv": WIDER[:2]}
 OVERHEAD = "Overhead over PyTorch's own step (%)"
-Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
+Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.parts`
 
 
 @dataclass(frozen=True, slots=True)
