@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from matplotlib.figure import Figure
 
 from analysis.charts import save, style_context
-from analysis.results import FAMILY_COLUMNS, ROW_COLUMNS, Frame, Run, frame_of, name_scopes
+from analysis.results import FAMILY_COLUMNS, ROW_COLUMNS, Frame, Run, frame_of
 from remat.files import write_text
 from remat.frontends.json import graph_from_dict
 
@@ -57,7 +57,7 @@ class Study:
         folder: where figures are drawn, and plans are written to be replayed.
     """
 
-    heads: Mapping[str, Mapping[str, Any]]
+    heads: dict[str, Mapping[str, Any]]
     solves: Mapping[str, Mapping[str, Any]]
     folder: Path
 
@@ -80,8 +80,9 @@ class Study:
 
     def run(self, panel: Mapping[str, Any]) -> Run:
         """The solves of one graph, as `experiments.paper.graphs.panel_of` describes them."""
-        rows = name_scopes(self.rows(panel["keys"]))
-        rows = rows.sort_values(["strategy", "budget_bytes", "key"], kind="stable", ignore_index=True)
+        rows = self.rows(panel["keys"]).sort_values(
+            ["strategy", "budget_bytes", "key"], kind="stable", ignore_index=True
+        )
         graph = None
         if "graph" in panel:
             graph = graph_from_dict(panel["graph"])

@@ -72,9 +72,9 @@ def monet(
 
 def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, Any], **_: Any) -> Iterator[Row]:
     """The rows of a part, see `experiments.parts.measured`."""
-    scale = Scale(**amount | {"levels": tuple(amount["levels"])})
+    given: dict[str, Any] = {**amount, "levels": tuple(amount["levels"])}
     run_part, *needs = PARTS[part]
-    yield from measured(Context(run, scale, tuple(NETWORKS[name] for name in networks)), run_part, needs)
+    yield from measured(Context(run, Scale(**given), tuple(NETWORKS[name] for name in networks)), run_part, needs)
 
 
 def _with_own_implementations(settings: Settings) -> Settings:

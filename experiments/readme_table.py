@@ -65,7 +65,7 @@ def read(run: str) -> Iterator[Row]:
         raise InvalidInput(f"'{run}' has no table.csv; give the folder of a finished run: run=runs/NAME")
     memory_bytes = load_run(Path(run)).info["gpu"]["memory_bytes"]
     columns = ["strategy", "budget_bytes", "status", "overhead"]
-    for row in pd.read_csv(source)[columns].to_dict("records"):
+    for row in pd.read_csv(source)[columns].to_dict(orient="records"):
         overhead = None if math.isnan(row["overhead"]) else row["overhead"]
         yield row | {"overhead": overhead, "gpu_bytes": int(memory_bytes)}
 
