@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.results import load_run
+from analysis.results import Frame, load_run
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
 from remat.errors import InvalidInput
@@ -64,10 +64,11 @@ def read(run: str) -> Iterator[Row]:
     if not source.is_file():
         raise InvalidInput(f"'{run}' has no table.csv; give the folder of a finished run: run=runs/NAME")
     memory_bytes = load_run(Path(run)).info["gpu"]["memory_bytes"]
-    columns = ["strategy", "budget_bytes", "status", "overhead"]
-    for row in pd.read_csv(source)[columns].to_dict(orient="records"):
-        overhead = None if math.isnan(row["overhead"]) else row["overhead"]
-        yield row | {"overhead": overhead, "gpu_bytes": int(memory_bytes)}
+    frame: Frame = pd.read_csv(source)
+    for row in frame.itertuples():
+        yield {"strategy": row.strategy, "budget_bytes": int(row.budget_bytes), "status": row.status,
+               "overhead": None if math.isnan(row.overhead) else float(row.overhead),
+               "gpu_bytes": int(memory_bytes)}  # fmt: skip
 
 
 @readme.draws
