@@ -7,7 +7,7 @@ VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup sweep test test-all test-slow test-torch fuzz docs lint types check models published roofline paper device benchmark leaderboard clean
+.PHONY: help setup sweep test test-all test-slow test-torch fuzz docs check device clean
 
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
@@ -18,15 +18,10 @@ help:
 	@echo "make fuzz       test random modules, graphs, certificates and bounds against plain steps, brute force and plans (ARGS='--help' for more)"
 	@echo "make check      lint and type checks"
 	@echo "make docs       the documentation as a site, into site/ (.venv/bin/mkdocs serve: with search)"
-	@echo "make models     every configured model: nodes, edges, bytes, seconds"
-	@echo "make published  published numbers of the papers beside ours"
-	@echo "make roofline   the roofline against published P100 costs (needs REMAT_INSTANCES)"
-	@echo "python run.py --help  experiments, e.g. coverage, compiled, lengths: python run.py experiment=NAME (after make setup)"
-	@echo "make paper      every figure and table of Checkmate beside the published numbers (ARGS=scale=quick: under 20 minutes)"
-	@echo "make benchmark  every strategy on every graph of the benchmark; goes on where it was stopped"
-	@echo "make leaderboard  its page, from the rows in results/benchmark, without a solve"
 	@echo "make device     planned steps on a GPU: memory, times, bits, largest batches, measured costs (ARGS='--help' for more)"
 	@echo "make setup      only make the environment (PIP_ARGS='...' is passed to pip)"
+	@echo "make clean      remove the environment and what was built"
+	@echo "python run.py --help  every experiment: python run.py experiment=NAME (after make setup)"
 
 setup:
 	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 to 3.13 found; install one or run: make setup PYTHON=/path/to/python3" >&2; exit 1; }
@@ -55,35 +50,12 @@ docs: setup
 	$(VENV_PYTHON) -m mkdocs build --strict $(ARGS)
 	@echo "the site is in site/; open site/index.html"
 
-lint: setup
+check: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo --no-cache
 	$(VENV_PYTHON) -m mkdocs build --strict
-
-types: setup
 	$(VENV_PYTHON) -m pyright
-
-check: lint types
-
-models: setup
-	$(VENV_PYTHON) -m experiments.tables models $(ARGS)
-
-published: setup
-	$(VENV_PYTHON) -m experiments.tables published_numbers $(ARGS)
-
-roofline: setup
-	$(VENV_PYTHON) -m experiments.tables roofline $(ARGS)
-
-paper: setup
-	$(VENV_PYTHON) run.py experiment=paper $(ARGS)
-
-benchmark: setup
-	$(VENV_PYTHON) run.py experiment=benchmark $(ARGS)
-
-leaderboard: setup
-	$(VENV_PYTHON) -m analysis.leaderboard results/benchmark/field
-
 
 device: setup
 	$(VENV_PYTHON) -m experiments.device $(ARGS)

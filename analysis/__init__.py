@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.table import format_table, terminal_table
+from analysis.table import terminal_table
 
-__all__ = ["draw_run", "format_table", "terminal_table"]
+__all__ = ["draw_run", "terminal_table"]
 
 
 def draw_run(run_folder: Path) -> list[Path]:

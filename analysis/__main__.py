@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from analysis import draw_run, max_batch_size, terminal_table, throughput
-from analysis.command import command
-from analysis.monet import draw_monet
-from analysis.paper import draw_paper
-from analysis.results import read_json
-
-OWN_DRAWINGS = {  # experiments whose figures are not those of a sweep
-    "largest_model": throughput.draw_sizes,
-    "max_batch_size": max_batch_size.redraw,
-    "throughput": throughput.draw_throughput,
-}
+from analysis import draw_run, terminal_table
+from remat.errors import RematError
+from remat.files import show_any_text
 
 
 def redraw(folder: Path) -> list[Path]:
-    """Draw a run of any experiment; print the table of a sweep."""
-    if (folder / "paper.json").is_file():
-        return draw_paper(folder)
-    if (folder / "monet.json").is_file():
-        return draw_monet(folder)
-    experiment = read_json(folder / "run.json").get("experiment")
-    if experiment in OWN_DRAWINGS:
-        return OWN_DRAWINGS[experiment](folder)
+    """Draw a sweep, and print its table."""
     written = draw_run(folder)
     Console().print(terminal_table(folder))
     return written
 
 
+def main(given: Sequence[str]) -> int:
+    """Draw, then print the paths written or one line of error; returns the exit code."""
+    show_any_text()
+    if len(given) != 1 or given[0].startswith("-"):
+        print("usage: python -m analysis RUN_FOLDER", file=sys.stderr)
+        return 2
+    try:
+        written = redraw(Path(given[0]))
+    except (RematError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for path in written:
+        print(path)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(command("analysis", "RUN_FOLDER", redraw, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,12 +1,7 @@
-"""The leaderboard: every strategy over every stored problem, as table, performance profile and page.
-
-``python run.py experiment=leaderboard`` makes one; ``python -m analysis.leaderboard FOLDER`` draws that run again, or
-the rows of a benchmark, e.g. ``results/benchmark/field``.
-"""
+"""The drawings of the leaderboard: tables, performance profiles, and the page."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,51 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from analysis.charts import save, style_context
-from analysis.command import command
-from analysis.leaderboard_page import Leaderboard, page, read_benchmark, read_leaderboard
+from analysis.leaderboard_page import Leaderboard, page
 from analysis.ranking import Board, Entry, as_records, profile
-from analysis.results import read_json
 from analysis.style import GREY, Style, style_of
 from analysis.table import write_frame
-from remat.errors import InvalidInput
 from remat.files import write_text
 
-FILE = "leaderboard.json"
 KNEE_PERCENT = 0.1  # the profile's axis is linear below and logarithmic above
 MOST_MARKS = 80  # if all curves have more corners, only the start of each has a marker
 LINES = ("-", "--", "-.", ":")
 
 
-def draw_leaderboard(folder: Path) -> list[Path]:
-    """Write table.csv, problems.csv, a figure for each board and page.html; returns the paths, the page last.
-
-    Raises:
-        InvalidInput: the folder is not a leaderboard's, or its store holds no rows.
-    """
-    try:
-        store = (folder / read_json(folder / FILE)["store"]).resolve()
-    except (InvalidInput, KeyError, TypeError):
-        raise InvalidInput(f"{folder} is not a leaderboard's folder: it has no readable {FILE}") from None
-    return _write(read_leaderboard(store), folder, "Leaderboard")
-
-
-def draw_benchmark(pieces: Path, folder: Path) -> list[Path]:
-    """The same from the rows of a benchmark.
-
-    Raises:
-        InvalidInput: there are no rows.
-    """
-    return _write(read_benchmark(pieces), folder, f"Leaderboard: {pieces.name}")
-
-
-def draw_folder(folder: Path) -> list[Path]:
-    """A run of the leaderboard, or a benchmark's rows, whose drawings go to ``runs/benchmark_NAME``."""
-    if any(folder.glob("*.parquet")):
-        return draw_benchmark(folder, Path("runs", f"benchmark_{folder.name}"))
-    return draw_leaderboard(folder)
-
-
-def _write(shown: Leaderboard, folder: Path, title: str) -> list[Path]:
+def write(shown: Leaderboard, folder: Path, title: str) -> list[Path]:
+    """Write table.csv, problems.csv, a figure for each board and page.html; returns the paths, the page last."""
     written = [write_frame(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
     if shown.boards:
         every = pd.concat(
@@ -87,7 +50,7 @@ def draw(board: Board) -> Figure:
     axes = figure.subplots()
     styles = looks(board.ranked)
     curves = [(styles[s.entrant], *profile(board.common[s.entrant].tolist())) for s in board.ranked]
-    right = max(5.0, *(1.15 * 100 * (taus[-1] - 1) for _, taus, _ in curves))
+    right = max([5.0, *(1.15 * 100 * (taus[-1] - 1) for _, taus, _ in curves)])
     mark_all = sum(len(taus) for _, taus, _ in curves) <= MOST_MARKS
     handles = []
     for place, (style, taus, shares) in enumerate(curves, start=1):
@@ -125,7 +88,3 @@ def looks(entries: Sequence[Entry]) -> dict[str, Style]:
         line = LINES[(LINES.index(base.line) + i) % len(LINES)]
         styles[s.entrant] = replace(base, label=base.label + s.entrant.removeprefix(s.strategy), line=line)
     return styles
-
-
-if __name__ == "__main__":
-    sys.exit(command("analysis.leaderboard", "FOLDER", draw_folder, sys.argv[1:]))

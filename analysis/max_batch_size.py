@@ -1,32 +1,21 @@
 """Largest batch of every strategy, found and proven (Fig. 6 of Checkmate, Jain et al., MLSys 2020).
 
-``python -m analysis.max_batch_size RUN [RUN ...]`` redraws stored results; several runs become one figure in the
-folder of the first. A rule says how bytes are counted. Each rule has its own panel, and rules are never mixed.
+A rule says how bytes are counted. Each rule has its own panel, and rules are never mixed.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from analysis.charts import heatmap, save_in_run
-from analysis.command import command
-from analysis.results import read_json
+from analysis.charts import heatmap
 from analysis.style import BLACK, order_of, style_of
-from analysis.table import write_frame
-from remat.errors import InvalidInput
 
 DIRECT = "max_batch_milp"
 COLOURS = "cividis"
@@ -43,31 +32,6 @@ Document = Mapping[str, Any]
 def continuous_limit(document: Document) -> float:
     """The batch, as a fraction, at which the largest working set and 2P fill the memory: no plan exceeds it."""
     return (document["memory_bytes"] - document["parameter_bytes"]) / document["working_set_bytes"]
-
-
-def draw_runs(folders: Sequence[Path], target: Path) -> list[Path]:
-    """Write ``table.csv`` and ``figures/max_batch_size.png`` and ``.pdf`` of these runs in `target`; returns the paths.
-
-    Raises:
-        InvalidInput: a folder is not a run of this experiment.
-    """
-    documents = [document for folder in folders for document in load(folder)]
-    frame = pd.DataFrame(rows_of(documents))
-    for column in ("found", "proven_by_it", "proven", "published", "sample_peak_bytes"):
-        frame[column] = frame[column].astype("Int64")  # whole numbers that may be missing
-    table = write_frame(frame, target / "table.csv")
-    return [table, *save_in_run(target, "max_batch_size", draw, documents)]
-
-
-def load(folder: Path) -> list[dict[str, Any]]:
-    """The documents of a run; `experiments.max_batch_size` describes them."""
-    path = Path(folder) / "run.json"
-    run = read_json(path)
-    if run.get("experiment") != "max_batch_size":
-        raise InvalidInput(f"{path}: not a run of experiment=max_batch_size")
-    if not isinstance(run.get("networks"), list):
-        raise InvalidInput(f"{path}: has no list 'networks'; run the experiment again")
-    return run["networks"]
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
@@ -87,23 +51,6 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
                     "note": record["note"],
                 })  # fmt: skip
     return rows
-
-
-def terminal_table(documents: Sequence[Document]) -> list[Table]:
-    """A table for each rule: strategies down, networks across; the proven limit and published batches below."""
-    tables = []
-    for rule in documents[0]["rules"]:
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column(f"largest batch: {rule['label']}", no_wrap=True)
-        for document in documents:
-            table.add_column(document["network"], justify="right")
-        for row in found_rows(documents, rule["name"], str):
-            table.add_row(*(cell or "–" for cell in row))
-        table.add_section()
-        for row in limit_rows(documents, rule["name"], str):
-            table.add_row(*row)
-        tables.append(table)
-    return tables
 
 
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
@@ -182,15 +129,3 @@ def network_label(document: Document) -> str:
     """The network's name for people."""
     name = str(document["network"])
     return _LABELS.get(name, name)
-
-
-def redraw(*folders: Path) -> list[Path]:
-    """Draw the runs as one figure, in the folder of the first, and print their tables."""
-    written = draw_runs(folders, folders[0])
-    for table in terminal_table([document for folder in folders for document in load(folder)]):
-        Console().print(table)
-    return written
-
-
-if __name__ == "__main__":
-    sys.exit(command("analysis.max_batch_size", "RUN [RUN ...]", redraw, sys.argv[1:], several=True))

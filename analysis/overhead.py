@@ -1,13 +1,8 @@
-"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), for print.
-
-``python -m analysis.overhead RUN_FOLDER`` redraws only this figure, from stored results.
-"""
+"""Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), for print."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -18,32 +13,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from analysis.charts import save_in_run
-from analysis.command import command
-from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, covered, overhead_data, ticks, widest_gap
-from analysis.results import WITH_PLAN, Run, load_run
+from analysis.overhead_data import KNEE_PERCENT, Curve, OverheadData, beyond, covered, ticks, widest_gap
+from analysis.results import WITH_PLAN, Run
 from analysis.scales import binary_scale
 from analysis.style import GREY, LIGHT_GREY, PALE, Style, order_of
-from remat.errors import InvalidInput
 
 STRIP = {  # [status] its words in legends
     "OPTIMAL": "proven optimal", "FEASIBLE": "plan, not proven optimal", "NO_PLAN": "no plan fits",
     "INFEASIBLE": "proven infeasible", "TIMEOUT": "no plan in time", "SKIPPED": "does not apply", "FAILED": "failed",
 }  # fmt: skip
 BLACK_LINE = "#222222"
-
-
-def redraw(folder: Path) -> list[Path]:
-    """Draw the figure of a run folder as PNG and PDF; returns the paths.
-
-    Raises:
-        InvalidInput: there is no such run, one of its files cannot be read, or no strategy has a plan.
-    """
-    run = load_run(folder)
-    data = overhead_data(run)
-    if data is None:
-        raise InvalidInput(f"{folder}: no strategy has a plan, so there is no overhead to draw")
-    return save_in_run(folder, "overhead", draw, data, run)
 
 
 def draw(data: OverheadData, run: Run) -> Figure:
@@ -197,7 +176,3 @@ def strip_legend(data: OverheadData) -> list[Line2D]:
         Line2D([], [], ls="", label=words, **strip_marker(status, data.curves[0].style))  # type: ignore[arg-type]
         for status, words in STRIP.items() if status in present and status not in WITH_PLAN
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(command("analysis.overhead", "RUN_FOLDER", redraw, sys.argv[1:]))

@@ -11,7 +11,6 @@ import numpy as np
 from analysis.results import WITH_PLAN, Frame, Run
 from analysis.scales import Scale, byte_scale
 from analysis.style import Style, style_of
-from remat.plan import Scope
 
 # If the best overheads are tiny beside the others, the axis is arcsinh(percent / this): linear near 0,
 # logarithmic above. Otherwise it is linear.
@@ -70,7 +69,9 @@ def overhead_data(run: Run) -> OverheadData | None:
         return None
     curves = [_curve(run, strategy) for strategy in run.strategies]
     budgets = run.shown["budget_bytes"].astype(float).to_numpy()
-    working_set = run.graph.largest_working_set()[0] if run.graph is not None else None
+    working_set = run.info.get("working_set_bytes")
+    if run.graph is not None:
+        working_set = run.graph.largest_working_set()[0]
     proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
     impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=0) or None
     low = min(float(budgets.min()), float(impossible or budgets.min()))
@@ -147,12 +148,10 @@ def ticks(data: OverheadData) -> list[float]:
 
 
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """The best lower bound at each budget, of the widest scope present; it holds for every smaller budget too."""
+    """The best lower bound at each budget; it holds for every smaller budget, too."""
     rows = run.shown[run.shown["bound"].notna()]
     if not len(rows) or not run.total_cost:
         return None
-    widest = max(rows["scope"], key=lambda scope: list(Scope).index(Scope(scope)))  # its bound holds in every scope
-    rows = rows[rows["scope"] == widest]
     best = rows.groupby("budget_bytes")["bound"].max().sort_index()
     at = best.index.to_numpy(dtype=float)
     over = np.maximum.accumulate(best.to_numpy(dtype=float)[::-1])[::-1] / run.total_cost - 1

@@ -67,11 +67,6 @@ def header(run: Run) -> str:
             f'<p class="banner">{len(run.missing)} of {total} solves are not in the store: the run was stopped early. '
             "Run the same command again to finish it.</p>"
         )
-    others = run.rows["graph_sha256"].nunique() - rows["graph_sha256"].nunique()
-    if others > 0:
-        parts.append(
-            f'<p class="note">Plots show this graph; the table also holds {show_count(others, "other graph")}.</p>'
-        )
     return "\n".join(parts)
 
 
@@ -110,30 +105,24 @@ def results_table(run: Run) -> str:
     rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
     scale = budget_scale(rows["budget_bytes"])
-    several = rows["graph_sha256"].nunique() > 1
-    one_unit = rows["cost_unit"].nunique() == 1 and rows["cost"].notna().any()
-    cost = cost_scale(float(rows["cost"].max()), str(rows["cost_unit"].iloc[0])) if one_unit else None
+    cost = cost_scale(float(rows["cost"].max()), run.cost_unit) if rows["cost"].notna().any() else None
     per = f" ({cost.unit})" if cost else ""
-    heads = [("Graph", "")] if several else []
-    heads += [
+    heads = [
         ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), (f"Cost{per}", "n"),
-        (f"Bound{per}", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"),
+        (f"Bound{per}", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"), ("Message", ""),
     ]  # fmt: skip
-    heads.append(("Message", ""))
 
-    def costs(number: Any, unit: str) -> str:
-        return show_cost(number, unit) if cost is None else show_bytes(number, cost)
+    def costs(number: Any) -> str:
+        return "–" if cost is None else show_bytes(number, cost)
 
     body = []
     for row in rows.itertuples():
-        unit = str(row.cost_unit)
-        cells = [_td(str(row.graph_name))] if several else []
-        cells += [
+        cells = [
             _td(_name(row.strategy), value=style_of(row.strategy).label),
             _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
             _td(_status(str(row.status))),
-            _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost, unit), "n", row.cost),
-            _td(costs(row.bound, unit), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
+            _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost), "n", row.cost),
+            _td(costs(row.bound), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
             _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
         ]  # fmt: skip
         reused = "" if pd.isna(row.plan_from) else f"plan found at {show_bytes(row.plan_from, scale)} {scale.unit}"

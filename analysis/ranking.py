@@ -1,4 +1,4 @@
-"""A ranking of strategies from the rows of a store: performance profiles and their summaries.
+"""A ranking of strategies from rows of solves: performance profiles and their summaries.
 
 A problem is a graph, a budget, a scope and an accounting. On each, an entrant's ratio is its cost over the best known
 cost (Dolan and Moré, Benchmarking optimization software with performance profiles, Math. Programming 91, 2002), and
@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.results import WITH_PLAN, Frame, options_of
+from analysis.results import WITH_PLAN, Frame
 from remat.incumbent import GAP_TOLERANCE, is_closed
-from remat.solution import Ending
 
 WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a plan count as this
 LEAST_SHARED = 0.5  # all ranked entrants have attempted at least this share of the problems
@@ -87,56 +86,17 @@ class Board:
         return f"{self.scope} scope, {self.accounting} accounting"
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The rows of a store that count, and the numbers of the others.
-
-    Attributes:
-        rows: the latest of each `SAME_SOLVE`.
-        superseded: older solves, of any version of the code.
-        capped: solves of a largest batch, which a cost cap, met or ruled out, ended before their best plan.
-        carried: rows of a sweep with a plan from another budget; only solves count.
-        cut_short: interrupted or crashed solves.
-    """
-
-    rows: Frame
-    superseded: int
-    capped: int
-    carried: int
-    cut_short: int
-
-
-def count_rows(rows: Frame, families: Sequence[str] = ()) -> Counted:
-    """The rows that count, with a column of options.
+def count_rows(rows: Frame, families: Sequence[str] = ()) -> Frame:
+    """The last row of each `SAME_SOLVE`, with the options as text.
 
     Args:
-        families: strategies that ignore the budget; their latest row counts, with any time limit and seed.
+        families: strategies that ignore the budget; their last row counts, with any time limit and seed.
     """
-    capped = rows["cost_cap"].notna()
-    rows = rows[~capped]
-    cut_short = rows["ended"].isin([Ending.INTERRUPTED, Ending.CRASHED])
-    rows = rows.assign(options=options_of(rows))
+    texts = [", ".join(f"{key}={value}" for key, value in sorted(given.items())) for given in rows["options"]]
+    rows = rows.assign(options=texts)
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
-    solved = rows[rows["plan_from"].isna() & ~cut_short]
-    # A sweep stores a row again if the bound of a larger budget improves it: one solve, and the better row counts.
-    solved = solved.sort_values(["finished_at", "bound"], na_position="first", kind="stable")
-    moments = keys.loc[solved.index].join(solved[["finished_at", "wall_s"]])
-    once = solved[~moments.duplicated(keep="last")]
-    latest = without_proofs_of_others(once[~keys.loc[once.index].duplicated(keep="last")])
-    carried = int((rows["plan_from"].notna() & ~cut_short).sum())
-    return Counted(latest, len(once) - len(latest), int(capped.sum()), carried, int(cut_short.sum()))
-
-
-def without_proofs_of_others(rows: Frame) -> Frame:
-    """The rows without borrowed proofs: a solve that ended by the proof of another strategy has proven nothing."""
-    borrowed = rows["proof_from"].notna()
-    own_status = np.where(rows["cost"].notna(), "FEASIBLE", "NO_PLAN")
-    return rows.assign(
-        status=rows["status"].mask(borrowed, own_status),
-        gap=rows["gap"].mask(borrowed),
-        bound=rows["bound"].mask(borrowed),
-    )
+    return rows[~keys.duplicated(keep="last")]
 
 
 def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
@@ -157,7 +117,7 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
     best = best_costs(rows)
     rows = rows.merge(best, on=list(PROBLEM))
     rows = rows.assign(ratio=[ratio(row) for row in rows.itertuples()])
-    results: Frame = pd.DataFrame([_result(group) for _, group in rows.groupby([*PROBLEM, "entrant"], sort=True)])
+    results = _medians(rows)
     ratios: Frame = (
         results.set_index([*PROBLEM, "entrant"])["ratio"].unstack("entrant") if len(results) else pd.DataFrame()
     )
@@ -210,12 +170,14 @@ def _entrants(rows: Frame, families: Sequence[str]) -> list[str]:
     return names
 
 
-def _result(rows: Frame) -> dict[str, Any]:
-    """One entrant on one problem: the row of the median ratio over the seeds, the higher of two."""
-    ordered = rows.sort_values("ratio", na_position="first", kind="stable")
-    row = ordered.iloc[len(ordered) // 2]
-    columns = ("graph_name", *PROBLEM, "entrant", "strategy", "status", "cost", "best", "gap", "wall_s", "ratio")
-    return {name: row[name] for name in columns} | {"runs": len(rows)}
+def _medians(rows: Frame) -> Frame:
+    """Each entrant on each problem: the row of the median ratio over the seeds, the higher of two."""
+    by = [*PROBLEM, "entrant"]
+    ordered = rows.sort_values([*by, "ratio"], na_position="first", kind="stable")
+    groups = ordered.groupby(by)["entrant"]
+    ordered = ordered.assign(runs=groups.transform("size"))
+    columns = ["graph_name", *by, "strategy", "status", "cost", "best", "gap", "wall_s", "ratio", "runs"]
+    return ordered.loc[groups.cumcount() == ordered["runs"] // 2, columns].reset_index(drop=True)
 
 
 def choose_ranked(attempted: Frame) -> list[str]:

@@ -30,6 +30,7 @@ ROW_COLUMNS = (
 RATIOS = ("gap", "overhead", "wall_s", "time_limit_s")
 NUMBERS = (
     "budget_bytes", "cost", "bound", "peak_bytes", "plan_from", "total_cost", "store_all_peak_bytes", "fixed_bytes",
+    "plain_peak_bytes",
     "n_operations", "n_edges", "gpu_memory_bytes", "batch_size", "seed", "threads", "peak_bound_bytes", "cost_cap",
     *RATIOS,
 )  # fmt: skip
@@ -37,10 +38,6 @@ PAPERS_HEURISTICS = (  # those that Checkmate compares itself with
     "checkpoint_all", "checkpoint_all_ap", "checkpoint_last", "griewank", "chen_sqrtn", "chen_greedy", "ap_sqrtn",
     "ap_greedy",
 )  # fmt: skip
-STORE_COLUMNS = (  # also needed where runs are mixed
-    "graph_name", "seed", "time_limit_s", "options", "ended", "proof_from", "cost_cap", "finished_at",
-)  # fmt: skip
-PIECE_COLUMNS = ("instance", "family", "share", "start_s", "trajectory", "memory", "n_operations")  # of a benchmark
 FAMILY_COLUMNS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
 
 
@@ -98,9 +95,8 @@ class Run:
 
     @property
     def shown(self) -> Frame:
-        """The rows of the graph in the figures (a run may have several graphs)."""
-        sha = self.info.get("graph_sha256")
-        return self.rows if sha is None else self.rows[self.rows["graph_sha256"] == sha]
+        """The rows of the graph in the figures."""
+        return self.rows
 
     @property
     def planned(self) -> Frame:
@@ -141,7 +137,6 @@ def load_run(folder: Path) -> Run:
         raise InvalidInput(f"{folder / 'run.json'}: its store {store} does not exist")
     rows, missing = _read_tables(store / "rows", info.get("keys", []), ROW_COLUMNS)
     families, _ = _read_tables(store / "families", info.get("families", []), FAMILY_COLUMNS)
-    rows = name_scopes(rows)
     rows = rows.sort_values(["strategy", "budget_bytes", "key"], kind="stable", ignore_index=True)
     if info.get("graph_sha256") is None and len(rows):
         info["graph_sha256"] = rows["graph_sha256"].mode().iloc[0]
@@ -157,16 +152,6 @@ def read_rows(store: Path, keys: list[str]) -> Frame:
     return _read_tables(Path(store) / "rows", keys, ROW_COLUMNS)[0]
 
 
-def name_scopes(rows: Frame) -> Frame:
-    """If rows have several scopes, add the scope to the strategy's name, so that no line or column mixes scopes."""
-    if rows["scope"].nunique() <= 1:
-        return rows
-    pairs = zip(rows["strategy"].astype(str), rows["scope"].astype(str), strict=True)
-    return rows.assign(
-        strategy=[name if name.endswith(f" ({scope})") else f"{name} ({scope})" for name, scope in pairs]
-    )
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
     if not path.exists():
@@ -177,42 +162,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return info
 
 
-def read_store_rows(store: Path) -> tuple[Frame, list[str]]:
-    """(every row of a store, of any run and version of the code; a line for each file that cannot be read)."""
-    records: list[dict[str, Any]] = []
-    left_out = []
-    for path in sorted((store / "rows").glob("*.parquet")):
-        try:
-            records += _read_records(path, (*ROW_COLUMNS, *STORE_COLUMNS))
-        except InvalidInput as error:
-            left_out.append(str(error))
-    return _frame(records, (*ROW_COLUMNS, *STORE_COLUMNS)), left_out
-
-
-def read_pieces(folder: Path) -> Frame:
-    """The rows of a benchmark.
-
-    Raises:
-        InvalidInput: there are none, or a file cannot be read.
-    """
-    columns = tuple(name for name in (*ROW_COLUMNS, *STORE_COLUMNS, *PIECE_COLUMNS) if name != "plan_file")
-    records: list[dict[str, Any]] = []
-    for path in sorted(folder.glob("*.parquet")):
-        records += _read_records(path, columns)
-    if not records:
-        raise InvalidInput(f"{folder} holds no rows of a benchmark: python run.py experiment=benchmark writes them")
-    return _frame(records, columns)
-
-
 def distinct(rows: Frame, column: str) -> list[str]:
     """The texts in a column without '' and repeats, sorted; none where the rows lack the column."""
     return sorted({str(value) for value in rows[column].dropna()} - {""}) if column in rows else []
-
-
-def options_of(rows: Frame) -> list[str]:
-    """The options given to each row's strategy, as ``name=value, ...``; '' for none."""
-    given = [json.loads(text or "{}") for text in rows["options"]] if "options" in rows else []
-    return [", ".join(f"{key}={value}" for key, value in sorted(options.items())) for options in given]
 
 
 def as_objects(rows: Frame) -> Iterator[Any]:
@@ -229,7 +181,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
             found += _read_records(path, columns)
         else:
             missing.append(key)
-    return _frame(found, columns), tuple(missing)
+    return frame_of(found, columns), tuple(missing)
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -240,7 +192,7 @@ def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     return records
 
 
-def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> Frame:
+def frame_of(records: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> Frame:
     """A table with numbers in nullable columns; without records, a table of empty `columns`."""
     if not records:
         return pd.DataFrame({column: pd.Series(dtype=object) for column in columns})

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from analysis.results import WITH_PLAN, Frame, Run, load_run, name_scopes
+from analysis.results import WITH_PLAN, Frame, Run, load_run
 from analysis.scales import budget_scale, byte_scale, show_bytes, show_cost, show_percent, show_seconds
 from analysis.style import order_of
 from remat.files import replacing
@@ -49,29 +48,26 @@ def cell(content: Any) -> Any:
 
 
 def terminal_table(run_folder: Path) -> Table:
-    """The table of a run; raises `InvalidInput` like `draw_run`."""
-    run = load_run(run_folder)
-    return format_table(run.rows.to_dict("records"), title=run.title)
+    """One line per strategy: overhead at up to `MOST_BUDGETS` budgets, or all about a single budget.
 
-
-def format_table(rows: Sequence[dict[str, Any]], title: str = "") -> Table:
-    """One line per graph and strategy: overhead at up to `MOST_BUDGETS` budgets, or all about a single budget.
-
-    Args:
-        rows: rows of the store, as dicts.
+    Raises:
+        InvalidInput: like `draw_run`.
     """
-    frame: Frame = pd.DataFrame(list(rows))
-    frame = name_scopes(frame) if "scope" in frame else frame
-    if not len(frame):
-        table = Table(title=_plain(title), box=box.SIMPLE_HEAD, title_justify="left")
+    run = load_run(run_folder)
+    if not len(run.rows):
+        table = _new_table(run.title)
         table.add_column("no results")
         return table
-    graphs = frame["graph_sha256"].unique()
-    budgets = sorted({int(b) for b in frame["budget_bytes"]})
-    per_graph = frame.groupby("graph_sha256")["budget_bytes"].nunique().max()
-    if per_graph == 1:
-        return _single(frame, title, several=len(graphs) > 1 or len(budgets) > 1)
-    return _sweep(frame, title, budgets)
+    budgets = sorted({int(b) for b in run.rows["budget_bytes"]})
+    frame = run.rows.assign(_order=run.rows["strategy"].map(order_of))
+    frame = frame.sort_values(["_order", "budget_bytes"], kind="stable")
+    return _sweep(frame, run.title, budgets) if len(budgets) > 1 else _single(frame, run.title, budgets[0])
+
+
+def _new_table(title: str, **more: Any) -> Table:
+    """A table; the title is plain text, because rich would read brackets in a graph's name as markup."""
+    heading = Text(title, style="table.title") if title else None
+    return Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", **more)
 
 
 def pick(budgets: Sequence[int], most: int = MOST_BUDGETS) -> list[int]:
@@ -81,30 +77,17 @@ def pick(budgets: Sequence[int], most: int = MOST_BUDGETS) -> list[int]:
     return [budgets[round(i * (len(budgets) - 1) / (most - 1))] for i in range(most)]
 
 
-def _sorted(frame: Frame) -> Frame:
-    order = frame["strategy"].map(order_of)
-    return frame.assign(_order=order).sort_values(["graph_sha256", "_order", "budget_bytes"], kind="stable")
-
-
-def _single(frame: Frame, title: str, *, several: bool) -> Table:
-    budget = int(frame["budget_bytes"].iloc[0])
-    caption = title if several else f"{title}  budget {format_size(budget)}".strip()
-    table = Table(title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left")
-    scale = byte_scale(float(frame["budget_bytes"].max()))
-    if several:
-        table.add_column("Graph")
-        table.add_column(f"Budget ({scale.unit})", justify="right")
-    table.add_column("Strategy")
-    table.add_column("Status")
+def _single(frame: Frame, title: str, budget: int) -> Table:
+    table = _new_table(f"{title}  budget {format_size(budget)}".strip())
+    scale = byte_scale(float(budget))
+    for name in ("Strategy", "Status"):
+        table.add_column(name)
     for name in ("Overhead", "Cost", f"Peak ({scale.unit})", "Gap", "Wall"):
         table.add_column(name, justify="right")
     if not frame["status"].isin(WITH_PLAN).all():
         table.add_column("Why", overflow="fold")
-    for row in _sorted(frame).to_dict("records"):
-        cells: list[str | Text] = []
-        if several:
-            cells += [Text(str(row.get("graph_name", ""))), show_bytes(row["budget_bytes"], scale)]
-        cells += [
+    for row in frame.to_dict("records"):
+        cells: list[str | Text] = [
             row["strategy"], _coloured(row["status"]), show_percent(row["overhead"]),
             Text(show_cost(row["cost"], row["cost_unit"])), show_bytes(row["peak_bytes"], scale),
             show_percent(row["gap"]), show_seconds(row["wall_s"]),
@@ -116,36 +99,19 @@ def _single(frame: Frame, title: str, *, several: bool) -> Table:
 
 
 def _sweep(frame: Frame, title: str, budgets: Sequence[int]) -> Table:
-    several = frame["graph_sha256"].nunique() > 1
-    scale = budget_scale(budgets)
-    heading = "overhead at each budget" + ("" if several else f" ({scale.unit})")
-    caption = f"{title}\n{heading}; * proven optimal".strip()
-    table = Table(
-        title=_plain(caption), box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False
-    )
-    if several:
-        table.add_column("Graph", no_wrap=True)
+    scale, columns = budget_scale(budgets), pick(budgets)
+    caption = f"{title}\noverhead at each budget ({scale.unit}); * proven optimal".strip()
+    table = _new_table(caption, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("Strategy", no_wrap=True)
-    # Graphs of different sizes have no common budgets: a column is then a place from tightest to widest.
-    groups = [part for _, part in frame.groupby("graph_sha256", sort=False)]
-    picked = [pick(sorted({int(b) for b in part["budget_bytes"]})) for part in groups]
-    width = max(map(len, picked))
-    for i in range(width):
-        head = show_bytes(picked[0][i], scale) if not several else f"budget {i + 1}"
-        table.add_column(head, justify="right", no_wrap=True)
-    for name in ("Plans", "Proven", "Slowest"):
+    for name in (*(show_bytes(budget, scale) for budget in columns), "Plans", "Proven", "Slowest"):
         table.add_column(name, justify="right", no_wrap=True)
-    for part, columns in zip(groups, picked, strict=True):
-        for strategy in sorted(part["strategy"].unique(), key=order_of):
-            solves = part[part["strategy"] == strategy]
-            cells: list[str | Text] = [Text(str(solves["graph_name"].iloc[0]))] if several else []
-            cells.append(strategy)
-            by_budget = {int(row["budget_bytes"]): row for row in solves.to_dict("records")}
-            cells += [_overhead_cell(by_budget.get(budget)) for budget in columns]
-            cells += [""] * (width - len(columns))
-            planned, proven = solves["status"].isin(WITH_PLAN).sum(), (solves["status"] == "OPTIMAL").sum()
-            cells += [f"{planned}/{len(solves)}", str(proven), show_seconds(solves["wall_s"].max())]
-            table.add_row(*cells)
+    for strategy, solves in frame.groupby("strategy", sort=False):
+        by_budget = {int(row["budget_bytes"]): row for row in solves.to_dict("records")}
+        planned, proven = solves["status"].isin(WITH_PLAN).sum(), (solves["status"] == "OPTIMAL").sum()
+        table.add_row(
+            strategy, *(_overhead_cell(by_budget.get(budget)) for budget in columns), f"{planned}/{len(solves)}",
+            str(proven), show_seconds(solves["wall_s"].max()),
+        )  # fmt: skip
     return table
 
 
@@ -156,11 +122,6 @@ def _overhead_cell(row: dict[str, Any] | None) -> Text:
         proven = row["status"] == "OPTIMAL"
         return Text(show_percent(row["overhead"]) + ("*" if proven else " "), style="bold" if proven else "")
     return Text(SHORT.get(row["status"]) or str(row["status"]).lower(), style="dim")
-
-
-def _plain(title: str) -> Text | None:
-    """The title as plain text, because rich would read brackets in a graph's name as markup."""
-    return Text(title, style="table.title") if title else None
 
 
 def _coloured(status: str) -> Text:

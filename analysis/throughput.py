@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.charts import legend_below, log_numbers, panels, points, save_in_run
-from analysis.results import read_json
+from analysis.charts import legend_below, log_numbers, panels, points
 from analysis.style import BLUE, GREY, ORANGE, OURS, WINE, style_of
-from analysis.table import write_frame
-from remat.errors import InvalidInput
 
 KINDS = {  # [kind of a trial] (colour, marker, label)
     "fits": (BLUE, "o", "trains within the memory"),
@@ -24,32 +19,7 @@ KINDS = {  # [kind of a trial] (colour, marker, label)
 }
 
 
-def draw_throughput(folder: Path) -> list[Path]:
-    """Write ``table.csv`` and the figure of a run; returns the paths.
-
-    Raises:
-        InvalidInput: the folder is not a run of this experiment.
-    """
-    document = read_json(folder / "run.json")
-    if "points" not in document:
-        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=throughput")
-    table = write_frame(pd.DataFrame(document["points"]), folder / "table.csv")
-    return [table, *save_in_run(folder, "throughput", _throughput, document)]
-
-
-def draw_sizes(folder: Path) -> list[Path]:
-    """Draw the figure of a run of ``experiment=largest_model``; returns the paths.
-
-    Raises:
-        InvalidInput: the folder is not a run of this experiment.
-    """
-    document = read_json(folder / "run.json")
-    if not document.get("searches"):
-        raise InvalidInput(f"{folder / 'run.json'}: not a run of experiment=largest_model")
-    return save_in_run(folder, "largest_model", sizes, document["searches"], document["memory_bytes"])
-
-
-def _throughput(document: Mapping[str, Any]) -> Figure:
+def draw_throughput(document: Mapping[str, Any]) -> Figure:
     """Samples per second, found and proven, with the best batch and the largest batch of plain training."""
     figure, (axes,) = panels(1, (6.0, 3.4), xlabel="batch size", ylabel="samples / s")
     plot(axes, document)

@@ -1,16 +1,14 @@
-"""Search for the largest batch of a strategy under several counting rules, or for the largest size of any kind."""
+"""Search for the largest batch of a strategy under several counting rules."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from experiments.per_sample import PerSample
+from experiments.row import Row
+from remat.largest import SizeSearch
 from remat.solution import Status
-
-if TYPE_CHECKING:  # `SizeSearch` runs where only PyTorch, NumPy, Numba and SciPy are
-    from experiments.per_sample import PerSample
-    from experiments.row import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +99,14 @@ class Bisection:
         return None
 
     def _next_batch(self, rule: Rule) -> int | None:
-        found = rule.batch(self.found_bytes, self.network, self.memory_bytes)
-        most = rule.batch(max(self.proven_bytes, self.excluded_bytes), self.network, self.memory_bytes)
-        tried = [rule.batch(max(budget, 1), self.network, self.memory_bytes) for budget in self.undecided]
-        tried = [batch for batch in tried if found < batch <= most]
-        if found >= most:
-            return None
-        if not self.rows:
-            return most
-        least_tried = min(tried, default=most + 1)
-        if least_tried - found > 1:
-            return (found + least_tried) // 2
-        if self.proves and most > max(tried, default=found):
-            return (max(tried, default=found) + most + 1) // 2
-        return None
+        found, most, *tried = (
+            rule.batch(size, self.network, self.memory_bytes)
+            for size in (self.found_bytes, max(self.proven_bytes, self.excluded_bytes), *self.undecided)
+        )
+        first = found if self.rows else most
+        undecided = [batch for batch in tried if batch <= most]
+        search = SizeSearch(first, found=found, ruled_out=most + 1, undecided=undecided, closes=self.proves)
+        return search.next_size() if found < most else None
 
     def learn(self, row: Row) -> None:
         """Record a finished solve."""
@@ -137,40 +129,3 @@ class Bisection:
         """The row with a plan at the nearest budget, from which the next solve can start."""
         planned = [row for row in self.rows if row.plan_file is not None]
         return min(planned, key=lambda row: abs(row.budget_bytes - budget_bytes), default=None)
-
-
-@dataclass(slots=True)
-class SizeSearch:
-    """Grows a size (an integer, from `first` on) until one is not found, then halves the range in between.
-
-    Attributes:
-        growth: factor from one size to the next.
-        found: the largest size with a plan, 0 without any.
-        ruled_out: the smallest size proven impossible; larger ones count as impossible too.
-        undecided: sizes whose trial neither fitted nor was proven impossible.
-    """
-
-    first: int
-    growth: int = 2
-    found: int = 0
-    ruled_out: int | None = None
-    undecided: list[int] = field(default_factory=list)
-
-    def next_size(self) -> int | None:
-        """The size to try next; None if nothing lies between the sizes found and those that failed."""
-        failed = [size for size in (self.ruled_out, *self.undecided) if size is not None]
-        if not failed:
-            return self.growth * self.found if self.found else self.first
-        least = min(failed)
-        if self.found:
-            return (self.found + least) // 2 if least - self.found > 1 else None
-        return least // 2 if least > 1 else None
-
-    def learn(self, size: int, *, fits: bool, impossible: bool) -> None:
-        """Record a trial."""
-        if fits:
-            self.found = max(self.found, size)
-        elif impossible:
-            self.ruled_out = size if self.ruled_out is None else min(size, self.ruled_out)
-        else:
-            self.undecided.append(size)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from experiments.settings import RUNS_FOLDER, Settings
 from remat.cost import apply_cost
+from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput
 from remat.extraction import extract, extract_in_child
 from remat.frontends.json import load_graph
-from remat.frontends.spec import DTYPES
+from remat.frontends.spec import DTYPES, ModelSpec
 from remat.graph import Graph
 from remat.plan import parse_scope
 from remat.solving.judgement import why_impossible
@@ -59,10 +60,8 @@ def build(settings: Settings) -> Subject:
     if spec is None:
         assert settings.graph_file is not None
         graph = load_graph(settings.graph_file)
-    elif spec.framework == "synthetic":
-        graph = extract(spec)
     else:
-        graph = extract_in_child(spec, CACHE_FOLDER / "graphs")
+        graph = _extracted(spec)
     if settings.budget_bytes is not None:
         reason = why_impossible(graph, settings.budget_bytes, parse_scope(settings.scope))
         if reason:
@@ -70,10 +69,29 @@ def build(settings: Settings) -> Subject:
     if spec is None:
         return Subject(graph)
     origin = (spec.name, spec.framework, spec.granularity, spec.batch_size)
-    if all(op.work is None for op in graph.operations):  # synthetic graphs come with costs
+    if _has_costs(graph):
         return Subject(graph, *origin)
-    graph = apply_cost(graph, settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs", device=settings.device)
+    graph = _with_costs(graph, settings.cost, settings.gpu, settings.device)
     return Subject(graph, *origin, settings.cost, "measured" if settings.cost == "profile" else "modelled")
+
+
+def costed(spec: ModelSpec, cost: str, gpu: Gpu) -> Graph:
+    """The graph of a network with costs."""
+    graph = _extracted(spec)
+    return graph if _has_costs(graph) else _with_costs(graph, cost, gpu)
+
+
+def _extracted(spec: ModelSpec) -> Graph:
+    return extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, CACHE_FOLDER / "graphs")
+
+
+def _has_costs(graph: Graph) -> bool:
+    """Whether it came with costs, as synthetic graphs do."""
+    return all(op.work is None for op in graph.operations)
+
+
+def _with_costs(graph: Graph, cost: str, gpu: Gpu, device: str | None = None) -> Graph:
+    return apply_cost(graph, cost, gpu, cache_folder=CACHE_FOLDER / "costs", device=device)
 
 
 def build_quietly(settings: Settings) -> tuple[Subject, list[str]]:

@@ -7,10 +7,16 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
+from experiments.steps.measure_step import Beside, planned, promise_of
+from experiments.steps.torch_steps import step_for_a_cpu
 from experiments.table import made, values_of
 from remat.errors import InvalidInput
+from remat.torch.planning.planner import there_before
 from remat.units import format_size
 
 LANGUAGES = ("blocks", "selective")
@@ -31,12 +37,6 @@ def checkpoints(
 
 def measured(model: str, share: float, rounds: int, time_limit_s: float, threads: int) -> Iterator[dict[str, Any]]:
     """A row for each variant; one that does not fit has a message only."""
-    import torch
-
-    import remat.torch as rt
-    from experiments.steps.measure_step import Beside, planned, promise_of
-    from experiments.steps.torch_steps import step_for_a_cpu
-    from remat.torch.planning.planner import there_before
 
     torch.set_num_threads(threads)
     plain, args = step_for_a_cpu(model)

@@ -30,8 +30,12 @@ from remat.errors import InvalidInput, MissingPackage, RematError, plain, shorte
 from remat.files import show_any_text
 
 _KEYS = tuple(Config.__dataclass_fields__)
-_ONLY_IN = {"networks": ("paper", "benchmark"), "levels": ("paper/monet",), "parts": ("paper",)}  # [key] experiments
-_OWN_GRAPHS = ("paper", "benchmark")
+_ONLY_IN = ("networks", "levels", "parts")  # keys that only some experiments read
+_REPLACED = {
+    "experiment=leaderboard": "experiment=benchmark ranks the strategies, and draw=true draws its stored rows",
+    "experiment=paper/monet": "experiment=monet replaced it",
+}
+_OF_A_GRAPH = {"model", "graph", *OF_A_MODEL}
 EXIT_ERROR = 1
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
@@ -228,6 +232,11 @@ def _check_option(override: Override, text: str) -> None:
         return
     if override.is_delete() or override.is_add():
         raise InvalidInput(f"{text}: write {group}=NAME, without + or ~")
+    if text.startswith("experiment=paper/") and text not in _REPLACED:
+        part = text.rpartition("/")[2]
+        raise InvalidInput(f"{text} is no more; experiment=paper 'parts=[{part}]' replaced it")
+    if text in _REPLACED:
+        raise InvalidInput(f"{text} is no more; {_REPLACED[text]}")
     choice, known = text.partition("=")[2].strip("'\""), group_options(group)
     if not choice:
         raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")
@@ -239,28 +248,24 @@ def _check_experiments(parsed: Sequence[Override]) -> None:
     given = {override.key_or_group.partition(".")[0] for override in parsed if override.value() is not None}
     chosen = [_values(override) for override in parsed if override.key_or_group == "experiment"]
     for experiment in (text.partition("=")[2].strip("'\"") for text in (chosen[-1] if chosen else ["experiment="])):
-        top = experiment.partition("/")[0]
-        if experiment in experiments():
-            _check_registered(experiment, given)
+        listed = experiments().get(experiment)
+        has_graphs = listed is not None and listed.has_graphs
+        if listed is not None and not listed.takes_settings:
+            known = {"experiment", "engine", "keys", *COMMON, *listed.keys}
+            for key in sorted(key for key in given - known if not key.startswith("hydra")):
+                keys = ", ".join([*listed.keys, *COMMON])
+                raise InvalidInput(f"experiment={experiment} does not read {key}; its keys: {keys}")
             continue
-        if unread := given & {"draw", "keep", "again", "keys"}:
+        if listed is None and (unread := given & {"draw", "keep", "again", "keys"}):
             raise InvalidInput(f"{min(unread)} is for experiment={' or '.join(experiments())}; leave it out")
-        for key, readers in _ONLY_IN.items():
-            if key in given and not {experiment, top} & set(readers):
+        for key in _ONLY_IN:
+            readers = [name for name, each in experiments().items() if key in each.keys]
+            if key in given and experiment not in readers:
                 raise InvalidInput(f"{key} is for experiment={' or '.join(readers)}; leave it out")
-        unread = sorted(given & {"model", "graph", *OF_A_MODEL}) if top in _OWN_GRAPHS else []
-        if unread:
+        if has_graphs and (unread := sorted(given & _OF_A_GRAPH)):
             raise InvalidInput(f"experiment={experiment} has graphs of its own; leave out {unread[0]}")
-        if "instances" in given and "graph" not in given and top not in _OWN_GRAPHS:
+        if "instances" in given and "graph" not in given and not has_graphs:
             raise InvalidInput("instances is a folder to look for a graph in; name the file with graph=")
-
-
-def _check_registered(experiment: str, given: Collection[str]) -> None:
-    """Reject a key that a registered experiment does not read."""
-    keys = experiments()[experiment].keys
-    for key in sorted({*given} - {"experiment", "keys", *COMMON, *keys}):
-        if not key.startswith("hydra"):
-            raise InvalidInput(f"experiment={experiment} does not read {key}; its keys: {', '.join([*keys, *COMMON])}")
 
 
 def _check_applies(parsed: Sequence[Override], settings: Settings) -> None:

@@ -17,8 +17,7 @@ from remat.cost.gpu import describe_gpu, gpu_names
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
-_NAMED_BY_EXPERIMENT = ("largest_model", "max_batch_size", "throughput")  # each writes its own run.json
-_NOT_IN_NAME = ("hydra", "benchmark", "engine", "logger", "parts")  # they do not change the results of a run
+_NOT_IN_NAME = ("hydra", "benchmark", "engine", "logger")  # they do not change the results of a run
 
 
 @dataclass
@@ -139,20 +138,6 @@ class Config:
     keys: dict[str, Any] = field(default_factory=dict)
 
 
-PAPER_PARTS = {  # [part of Checkmate] its line in the help; ``experiment=paper/PART`` is that part alone
-    "fig5": "Overhead against budget (Checkmate, Figure 5): published graphs and our extraction.",
-    "fig6": "Largest batch of every strategy, found and proven (Checkmate, Figure 6).",
-    "throughput": "Batch with the highest throughput, largest resolution, deepest ResNet, shadow price of memory.",
-    "table2": "Cost over the optimum, geometric mean and maximum (Checkmate, Table 2).",
-    "stages": "Frontier-advancing stages: integrality gap and time of both forms of the MILP (Checkmate, section 4.8).",
-    "rounding": "Two-phase rounding: thresholds against random samples (Checkmate, section 5).",
-    "solver_time": "Solver times: first plan, 5 %, 1 %, proof.",
-    "memory": "Memory over time, features against parameters, all schedules (Checkmate, Figures 1, 3 and 7).",
-    "cost_models": "Extra cost of a plan under another cost model than the one that chose it.",
-    "claims": "The headline numbers of the abstract.",
-}
-
-
 def register() -> None:
     """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine."""
     store = ConfigStore.instance()
@@ -160,22 +145,20 @@ def register() -> None:
     for name in gpu_names():
         store.store(group="gpu", name=name, node=describe_gpu(name))
     for name, listed in experiments().items():
+        if (CONF_FOLDER / "experiment" / f"{name}.yaml").exists():
+            continue
         defaults = {key: value for key, value in listed.keys.items() if key in Config.__dataclass_fields__}
         store.store(group="experiment", name=name, node=defaults, package="_global_")
-    for part in PAPER_PARTS:
-        node = {"time_limit": 3600.0, "parts": [part]}
-        store.store(group="experiment/paper", name=part, node=node, package="_global_")
     OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
 
 
 def group_options(group: str) -> list[str]:
-    """The names in a group, e.g. ``vgg19`` or ``paper/fig5``."""
+    """The names in a group, e.g. ``vgg19``."""
     if group == "gpu":  # the library has them, not conf/
         return gpu_names()
     folder = CONF_FOLDER / group
     files = (str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
-    made = [*experiments(), *(f"paper/{part}" for part in PAPER_PARTS)] if group == "experiment" else []
-    return sorted([*files, *made])
+    return sorted({*files, *(experiments() if group == "experiment" else ())})
 
 
 def run_name(cfg: DictConfig, experiment: str | None) -> str:
@@ -184,14 +167,10 @@ def run_name(cfg: DictConfig, experiment: str | None) -> str:
         return str(experiment)
     content = {key: value for key, value in as_dict(cfg).items() if key not in _NOT_IN_NAME}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    if cfg.parts is not None:
-        return f"paper_{cfg.scale}_{digest}"
     file = Path(cfg.graph).name.removesuffix(".gz").removesuffix(".json").removesuffix(".log") if cfg.graph else ""
     subject = file or cfg.target or cfg.model.name
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
-    if experiment in _NAMED_BY_EXPERIMENT:
-        parts.insert(0, experiment)
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
 
 

@@ -44,7 +44,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         "\n".join(f"- **{row['name']}** is refused: {row['message']}" for row in refused) or "None is refused.",
         f"Every architecture: {link_to(every, DOCS / PAGE)}.",
     ])  # fmt: skip
-    return Drawing(text, [every], columns=sorted(COLUMNS))
+    return Drawing(text, [every])
 
 
 def _under_masks(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """``python -m experiments.device``: predicted and measured memory, times, bits and largest batches of steps on a GPU.
 
-The device needs PyTorch, NumPy, Numba and SciPy alone, so this module imports nothing else at its top. Each row is
+The device needs PyTorch, NumPy, Numba and SciPy alone, so this module imports nothing else. Each row is
 captured, planned and executed in a process of its own, because an error of CUDA leaves a process that cannot go on.
 docs/how-to/measure-a-gpu.md says what to run.
 """
@@ -19,25 +19,29 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
 
 from experiments.arguments import Parser, argument, count, fractions, names, one_name, run, seconds
-from experiments.batch_search import SizeSearch
 from experiments.provenance import provenance
 from experiments.steps.sizes import ON_A_GPU, SIZES, spec_at
+from experiments.steps.torch_runs import built, step_seconds, times_beside
 from remat.child import command, environment, last_line
 from remat.cost import COST_MODELS
 from remat.cost.profile import DEVICES, provenance_of
 from remat.cost.stored import RESULTS_FOLDER, store
 from remat.errors import InvalidInput, RematError
+from remat.execution import StepPlan
 from remat.files import read_json, read_lines, write_lines, write_text
 from remat.frontends.spec import ModelSpec
+from remat.largest import SizeSearch
+from remat.torch import rematerialize
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.planning.capturing import default_gpu
+from remat.torch.planning.planner import there_before
 from remat.units import parse_size
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from remat.execution import StepPlan
 
 T = TypeVar("T")
 BACKENDS = ("eager", "inductor")
@@ -83,11 +87,6 @@ class _Step:
     """
 
     def __init__(self, spec: ModelSpec, case: dict[str, Any], budget: float, cost: str, *, is_planned: bool):
-        import torch
-
-        from experiments.steps.torch_runs import built
-        from remat.torch import rematerialize
-
         self.device, self.is_planned = case["device"], is_planned
         self.model, self.args = built(spec, self.device)
         compiles = case["backend"] == "inductor"
@@ -109,11 +108,6 @@ class _Step:
 
     def peaks(self) -> dict[str, Any]:
         """Measured peaks: resident tensors and what a step adds; on CUDA the allocator's own peaks, too."""
-        import torch
-
-        from remat.torch.measuring.measure import peak_of_step
-        from remat.torch.planning.planner import there_before
-
         peak_of_step(self.run, self.args, {}, self.device)  # compiles, which may take memory that is kept
         _release()
         peak = there_before(self.plan) + peak_of_step(self.run, self.args, {}, self.device)
@@ -125,28 +119,20 @@ class _Step:
 
     def seconds(self, rounds: int) -> float:
         """The median of several steps."""
-        from experiments.steps.torch_runs import step_seconds
-
         return statistics.median(step_seconds(self.run, self.args, self.device) for _ in range(rounds))
 
     def times_beside_plain(self, rounds: int) -> dict[str, Any]:
         """Times of steps that take turns with the plain step."""
-        from experiments.steps.torch_runs import step_seconds, times_beside
-
         step_seconds(self.plain, self.args, self.device)  # may compile
         return times_beside(self.plain, self.run, self.args, self.device, rounds)
 
     def difference(self) -> float:
         """How much the step differs from the plain eager one; 0 for the same bits."""
-        from remat.torch.measuring.measure import difference_of_steps
-
         return difference_of_steps(self.model, self.run, self.args, {}, self.device)
 
 
 def _largest(spec: ModelSpec, case: dict[str, Any]) -> dict[str, Any]:
     """The row of the largest batch that trains within the memory, plain or under a plan."""
-    import torch
-
     memory = case["memory_bytes"] or int(MARGIN * torch.cuda.mem_get_info()[0])
     step = _Step(spec, case, UNLIMITED, "flops", is_planned=False)
     fixed, plain = step.plan.graph.fixed_bytes, step.plan.plain_peak_bytes or memory
@@ -167,8 +153,6 @@ def _largest(spec: ModelSpec, case: dict[str, Any]) -> dict[str, Any]:
 
 def _trained(spec: ModelSpec, case: dict[str, Any], memory: int) -> dict[str, Any]:
     """Measurements of a batch; nothing if it does not stay within the memory."""
-    import torch
-
     torch.compiler.reset()
     is_planned = case["method"] == LARGEST_PLANNED
     try:  # costs of a roofline: to time the kernels of every batch would take longer than all trials
@@ -194,8 +178,6 @@ def _within_memory(measure: Callable[[], T]) -> T | None:
 
 
 def _release() -> None:
-    import torch
-
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -212,18 +194,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _check_device(device: str) -> None:
-    import torch
-
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("PyTorch finds no CUDA device here; measure with --device cpu, or on the device")
 
 
 def described(device: str) -> dict[str, Any]:
     """The device and the versions, as rows have them."""
-    import torch
-
-    from remat.torch.planning.capturing import default_gpu
-
     name, known = "cpu", default_gpu(device).name
     if device == "cuda":
         name = torch.cuda.get_device_name()

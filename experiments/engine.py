@@ -1,14 +1,13 @@
-"""The engine: takes independent jobs and returns each one when it finishes.
+"""The engine: takes independent jobs, solves or cases of an experiment, and returns each one when it finishes.
 
-Every engine runs a job in its own process (`remat.solving.worker`), so that a solve that crashes or ignores its
-limit costs one row.
+A job runs in a process of its own, so that a solve that crashes or ignores its limit costs one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from remat.errors import InvalidPlan, RematError
@@ -25,12 +24,44 @@ ENGINES = ("local", "ray", "slurm")
 WAKE_S = 0.25  # how often a waiting engine lets Ctrl-C and the progress display through
 
 
+class Task(Protocol):
+    """What an engine runs."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def label(self) -> str:
+        """Text for people."""
+        ...
+
+    def run(self) -> Any:
+        """The result, which says why if there is none; raises no `RematError`."""
+        ...
+
+    def stop(self) -> None:
+        """End what runs."""
+        ...
+
+    def failed(self, message: str) -> Any:
+        """The result if it could not run."""
+        ...
+
+    def sent(self) -> Task:
+        """The same for another machine."""
+        ...
+
+    def run_on(self, node: str, cpu: str) -> Any:
+        """`run` on another machine; the result names it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One solve: `strategy` on `problem`; its clock starts with it.
 
     Attributes:
-        label: text for people, e.g. ``checkmate_milp at 8.00 GB``.
+        label: e.g. ``checkmate_milp at 8.00 GB``.
         how: the time limit and the other options of every solve.
         options: of the strategy.
         warm_start: called when the job starts, for a plan to start from; None for none.
@@ -49,7 +80,7 @@ class Job:
     spec: ModelSpec | None = None
 
     def run(self) -> Family | Solution:
-        """Solve in a worker process; a family if the strategy ignores the budget. Never raises `RematError`."""
+        """Solve in a worker process; a family if the strategy ignores the budget."""
         context = new_context(self.problem, self.how)
         if self.warm_start is not None:
             context = context.with_options(warm_start=self.warm_start())
@@ -59,14 +90,28 @@ class Job:
             solution = solve_isolated(context, self.strategy, self.options, known=self.known or (lambda: None))
             return name_minimum(solution, self.problem, context.deadline)
         except RematError as error:
-            return failed(self, str(error), contradicted=isinstance(error, InvalidPlan))
+            return self.failed(str(error), contradicted=isinstance(error, InvalidPlan))
 
+    def stop(self) -> None:
+        stop_workers()
 
-def failed(job: Job, message: str, *, contradicted: bool = False) -> Family | Solution:
-    """The result of a job that could not run, so that its row can say why."""
-    if get_strategy(job.strategy).ignores_budget:
-        return Family(job.strategy, status=Status.FAILED, message=message)
-    return without_plan(job.problem, job.strategy, Status.FAILED, message, contradicted=contradicted)
+    def failed(self, message: str, *, contradicted: bool = False) -> Family | Solution:
+        if get_strategy(self.strategy).ignores_budget:
+            return Family(self.strategy, status=Status.FAILED, message=message)
+        return without_plan(self.problem, self.strategy, Status.FAILED, message, contradicted=contradicted)
+
+    def sent(self) -> Job:
+        start = self.warm_start() if self.warm_start is not None else None
+        known = self.known() if self.known is not None else None
+        how = replace(self.how, warm_start=start, progress=None)  # functions cannot be sent
+        return replace(self, how=how, warm_start=None, known=None if known is None else lambda: known)
+
+    def run_on(self, node: str, cpu: str) -> Family | Solution:
+        get_strategy(self.strategy)  # imports take seconds in a new process; do them before the solve's clock starts
+        result = self.run()
+        return (
+            result if isinstance(result, Family) else replace(result, stats={**result.stats, "node": node, "cpu": cpu})
+        )
 
 
 class Engine(Protocol):
@@ -77,19 +122,19 @@ class Engine(Protocol):
         """Number of jobs that run at once."""
         ...
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Queue a job; jobs start in the order submitted, as room allows."""
         ...
 
-    def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
+    def results(self) -> Iterator[tuple[Any, Any] | None]:
         """Jobs in the order in which they finish, until none is left; None from time to time while waiting."""
         ...
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[Task]:
         """The running jobs."""
         ...
 
-    def interrupt(self) -> list[tuple[Job, Family | Solution]]:
+    def interrupt(self) -> list[tuple[Any, Any]]:
         """Drop the waiting jobs and end the running ones; (job, its result) for those that end within seconds."""
         ...
 
@@ -99,17 +144,17 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Threads of this process; each waits for one worker process."""
+    """Threads of this process; each waits for one process."""
 
     def __init__(self, jobs: int):
         self.at_once = jobs
         self._pool = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="remat-engine")
-        self._pending: dict[Future[Family | Solution], Job] = {}
+        self._pending: dict[Future[Any], Task] = {}
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         self._pending[self._pool.submit(job.run)] = job
 
-    def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
+    def results(self) -> Iterator[tuple[Any, Any] | None]:
         while self._pending:
             done, _ = wait(self._pending, timeout=WAKE_S, return_when=FIRST_COMPLETED)
             if not done:
@@ -117,10 +162,10 @@ class LocalEngine:
             for future in done:
                 yield self._pending.pop(future), future.result()
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[Task]:
         return [job for future, job in self._pending.items() if future.running()]
 
-    def interrupt(self) -> list[tuple[Job, Family | Solution]]:
+    def interrupt(self) -> list[tuple[Any, Any]]:
         self._pool.shutdown(wait=False, cancel_futures=True)
         interrupt_workers()
         waited = {future: job for future, job in self._pending.items() if not future.cancelled()}
@@ -134,5 +179,6 @@ class LocalEngine:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if error is not None:
-            stop_workers()
+            for job in self._pending.values():
+                job.stop()
         self._pool.shutdown(wait=True)

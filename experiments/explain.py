@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
+from experiments.steps.measure_step import Beside, planned, promise_of
 from experiments.table import made
+from remat.frontends.spec import load_target
+from remat.torch.measuring.measure import peak_of_step
+from remat.torch.planning.planner import there_before
 
 GPT2, LLAMA = "remat.torch.networks.transformer:gpt2", "remat.torch.networks.llama:llama"
 ON_A_GPU: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -34,7 +39,6 @@ def explain(for_gpu: str = "h100", time_limit_s: float = 2.0) -> Iterator[Case]:
 
 def told(model: str, gpu: str) -> Iterator[dict[str, Any]]:
     """One row, with everything that is said of a model."""
-    import remat.torch as rt
 
     target, options = ON_A_GPU[model]
     found = rt.explain(target, gpu=gpu, **options)
@@ -50,11 +54,6 @@ def told(model: str, gpu: str) -> Iterator[dict[str, Any]]:
 
 def checked(model: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
     """Rows of batches that are said to be the largest within a budget, and of the next ones, trained."""
-    import remat.torch as rt
-    from experiments.steps.measure_step import Beside, planned, promise_of
-    from remat.frontends.spec import load_target
-    from remat.torch.measuring.measure import peak_of_step
-    from remat.torch.planning.planner import there_before
 
     target, options = ON_A_CPU[model]
     found = rt.explain(target, gpu="cpu", budget=CPU_BUDGET, time_limit_s=time_limit_s, **options)

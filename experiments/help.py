@@ -6,7 +6,7 @@ import textwrap
 
 import yaml
 
-from experiments.config import CONF_FOLDER, PAPER_PARTS, group_options
+from experiments.config import CONF_FOLDER, group_options
 from experiments.registry import experiments
 from remat.cost.gpu import gpu_names, load_gpu
 from remat.registry import get_strategy, strategies
@@ -60,8 +60,6 @@ def _comment(group: str, name: str) -> str:
     """The first comment of a file that is not Hydra's package line; the first line of an experiment's docstring."""
     if group == "experiment" and name in experiments():
         return experiments()[name].summary
-    if group == "experiment" and name.partition("/")[2] in PAPER_PARTS:
-        return PAPER_PARTS[name.partition("/")[2]]
     for line in (CONF_FOLDER / group / f"{name}.yaml").read_text().splitlines():
         if line.startswith("# ") and "@package" not in line:
             return line[2:]

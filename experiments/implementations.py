@@ -20,6 +20,7 @@ from experiments.steps.table import BUDGET, MODEL, REMARK, cells
 from experiments.steps.torch_sizes import device_here, torch_names
 from experiments.table import made
 from remat.implementation import DEFAULT
+from remat.torch.implementations import IMPLEMENTATIONS
 
 PAGE = "results/implementations.md"
 MEASURED = (
@@ -171,7 +172,6 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
 
 def every_implementation() -> list[list[str]]:
     """Every implementation of `remat.torch.implementations`, as rows of `OFFERED`."""
-    from remat.torch.implementations import IMPLEMENTATIONS
 
     rows = []
     for name, one in IMPLEMENTATIONS.items():

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.max_batch_size import continuous_limit, draw_runs, load, rows_of
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
-from experiments.paper.fig6 import SHARE
-from experiments.parts import unpacked_study
-from experiments.run_documents import made
+from analysis.charts import save_in_run
+from analysis.max_batch_size import continuous_limit, draw, rows_of
+from experiments.checkmate import stored_study
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.paper.sizes import SHARE
+from experiments.parts import made
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
-from remat.files import read_json
 
-FOLDER = RUNS_FOLDER / "max_batch_size"
-
-
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The networks of finished runs, whose folders are the arguments; without one, of the study in results/study.
-
-    Raises:
-        InvalidInput: a folder has no run of this experiment, or there is no study.
-    """
-    if arguments:
-        return drawing("", list(map(Path, arguments)), None)
-    study = unpacked_study("paper")
-    scale, part = read_json(study / "paper.json")["scale"], read_json(study / "fig6.json")
-    lead = f"At most {SHARE * scale['time_limit_s']:g} s for each solve; {made(study, ['fig6'])}"
-    return drawing(lead, [study / part["folder"]], part["made"]["git_commit"])
+PAGE = "results/largest-batch.md"
 
 
-def drawing(lead: str, folders: Sequence[Path], commit: str | None) -> Drawing:
+@experiment(page=PAGE, measures=False)
+def largest_batch() -> Iterator[Case]:
+    """Page: the largest batch of every strategy on Checkmate's networks, of the study."""
+    yield from ()
+
+
+@largest_batch.draws
+def page(_: Sequence[Row]) -> Drawing:
     """The table of the page, every number as CSV, and the figure."""
-    documents = [document for folder in folders for document in load(folder)]
-    figure = next(path for path in draw_runs(folders, FOLDER) if path.suffix == ".png")
+    study = stored_study()
+    limit_s = SHARE * study.heads["fig6"]["amount"]["time_limit_s"]
+    lead = f"At most {limit_s:g} s for each solve; {made(study, 'fig6')}"
+    documents = study.document("fig6")["documents"]
+    figure = save_in_run(RUNS_FOLDER / "largest_batch", "max_batch_size", draw, documents)[0]
     flat = rows_of(documents)
     every = LongTable("largest_batch", list(flat[0]), [["" if cell is None else str(cell) for cell in row.values()]
                                                        for row in flat])  # fmt: skip
@@ -43,14 +39,13 @@ def drawing(lead: str, folders: Sequence[Path], commit: str | None) -> Drawing:
         ("network", "largest working set, bytes a sample", "2P", "published", "what that needs at least"),
         _limits(documents),
     )
-    text = "\n\n".join(filter(None, [
+    text = "\n\n".join([
         lead,
         markdown_table(["largest batch", *(f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"]),
                         "published"], map(_summary, documents)),
-        f"Tables: {link_to(every, DOCUMENT.page)}, {link_to(limits, DOCUMENT.page)}.",
-    ]))  # fmt: skip
-    columns = sorted(set.intersection(*map(set, documents)))
-    return Drawing(text, [every, limits], {"max_batch_size": figure}, columns, commit)
+        f"Tables: {link_to(every, DOCS / PAGE)}, {link_to(limits, DOCS / PAGE)}.",
+    ])  # fmt: skip
+    return Drawing(text, [every, limits], {"max_batch_size": figure})
 
 
 def _summary(document: Mapping[str, Any]) -> list[str]:
@@ -78,10 +73,3 @@ def _limits(documents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         rows.append([document["network"], f"{working:,}", f"{fixed:,}", str(published),
                      f"{published} x {working:,} + 2P = {needed / 1e9:.3f}e9: {verdict}"])  # fmt: skip
     return rows
-
-
-DOCUMENT = Document(
-    "largest_batch", DOCS / "results" / "largest-batch.md", draw, "",
-    ("network", "memory_bytes", "parameter_bytes", "input_bytes", "working_set_bytes", "rules", "proven_bytes",
-     "proven", "records", "published"),
-)  # fmt: skip

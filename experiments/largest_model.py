@@ -8,38 +8,37 @@ plan fits or its bound is above the cap.
 - resolution: the model's own input, scaled; height is a multiple of 32, width the multiple nearest to its proportion.
 - depth: `remat.tf.networks.resnet`, the stages of ResNet50 with any number of blocks in the third.
 
-Document (run.json): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
+``batch_size=`` sets both batches.
+
+Document (a row): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
 label, kind (fits, ruled out, undecided), operations, fits, status, cost, cost_cap, bound, plain_peak_bytes,
 fixed_bytes, key}], failed: [why a network could not be built]}].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
-
-from analysis.throughput import draw_sizes
-from experiments.batch_search import SizeSearch
+from analysis.charts import save_in_run
+from analysis.throughput import sizes
 from experiments.build import CACHE_FOLDER, Subject
+from experiments.documents import Drawing, markdown_table
 from experiments.engine import Engine
-from experiments.engines import make_engine
-from experiments.progress import SolveProgress, say_written
-from experiments.row import Row
-from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, solve_each
-from experiments.store import Store, write_json
+from experiments.progress import SolveProgress
+from experiments.registry import Case, Row, experiment
+from experiments.row import Row as Solved
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Store, code_of
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
+from remat.largest import SizeSearch
 from remat.simulator import plain_peak
 
 MULTIPLE = 32  # of height and width, so that they can be halved five times
@@ -49,24 +48,22 @@ RESNET_INPUT = (224, 224, 3)  # ImageNet
 TRIALS, QUICK_TRIALS = 12, 4
 
 
-def run_largest_model(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Run and draw both searches; returns the exit code 0."""
+@experiment()
+def largest_model(
+    settings: Settings, scale: str = "full", time_limit: float = 20.0, batch_size: int | None = None
+) -> Iterator[Case]:
+    """The largest resolution of a model and the deepest ResNet on a 16 GB card, with at most one more forward pass."""
     spec = settings.spec
     if spec is None or spec.framework != "keras" or spec.granularity != "layer" or len(spec.input_size) != 3:
         raise InvalidInput("experiment=largest_model needs a Keras model of images with layer granularity")
-    trials = QUICK_TRIALS if cfg.scale == "quick" else TRIALS
-    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        document = largest_models(settings, cfg.batch_size, Store(STORE_FOLDER), engine, progress, max_trials=trials)
-    write_json(folder / "run.json", document)
-    for search in document["searches"]:
-        console.print(_table(search))
-        above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
-        for line in search["failed"]:
-            console.print(f"not built: {line}", markup=False, soft_wrap=True)
-        console.print(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}")
-    say_written(console, [folder / "run.json", *draw_sizes(folder)])
-    return 0
+    trials = QUICK_TRIALS if scale == "quick" else TRIALS
+    what = {"settings": settings.determining(), "batch_size": batch_size, "max_trials": trials}
+    yield Case(measure, what, code_of(STRATEGY), name=f"{spec.name}, {settings.gpu.name}", solves=settings)
+
+
+def measure(run: Solves, batch_size: int | None, max_trials: int, **_settings: Any) -> Iterator[Row]:
+    """The document of both searches."""
+    yield largest_models(run.settings, batch_size, run.store, run.engine, run.progress, max_trials=max_trials)
 
 
 def largest_models(
@@ -88,7 +85,7 @@ def largest_models(
             options={"blocks": [3, 4, blocks, 3]},
         )  # fmt: skip
 
-    def solve(spec: ModelSpec) -> tuple[Graph, int, Row]:
+    def solve(spec: ModelSpec) -> tuple[Graph, int, Solved]:
         graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
         cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
         subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
@@ -99,22 +96,23 @@ def largest_models(
     searches = [
         _search(f"resolution of {spec.name}", SizeSearch(max(1, height // MULTIPLE)), resolution,
                 lambda s: f"{s.input_size[0]} x {s.input_size[1]}", solve, max_trials),
-        _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, growth=4), depth,
+        _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, 3 * STAGE3_OF_RESNET50, growth=4), depth,
                 lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", solve, max_trials),
     ]  # fmt: skip
     return {
-        "experiment": "largest_model", "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
+        "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
         "searches": searches,
     }  # fmt: skip
 
 
 def _search(
     what: str, known: SizeSearch, spec_of: Callable[[int], ModelSpec], label_of: Callable[[ModelSpec], str],
-    solve: Callable[[ModelSpec], tuple[Graph, int, Row]], max_trials: int,
+    solve: Callable[[ModelSpec], tuple[Graph, int, Solved]], max_trials: int,
 ) -> dict[str, Any]:  # fmt: skip
     """One search of the document; `solve` returns (costed graph, cost cap, row of the portfolio) of a size."""
     trials: list[dict[str, Any]] = []
     failed: list[str] = []
+    batch = spec_of(known.first).batch_size
     while len(trials) + len(failed) < max_trials and (size := known.next_size()) is not None:
         spec = spec_of(size)
         try:
@@ -134,18 +132,32 @@ def _search(
         above = known.ruled_out is not None and trial["size"] >= known.ruled_out
         trial["kind"] = "fits" if trial["fits"] else "ruled out" if above else "undecided"
     return {
-        "what": what, "batch": spec_of(known.first).batch_size, "found": known.found,
+        "what": what, "batch": batch, "found": known.found,
         "found_label": label_of(spec_of(known.found)) if known.found else None, "ruled_out": known.ruled_out,
         "ruled_out_label": label_of(spec_of(known.ruled_out)) if known.ruled_out else None, "trials": trials,
         "failed": failed,
     }  # fmt: skip
 
 
-def _table(search: dict[str, Any]) -> Table:
-    table = Table(search["what"], "operations", "plain peak (GB)", "fits", "cost", title_justify="left")
+@largest_model.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """The searches of the last run: a table of trials each, and the figure."""
+    searches = rows[-1]["searches"]
+    parts = []
+    for search in searches:
+        above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
+        parts += [_table(search), *(f"Not built: {line}" for line in search["failed"])]
+        parts.append(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}.")
+    drawn = save_in_run(RUNS_FOLDER / "largest_model", "largest_model", sizes, searches, rows[-1]["memory_bytes"])
+    return Drawing("\n\n".join(parts), figures={"largest_model": drawn[0]})
+
+
+def _table(search: Row) -> str:
+    lines = []
     for trial in sorted(search["trials"], key=lambda t: t["size"]):
         cost = trial["cost"]
         over = "" if cost is None else f"{cost / trial['cost_cap']:.1%} of the cap"
         fits = {"fits": "yes", "ruled out": "no (proven)", "undecided": "not found"}[trial["kind"]]
-        table.add_row(trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}", fits, over)
-    return table
+        peak = f"{trial['plain_peak_bytes'] / 1e9:.2f}"
+        lines.append([trial["label"], str(trial["operations"]), peak, fits, over])
+    return markdown_table([search["what"], "operations", "plain peak (GB)", "fits", "cost"], lines)

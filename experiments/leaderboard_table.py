@@ -1,47 +1,38 @@
-"""The tables of docs/results/leaderboard.md, from the rows of the benchmark under results/."""
+"""The text of the benchmark's ranking, and its figure."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis.charts import save, style_context
 from analysis.leaderboard import draw
-from analysis.leaderboard_page import cells, read_benchmark
+from analysis.leaderboard_page import Leaderboard, cells
 from analysis.ranking import Board, geometric_mean
 from analysis.results import as_objects
-from analysis.style import style_of
-from experiments.documents import DOCS, ROOT, Document, Drawing, markdown_table
-from experiments.settings import RUNS_FOLDER
+from analysis.style import OURS, style_of
+from experiments.documents import markdown_table
 from remat.units import format_size
 
-PIECES = ROOT / "results" / "benchmark" / "field"
-FOLDER = RUNS_FOLDER / "benchmark_field"
-BOARD = ("staged", "exact")
-OURS = "portfolio"
 GPT2, CHAINS = "gpt2_5", ("hierarchical", "rotor", "portfolio")
 EQUAL = 1e-4  # costs within this share of each other count as equal
 EARLY_S = 1.0  # after the process is ready
 Problem = tuple[str, int]
 
 
-def draw_tables(_arguments: Sequence[str]) -> Drawing:
-    """Ranking, families, and every row in which a rival is cheaper than the portfolio in equal time.
-
-    Raises:
-        InvalidInput: there are no rows.
-    """
-    shown = read_benchmark(PIECES)
-    board = next(board for board in shown.boards if (board.scope, board.accounting) == BOARD)
-    rows = [row for row in as_objects(shown.counted.rows) if (row.scope, row.accounting) == BOARD]
+def text(shown: Leaderboard) -> str:
+    """Ranking, families, and every row in which a rival is cheaper than the portfolio in equal time."""
+    board = shown.boards[0]
+    rows = [row for row in as_objects(shown.rows) if (row.scope, row.accounting) == (board.scope, board.accounting)]
     limits = sorted({row.time_limit_s for row in rows})
     graphs = len({row.instance for row in rows})
+    threads = {1: "one thread"}.get(rows[0].threads, f"{rows[0].threads} threads")
     parts = [
         f"{len(rows):,} solves on {graphs} graphs at {len({_problem(row) for row in rows})} budgets; "
-        f"{' and '.join(f'{limit:g} s' for limit in limits)}, one thread each; {rows[0].cpu}; "
-        f"{' to '.join(dict.fromkeys(end(row.finished_at[:10] for row in rows) for end in (min, max)))}.",
+        f"{' and '.join(f'{limit:g} s' for limit in limits)}, {threads} each; {rows[0].cpu}; "
+        f"{' to '.join(dict.fromkeys(end(row.date for row in rows) for end in (min, max)))}.",
         markdown_table(
             ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap", "median time",
              "ran on", "does not apply"],
@@ -51,9 +42,13 @@ def draw_tables(_arguments: Sequence[str]) -> Drawing:
     ]  # fmt: skip
     for limit in limits:
         parts += _duels(f"{limit:g} s", [row for row in rows if row.time_limit_s == limit])
+    return "\n\n".join([*parts, *(f"contradicted: {line}" for line in shown.refuted)])
+
+
+def figure(shown: Leaderboard, folder: Path) -> Path:
+    """The performance profiles of the first board."""
     with style_context():
-        (picture, *_) = save(draw(board), FOLDER / "leaderboard")
-    return Drawing("\n\n".join(parts), figures={"leaderboard": picture})
+        return save(draw(shown.boards[0]), folder / "leaderboard")[0]
 
 
 def _families(board: Board, rows: Sequence[Any]) -> str:
@@ -154,13 +149,10 @@ def _early(row: Any) -> int | None:
 
     What ignores the budget keeps no record of times; it takes milliseconds, and counts as there.
     """
-    steps = json.loads(row.trajectory)
+    steps = row.trajectory
     until = (row.start_s or 0.0) + EARLY_S
     return min((cost for at, cost in steps if at <= until), default=None) if steps else row.cost
 
 
 def _problem(row: Any) -> Problem:
     return row.graph_sha256, int(row.budget_bytes)
-
-
-DOCUMENT = Document("leaderboard", DOCS / "results" / "leaderboard.md", draw_tables)

@@ -6,9 +6,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
+from experiments.steps.measure_step import Beside, planned, promise_of
 from experiments.table import made, values_of
+from remat.torch.planning.planner import there_before
 from remat.units import format_size
 
 FIRST, LENGTHS = 256, (240, 224, 200, 192, 160, 128, 96, 64, 272, 288)  # longer ones too
@@ -24,11 +28,7 @@ def lengths(time_limit_s: float = 30.0, threads: int = 2) -> Iterator[Case]:
 
 def measured(padded: bool, time_limit_s: float, threads: int) -> Iterator[dict[str, Any]]:
     """A row for each length; the step is planned for the first one, and the others come up as in a loop."""
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
-
-    from experiments.steps.measure_step import Beside, planned, promise_of
-    from remat.torch.planning.planner import there_before
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -46,7 +46,6 @@ def measured(padded: bool, time_limit_s: float, threads: int) -> Iterator[dict[s
 
 def batch(length: int, padded: bool) -> dict[str, Any]:
     """Tokens and labels; with a mask of which the last quarter of half the rows is padding."""
-    import torch
 
     tokens = torch.randint(3, VOCABULARY, (BATCH, length))
     if not padded:

@@ -19,33 +19,33 @@ dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from analysis.max_batch_size import draw_runs, terminal_table
+from analysis.charts import save_in_run
+from analysis.max_batch_size import draw, found_rows, limit_rows, rows_of
 from experiments.batch_search import RULES, Bisection
 from experiments.build import Subject
+from experiments.documents import Drawing, long_table, markdown_table
 from experiments.engine import Engine
-from experiments.engines import make_engine
 from experiments.per_sample import PerSample, per_sample
-from experiments.progress import SolveProgress, say_written
-from experiments.row import Row
-from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, compile_first, finished_jobs, is_final, keeping_interrupted
-from experiments.store import Store, write_json
+from experiments.progress import SolveProgress
+from experiments.registry import Case, Row, experiment
+from experiments.row import Row as Solved
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Store, code_of
 from remat.bounds.peak import peak_bound
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import plain_peak
-from remat.solution import Family, Solution
+from remat.solution import Family
 
 SOLVES = 6  # time limits that one strategy may spend on one network
 DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
@@ -65,30 +65,44 @@ PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
 }  # fmt: skip
 
 
-def run_max_batch_size(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Solve, store and draw one network; returns the exit code: 1 if a claim is refuted or nothing fits."""
+@experiment()
+def max_batch_size(settings: Settings, time_limit: float = 10.0, batch_size: int | None = None) -> Iterator[Case]:
+    """Largest batch on a 16 GB card with at most one more forward pass (Checkmate, Figure 6), found and proven."""
     if settings.spec is None:
         raise InvalidInput("experiment=max_batch_size runs models, not graph files; give model=")
-    if cfg.batch_size is not None:
+    if batch_size is not None:
         raise InvalidInput("experiment=max_batch_size finds the batch size; leave batch_size out")
-    store = Store(STORE_FOLDER)
-    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        documents = max_batches([settings], store, engine, progress, console=console)
-    write_run(folder, documents)
-    drawn = draw_runs([folder], folder)
-    for table in terminal_table(documents):
-        console.print(table)
-    say_written(console, drawn)
-    refuted = [claim for document in documents for claim in document["contradicted"]]
-    for claim in refuted:
-        console.print(f"error: contradicted: {claim}", markup=False, soft_wrap=True)
-    return 1 if refuted or not any(r["found"]["exact"] for d in documents for r in d["records"]) else 0
+    code, name = code_of(*settings.strategies), f"{settings.spec.name}, {settings.gpu.name}"
+    yield Case(measure, {"settings": settings.determining()}, code, name=name, solves=settings)
 
 
-def write_run(folder: Path, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write the documents as a run's ``run.json``."""
-    write_json(folder / "run.json", {"experiment": "max_batch_size", "networks": list(documents)})
+def measure(run: Solves, **_settings: Any) -> Iterator[Row]:
+    """The document of one network.
+
+    Raises:
+        RematError: a claim is refuted, or no batch fits.
+    """
+    (document,) = max_batches([run.settings], run.store, run.engine, run.progress, console=run.console)
+    if document["contradicted"]:
+        raise RematError("; ".join(["contradicted", *document["contradicted"]]))
+    if not any(record["found"]["exact"] for record in document["records"]):
+        raise InvalidInput("no batch fits")
+    yield document
+
+
+@max_batch_size.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """A table for each rule, all numbers, and the figure."""
+    documents = list({row["network"]: row for row in rows}.values())
+    text = "\n\n".join(
+        markdown_table(
+            [f"largest batch: {rule['label']}", *(document["network"] for document in documents)],
+            [*found_rows(documents, rule["name"], str), *limit_rows(documents, rule["name"], str)],
+        )
+        for rule in documents[0]["rules"]
+    )
+    drawn = save_in_run(RUNS_FOLDER / "max_batch_size", "max_batch_size", draw, documents)
+    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
 
 
 def max_batches(
@@ -111,8 +125,8 @@ def max_batches(
         trials.append(_Trial(network, one, store, engine, progress))
     for trial in trials:
         trial.run_families()
-    _drive([search for trial in trials for search in trial.searches()], engine, progress)
-    _drive([trial.direct() for trial in trials], engine, progress)
+    _drive([search for trial in trials for search in trial.searches()])
+    _drive([trial.direct() for trial in trials])
     return [trial.document() for trial in trials]
 
 
@@ -294,45 +308,19 @@ class _Trial:
         ]
 
 
-def _drive(searches: Sequence[_BatchSearch], engine: Engine, progress: SolveProgress) -> None:
-    """Run searches side by side through store and engine; each search does one solve after the other.
-
-    Ctrl-C stores the plans of the running solves; the next run solves these rows again.
-    """
-    waiting: dict[str, _BatchSearch] = {}
-
-    def advance(search: _BatchSearch) -> None:
-        while (budget := search.next_budget()) is not None:
-            graph_run, name = search.graph_run, DIRECT_STRATEGY if search.kind == "direct" else search.strategy
-            key = graph_run.key(name, budget)
-            row = graph_run.store.read_row(key, graph_run.subject.graph)
-            if row is None or not is_final(row):
-                waiting[key] = search
-                progress.expect([graph_run.settings.time_limit_s])
-                compile_first(progress, [name])
-                engine.submit(graph_run.job(name, budget, partial(search.nearest_plan, budget)))
-                return
-            graph_run.reused += 1
+def _drive(searches: Sequence[_BatchSearch]) -> None:
+    """Run searches through store and engine: in each round, every search that is not over does one solve."""
+    while asked := [(search, budget) for search in searches if (budget := search.next_budget()) is not None]:
+        rows = solve_each([
+            (search.graph_run, DIRECT_STRATEGY if search.kind == "direct" else search.strategy, budget,
+             partial(search.nearest_plan, budget))
+            for search, budget in asked
+        ])  # fmt: skip
+        for (search, _), row in zip(asked, rows, strict=True):
             _learn(search, row)
 
-    for search in searches:
-        advance(search)
-    with keeping_interrupted(engine, lambda key: waiting[key].graph_run):
-        for job, solution in finished_jobs(engine, progress):
-            assert isinstance(solution, Solution)
-            search = waiting.pop(job.key)
-            search.graph_run.solved += 1
-            row = search.graph_run.keep(job.key, solution)
-            _learn(search, row)
-            known = search.known
-            batch, most = (RULES[0].batch(size, known.network, known.memory_bytes)
-                           for size in (known.found_bytes, known.proven_bytes))  # fmt: skip
-            line = f"{known.network.name}, {job.label}: {row.status}; batch {batch} found, above {most} ruled out"
-            progress.finished(line, solution.wall_s)
-            advance(search)
 
-
-def _learn(search: _BatchSearch, row: Row) -> None:
+def _learn(search: _BatchSearch, row: Solved) -> None:
     """Record a solve. The direct formulation also proves a bound on the peak itself."""
     known = search.known
     known.learn(row)

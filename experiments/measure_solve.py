@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import remat
+from experiments.build import costed
 from experiments.documents import ROOT
 from experiments.registry import Case, Row
-from experiments.solving import finished
+from experiments.settings import configured_model
+from experiments.solving import compile_first, finished
 from experiments.store import code_of
 from remat.certificate import BoundCertificate
+from remat.cost import load_gpu
 from remat.errors import InvalidInput, RematError
 from remat.frontends import synthetic
+from remat.frontends.spec import ModelSpec
 from remat.incumbent import GAP_TOLERANCE
-from remat.search.__main__ import main as compile_search
-from remat.search.ready import is_ready
 from remat.simulator import plain_peak
 from remat.solution import Solution
 
@@ -38,15 +41,31 @@ def published_folder(part: str) -> Path:
 
 
 def graph_of(source: Source) -> remat.Graph:
-    """The graph of a file, or of a function of `remat.frontends.synthetic` with its arguments.
+    """The graph of a file, of a model, or of a function of `remat.frontends.synthetic` with its arguments.
 
     Args:
-        source: a path below the project or below REMAT_INSTANCES; or ``{"function": "chain", "n": 48}``.
+        source: a path here, below the project, or below REMAT_INSTANCES; ``{"function": "chain", "n": 48}``; or
+            ``{"model": "vgg19", "gpu": "v100", "cost": "roofline"}``, with other values than those of conf/model.
     """
     if not isinstance(source, str):
-        return getattr(synthetic, source["function"])(**{k: v for k, v in source.items() if k != "function"})
-    own = ROOT / source
-    return remat.load_graph(own if own.is_file() else published_folder(source.partition("/")[0]) / source)
+        if "function" in source:
+            return getattr(synthetic, source["function"])(**{k: v for k, v in source.items() if k != "function"})
+        spec = spec_of(source)
+        assert spec is not None
+        return costed(spec, source["cost"], load_gpu(source["gpu"]))
+    own = next((path for path in (Path(source), ROOT / source) if path.is_file()), None)
+    return remat.load_graph(own or published_folder(source.partition("/")[0]) / source)
+
+
+def spec_of(source: Source) -> ModelSpec | None:
+    """The network behind the graph; None if there is none."""
+    if isinstance(source, str) or "model" not in source:
+        return None
+    spec = configured_model(source["model"])
+    other = {name: source[name] for name in ("batch_size",) if name in source}
+    if "input_size" in source:
+        other["input_size"] = tuple(source["input_size"])
+    return replace(spec, options={**spec.options, **source.get("options", {})}, **other)
 
 
 def share_of_peak(graph: remat.Graph, share: float) -> int:
@@ -104,8 +123,7 @@ def solve(
     Raises:
         RematError: the solver failed, or the simulator refutes a claim of it.
     """
-    if not is_ready():
-        compile_search()
+    compile_first([strategy])
     loaded = graph_of(graph)
     (solution,) = remat.solve_sweep(
         loaded, [budget_bytes], strategy, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,

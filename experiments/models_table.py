@@ -1,39 +1,26 @@
-"""`make models`: extracts every configured model at each granularity, for docs/reference/models.md."""
+"""Every configured model at each granularity, for docs/reference/models.md."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
-from experiments.provenance import provenance
+from experiments.documents import DOCS, Drawing, LongTable, link_to
+from experiments.registry import Case, Row, experiment
 from experiments.settings import configured_model
 from remat.errors import RematError
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.graph import Graph
 from remat.simulator import plain_peak
 
-AT_ONCE = 2
+PAGE = "reference/models.md"
 FAILED = "FAILED"
 HEADS = (
     "model", "framework", "granularity", "batch", "nodes", "edges", "fixed GB", "store-all peak GB", "seconds",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Extracted:
-    """The result of one extraction: a graph or the error, and the seconds that it took."""
-
-    spec: ModelSpec
-    graph: Graph | None
-    error: str
-    seconds: float
 
 
 def specs(names: Sequence[str]) -> Iterator[ModelSpec]:
@@ -45,54 +32,49 @@ def specs(names: Sequence[str]) -> Iterator[ModelSpec]:
                 yield replace(spec, granularity=granularity)
 
 
-def measure(spec: ModelSpec) -> Extracted:
-    """Extract without a cache, in a child process where a framework is needed."""
-    start = time.monotonic()
+@experiment(page=PAGE)
+def models(names: Sequence[str] = ()) -> Iterator[Case]:
+    """Every configured model, extracted: nodes, edges, bytes, seconds."""
+    known = group_options("model")
+    for spec in specs(names_of("model", names or known, known)):
+        yield Case(measure, {"model": spec.name, "granularity": spec.granularity})
+
+
+def measure(model: str, granularity: str) -> Iterator[Row]:
+    """One row: an extraction without a cache, in a child process where a framework is needed.
+
+    A model that cannot be extracted has a row, too, with the `error`.
+    """
+    spec = replace(configured_model(model), granularity=granularity)
+    row: dict[str, object] = {"framework": spec.framework, "batch": spec.batch_size, "error": ""}
+    began = time.monotonic()
     try:
         graph = extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, None)
+        row |= {"nodes": len(graph), "edges": graph.n_edges, "fixed_gb": graph.fixed_bytes / 1e9,
+                "plain_peak_gb": plain_peak(graph) / 1e9}  # fmt: skip
     except RematError as error:
-        return Extracted(spec, None, str(error), time.monotonic() - start)
-    return Extracted(spec, graph, "", time.monotonic() - start)
+        row["error"] = str(error)
+    yield row | {"seconds": time.monotonic() - began}
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """Extract the named models, or all; each failure is a line on stderr and a row."""
-    known = group_options("model")
-    chosen = names_of("model", arguments or known, known)
-    rows: list[list[str]] = []
-    todo = list(specs(chosen))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for i, done in enumerate(pool.map(measure, todo), start=1):
-            rows.append(_row(done))
-            what = f"{done.spec.name} ({done.spec.granularity})"
-            print(f"[{i}/{len(todo)}] {what}: {done.error or rows[-1][-1] + ' s'}", file=sys.stderr, flush=True)
-    table = LongTable("models", HEADS, rows)
-    failed = any(row[4] == FAILED for row in rows)
-    return Drawing(summary(table), [table], commit=provenance().git_commit, whole=not arguments, failed=failed)
-
-
-def _row(done: Extracted) -> list[str]:
-    spec, graph = done.spec, done.graph
-    cells = [FAILED, "", "", ""]
-    if graph is not None:
-        gigabytes = (f"{size / 1e9:.3f}" for size in (graph.fixed_bytes, plain_peak(graph)))
-        cells = [str(len(graph)), str(graph.n_edges), *gigabytes]
-    return [spec.name, spec.framework, spec.granularity, str(spec.batch_size), *cells, f"{done.seconds:.1f}"]
-
-
-def summary(table: LongTable) -> str:
+@models.draws
+def page(rows: Sequence[Row]) -> Drawing:
     """For each framework and granularity, the models and the range of their graphs' sizes."""
-    kinds: dict[tuple[str, str], list[Sequence[str]]] = {}
-    for row in table.rows:
-        kinds.setdefault((row[1], row[2]), []).append(row)
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        kinds.setdefault((row["framework"], row["granularity"]), []).append(row)
     lines = []
     for (framework, granularity), members in kinds.items():
-        sizes = [int(row[4]) for row in members if row[4] != FAILED]
+        sizes = [row["nodes"] for row in members if not row["error"]]
         operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else FAILED
-        lines.append(
-            f"- **{framework}, by {granularity}** ({operations}): {', '.join(f'`{row[0]}`' for row in members)}"
-        )
-    return "\n".join([*lines, f"\nEvery graph: {link_to(table, DOCUMENT.page)}."])
+        names = ", ".join(f"`{row['model']}`" for row in members)
+        lines.append(f"- **{framework}, by {granularity}** ({operations}): {names}")
+    every = LongTable("models", HEADS, [_cells(row) for row in rows])
+    return Drawing("\n".join([*lines, f"\nEvery graph: {link_to(every, DOCS / PAGE)}."]), [every])
 
 
-DOCUMENT = Document("models", DOCS / "reference" / "models.md", draw)
+def _cells(row: Row) -> list[str]:
+    cells = [FAILED, "", "", ""]
+    if not row["error"]:
+        cells = [str(row["nodes"]), str(row["edges"]), f"{row['fixed_gb']:.3f}", f"{row['plain_peak_gb']:.3f}"]
+    return [row["model"], row["framework"], row["granularity"], str(row["batch"]), *cells, f"{row['seconds']:.1f}"]

@@ -11,25 +11,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import geometric_mean
 
-from analysis.max_batch_size import ENCODERS, continuous_limit, load, network_label
+from analysis.max_batch_size import ENCODERS, continuous_limit, network_label
 from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
 from analysis.paper import sweeps
-from analysis.paper.batches import OPTIMUM, max_found
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
-from analysis.parts import percent
+from analysis.paper.sizes import OPTIMUM, max_found
+from analysis.parts import Study, percent
 from analysis.results import PAPERS_HEURISTICS
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
+from experiments import checkmate, monet_paper
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import networks_of
-from experiments.parts import has_study, unpacked_study
+from experiments.registry import Case, Row, experiment
 from experiments.rivals import pairs
 from experiments.table import Table
-from remat.errors import InvalidInput
-from remat.files import read_json
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
 # percent for a difference.
@@ -43,6 +41,7 @@ ROOFLINE = (
 )
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
+PAGE = "results/index.md"
 VERDICTS = (BETTER, WORSE, SAME, DIFFERS, OPEN)
 
 
@@ -86,9 +85,9 @@ class Number:
                 f"{self.verdict}{why}"]  # fmt: skip
 
 
-def batches(folder: Path) -> Iterator[Number]:
+def batches(study: Study) -> Iterator[Number]:
     """Checkmate's largest batches, each under its rule of counting."""
-    documents = load(folder / read_json(folder / "fig6.json")["folder"])
+    documents = study.document("fig6")["documents"]
     networks = {document["network"] for document in documents}
     for document in documents:
         if ENCODERS.get(document["network"]) in networks:  # the other encoder is the likelier one
@@ -106,22 +105,22 @@ def batches(folder: Path) -> Iterator[Number]:
                          is_baseline=not is_theirs)  # fmt: skip
 
 
-def larger(folder: Path) -> Iterator[Number]:
+def larger(study: Study) -> Iterator[Number]:
     """How many times larger the batch is than those of checkpoint-all and of the best heuristic, on MobileNet."""
-    for document in load(folder / read_json(folder / "fig6.json")["folder"]):
+    for document in study.document("fig6")["documents"]:
         if document["network"] == LARGER_ON:
             of = {record["strategy"]: record["found"][LARGER_RULE] or 0 for record in document["records"]}
-            for claim, published in ((LARGER[0], 5.1), (LARGER[1], 1.73)):
+            for claim in LARGER:
                 than = max(of.get(name, 0) for name in ([claim.than] if claim.than else PAPERS_HEURISTICS))
                 ours = round(max_found(document, LARGER_RULE) / than, 2) if than else None
                 what = f"{network_label(document)}: times {claim.words}"
-                yield Number("Checkmate", what, published, ours, more_is_better=True)
+                yield Number("Checkmate", what, claim.published, ours, more_is_better=True)
 
 
-def heuristics(folder: Path) -> Iterator[Number]:
+def heuristics(study: Study) -> Iterator[Number]:
     """Checkmate's Table 2: mean cost over the optimum, of the published graph where there is one."""
     known = {}
-    for sweep in sweeps.sweeps(read_json(folder / "fig5.json"), folder):
+    for sweep in sweeps.sweeps(study.document("fig5"), study):
         known.setdefault(sweep.label, sweep)
     for label, of in sweeps.PUBLISHED.items():
         for name, published in of.items():
@@ -140,9 +139,9 @@ def heuristics(folder: Path) -> Iterator[Number]:
             yield Number("Checkmate", named, published, mean, "a mean over other budgets", is_baseline=True)
 
 
-def stages(folder: Path) -> Iterator[Number]:
+def stages(study: Study) -> Iterator[Number]:
     """Checkmate's integrality gaps with and without frontier-advancing stages."""
-    for row in read_json(folder / "stages.json")["rows"]:
+    for row in study.document("stages")["rows"]:
         published = {"frontier-advancing": 1.18, "unpartitioned": 21.56}[row["form"]]
         if row["budget"] == 4 and row["lp"]:
             gap = round(row["optimum"] / row["lp"], 2)
@@ -152,18 +151,18 @@ def stages(folder: Path) -> Iterator[Number]:
                              "HiGHS on one thread instead of Gurobi", is_baseline=True)  # fmt: skip
 
 
-def speedup(folder: Path) -> Iterator[Number]:
+def speedup(study: Study) -> Iterator[Number]:
     """Checkmate's speedup over the best heuristic, which holds its checkpoints to the end, on the published graph."""
-    unet = [sweep for sweep in sweeps.sweeps(read_json(folder / "fig5.json"), folder)
+    unet = [sweep for sweep in sweeps.sweeps(study.document("fig5"), study)
             if (sweep.network, sweep.source) == (FASTER_ON, "published")]  # fmt: skip
     gain = sweeps.largest_gain(unet, budget_bytes=FASTER_AT, artifact=True)
     what = "U-Net, 16 GB, published graph: times faster than the best heuristic with checkpoints held to the end"
     yield Number("Checkmate", what, 1.2, None if gain is None else gain.ratio, more_is_better=True)
 
 
-def overheads(folder: Path) -> Iterator[Number]:
+def overheads(study: Study) -> Iterator[Number]:
     """MONeT's overheads over PyTorch's step; ours with measured algorithms of convolutions where there are any."""
-    facts, points = read_points(folder)
+    facts, points = read_points(study)
     for net in facts:
         measured = bool(select(points, net["name"], ALGORITHMS))
         level, how = (ALGORITHMS, "measured algorithms") if measured else (P100, "ratios of a P100")
@@ -195,10 +194,10 @@ def _searched(own: Sequence[Point], budget: int) -> str:
     return ""
 
 
-def recorded(folder: Path) -> Iterator[Number]:
+def recorded(study: Study) -> Iterator[Number]:
     """Milliseconds of the recorded results of Checkmate's MILP with Gurobi."""
-    document = read_json(folder / "records.json")
-    facts, points = read_points(folder, document)
+    document = study.document("records")
+    facts, points = read_points(study, document)
     label = {net["name"]: net["label"] for net in facts}
     for record in document["records"]:
         if record["cost_ns"] is not None:
@@ -227,45 +226,38 @@ def slowdowns() -> Iterator[Number]:
                          "published slowdowns contain the method's own time", is_baseline=True)  # fmt: skip
 
 
-def claims(folder: Path) -> Iterator[Number]:
+def claims(study: Study) -> Iterator[Number]:
     """Checkmate's ratios to heuristics: of a step's cost, and of the largest batch."""
-    yield from speedup(folder)
-    yield from larger(folder)
+    yield from speedup(study)
+    yield from larger(study)
 
 
-PAPERS = {"paper": "Checkmate", "monet": "MONeT"}  # [study]
-PARTS = {  # [study] the numbers of each of its parts
-    "paper": {
-        "fig6": batches,
-        "fig5": heuristics,
-        "stages": stages,
-        "claims": claims,
-    },
+PARTS = {  # [experiment] the numbers of each of its parts
+    "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": claims},
     "monet": {"overhead": overheads, "records": recorded},
 }
 
 
-def numbers(folders: Mapping[str, Path]) -> list[Number]:
-    """All of them, from the folders of the studies that there are."""
-    found = list[Number]()
-    for name, folder in folders.items():
+def numbers() -> Iterator[Number]:
+    """All of them, from the rows that there are."""
+    for name, study in (("paper", checkmate.stored_study()), ("monet", monet_paper.stored_study())):
         for part, numbers_of in PARTS[name].items():
-            if (folder / f"{part}.json").is_file():
-                found += numbers_of(folder)
-    return [*found, *moccasin(), *slowdowns()]
+            if {"claims": "fig6"}.get(part, part) in study.heads:
+                yield from numbers_of(study)
+    yield from moccasin()
+    yield from slowdowns()
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """Counts by paper, and every number that is worse.
+@experiment(page=PAGE, measures=False)
+def peers() -> Iterator[Case]:
+    """Page: published numbers beside ours, at or better, or worse and why."""
+    yield from ()
 
-    Raises:
-        InvalidInput: an argument is given, or a study cannot be read.
-    """
-    if arguments:
-        raise InvalidInput("'peers' takes no arguments: it draws the stored results")
-    studies = [name for name in PARTS if has_study(name)]
-    found = numbers({name: unpacked_study(name) for name in studies})
-    missing = " and ".join(PAPERS[name] for name in PARTS if name not in studies)
+
+@peers.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """Counts by paper, and every number that is worse."""
+    found = list(numbers())
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
@@ -274,10 +266,9 @@ def draw(arguments: Sequence[str]) -> Drawing:
         markdown_table(["paper", "numbers", *VERDICTS],
                        [[paper, str(sum(counts[paper, v] for v in VERDICTS)),
                          *(str(counts[paper, v]) for v in VERDICTS)] for paper in papers]),
-        *([f"{missing} have no study yet: their numbers are not among these."] if missing else []),
         "Those that are worse:" if worse else "None of these is worse.",
         *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
-        f"Every number: {link_to(every, DOCUMENT.page)}.",
+        f"Every number: {link_to(every, DOCS / PAGE)}.",
     ])  # fmt: skip
     return Drawing(text, [every])
 
@@ -297,6 +288,3 @@ def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
         unit = " %" if own[0].signed else ""
         ratio = "" if own[0].signed else joined[4]
         yield [own[0].paper, f"{what} at {budgets} GiB", joined[2] + unit, joined[3] + unit, ratio, cells[0][5]]
-
-
-DOCUMENT = Document("peers", DOCS / "results" / "index.md", draw, "")

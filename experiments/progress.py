@@ -22,7 +22,7 @@ def make_console() -> Console:
 def say_written(console: Console, paths: Iterable[Path]) -> None:
     """Print a line for each written file."""
     for path in paths:
-        what = {".html": "page", ".csv": "table", ".json": "table"}.get(path.suffix, "figure")
+        what = {".html": "page", ".md": "page", ".csv": "table"}.get(path.suffix, "figure")
         console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
 
 

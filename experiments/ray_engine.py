@@ -1,6 +1,6 @@
-"""The Ray engine: each solve is a Ray task, which starts the same worker process as the local engine.
+"""The Ray engine: each job is a Ray task, which starts the same process as the local engine.
 
-The worker handles a crash or an ignored time limit on the node, so that the engine handles only the loss of a node.
+The process handles a crash or an ignored time limit on the node, so that the engine handles only the loss of a node.
 Only the driver writes rows, so that a task that runs twice still gives one row.
 """
 
@@ -13,16 +13,13 @@ import socket
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from experiments.engine import WAKE_S, Job, failed
+from experiments.engine import WAKE_S, Task
 from experiments.optional import import_optional
 from experiments.provenance import cpu_name, versions
 from experiments.store import source_hash
 from remat.errors import InvalidInput, RematError, shortened
-from remat.registry import get_strategy
-from remat.solution import Family, Solution
 from remat.solving.worker import GRACE_S
 
 RETRIES = 3  # of a task whose node died
@@ -43,8 +40,8 @@ class RayEngine:
     def __init__(self, jobs: int | None, threads: int, address: str | None = None):
         self._ray = import_optional("ray", "engine=ray needs Ray")
         self._jobs, self._threads, self._address = jobs, threads, address
-        self._waiting: deque[Job] = deque()
-        self._sent: dict[Any, Job] = {}
+        self._waiting: deque[Task] = deque()
+        self._sent: dict[Any, Task] = {}
         self._losses: Counter[str] = Counter()  # [key] number of nodes that died while they ran the job
 
     @property
@@ -55,10 +52,10 @@ class RayEngine:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         return max(1, sum(int(node["Resources"].get("CPU", 0)) // self._threads for node in nodes))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         self._waiting.append(job)
 
-    def results(self) -> Iterator[tuple[Job, Family | Solution] | None]:
+    def results(self) -> Iterator[tuple[Any, Any] | None]:
         while self._waiting or self._sent:
             self._send()
             done, _ = self._ray.wait(list(self._sent), timeout=WAKE_S)
@@ -70,10 +67,10 @@ class RayEngine:
                 if result is not None:
                     yield job, result
 
-    def running(self) -> list[Job]:
+    def running(self) -> list[Task]:
         return list(self._sent.values())
 
-    def interrupt(self) -> list[tuple[Job, Family | Solution]]:
+    def interrupt(self) -> list[tuple[Any, Any]]:
         self._waiting.clear()
         for task in self._sent:
             self._ray.cancel(task)  # raises KeyboardInterrupt in the task; the solver then returns its best plan
@@ -146,15 +143,10 @@ class RayEngine:
         room = self.at_once - len(self._sent) if self._waiting else 0
         while self._waiting and room > 0:
             job = self._waiting.popleft()
-            start = job.warm_start() if job.warm_start is not None else None
-            known = job.known() if job.known is not None else None
-            how = replace(job.how, warm_start=start, progress=None)  # functions cannot be sent
-            sent = replace(job, how=how, warm_start=None, known=None if known is None else lambda known=known: known)
-            task = self._run.remote(sent, source_hash(), versions())
-            self._sent[task] = job
+            self._sent[self._run.remote(job.sent(), source_hash(), versions())] = job
             room -= 1
 
-    def _result(self, job: Job, task: Any) -> Family | Solution | None:
+    def _result(self, job: Task, task: Any) -> Any:
         """The result of a task; None if it was lost with its node and is queued again.
 
         Ray's own retries are off, because Ray repeats forever a task that it killed for lack of memory.
@@ -164,31 +156,27 @@ class RayEngine:
             # A copy, because Ray frees the arrays of the original after the run.
             return copy.deepcopy(self._ray.get(task))
         except (errors.RayTaskError, errors.OutOfMemoryError) as error:
-            return failed(job, f"the Ray task failed: {_summary(error)}")
+            return job.failed(f"the Ray task failed: {_summary(error)}")
         except errors.RayError as error:
             self._losses[job.key] += 1
             if self._losses[job.key] > RETRIES:
                 lost = self._losses[job.key]
-                return failed(job, f"{lost} nodes were lost while they ran it; the last: {_summary(error)}")
+                return job.failed(f"{lost} nodes were lost while they ran it; the last: {_summary(error)}")
             warnings.warn(f"{job.label}: lost with its node; solving it again ({_summary(error)})", stacklevel=2)
             self._waiting.appendleft(job)
             return None
 
 
-def run_job(job: Job, code: str, installed: dict[str, str]) -> Family | Solution:
-    """`Job.run` on a node of the cluster; fails if the node's packages differ from the driver's."""
+def run_job(job: Task, code: str, installed: dict[str, str]) -> Any:
+    """Run a job on a node of the cluster; fails if the node's packages differ from the driver's."""
     if source_hash() != code:
-        return failed(job, f"node {platform.node()} has another version of remat; install the same on every node")
+        return job.failed(f"node {platform.node()} has another version of remat; install the same on every node")
     here = versions()
     other = sorted(name for name in installed.keys() | here.keys() if installed.get(name) != here.get(name))
     if other:
         what = f"{other[0]} {here.get(other[0], '(none)')}, not {installed.get(other[0], '(none)')}"
-        return failed(job, f"node {platform.node()} has {what}; install the same on every node")
-    get_strategy(job.strategy)  # imports take seconds in a new process; do them before the solve's clock starts
-    result = job.run()
-    if isinstance(result, Family):
-        return result
-    return replace(result, stats={**result.stats, "node": platform.node(), "cpu": cpu_name()})
+        return job.failed(f"node {platform.node()} has {what}; install the same on every node")
+    return job.run_on(platform.node(), cpu_name())
 
 
 def _knock(address: str) -> None:

@@ -7,13 +7,14 @@ checkpoint-all's peak.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.results import load_run
-from experiments.documents import ROOT, Document, Drawing, markdown_table
+from analysis.results import Frame, load_run
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
 from remat.errors import InvalidInput
 
 FIGURE = "vgg19_sweep"
@@ -47,25 +48,33 @@ def _cell(status: str, overhead: float) -> str:
     return f"{overhead:.2%}{' (optimal)' if status == 'OPTIMAL' else ''}"
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The table and the figure of the finished run in a folder, the only argument.
+@experiment(page="../README.md")
+def readme(run: str = "") -> Iterator[Case]:
+    """Page: the README's table and figure, of the finished sweep in the folder `run`."""
+    yield Case(read, {"run": run})
+
+
+def read(run: str) -> Iterator[Row]:
+    """A row for each solve of a run.
 
     Raises:
-        InvalidInput: the argument is not the folder of a finished run.
+        InvalidInput: it is not the folder of a finished run.
     """
-    if len(arguments) != 1:
-        raise InvalidInput("name the folder of one finished run")
-    folder = Path(arguments[0])
-    source, figure = folder / "table.csv", folder / "figures" / "overhead.png"
-    if not source.is_file() or not figure.is_file():
-        raise InvalidInput(f"{folder}: has no table.csv and figures/overhead.png; give the folder of a finished run")
-    rows = pd.read_csv(source)
-    run = load_run(folder)
-    commits = run.rows["git_commit"].dropna().unique() if "git_commit" in run.rows else []
-    return Drawing(
-        table(rows, run.info["gpu"]["memory_bytes"]), figures={FIGURE: figure}, columns=list(rows.columns),
-        commit=str(commits[0]) if len(commits) == 1 else None,
-    )  # fmt: skip
+    source = Path(run, "table.csv")
+    if not source.is_file():
+        raise InvalidInput(f"'{run}' has no table.csv; give the folder of a finished run: run=runs/NAME")
+    memory_bytes = load_run(Path(run)).info["gpu"]["memory_bytes"]
+    frame: Frame = pd.read_csv(source)
+    for row in frame.itertuples():
+        yield {"strategy": row.strategy, "budget_bytes": int(row.budget_bytes), "status": row.status,
+               "overhead": None if math.isnan(row.overhead) else float(row.overhead),
+               "gpu_bytes": int(memory_bytes)}  # fmt: skip
 
 
-DOCUMENT = Document("readme", ROOT / "README.md", draw, "RUN", ("strategy", "budget_bytes", "status", "overhead"))
+@readme.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """The table and the figure of the last run."""
+    latest = [row for row in rows if row["run"] == rows[-1]["run"]]
+    figure = Path(latest[0]["run"], "figures", "overhead.png")
+    text = table(pd.DataFrame(latest), latest[0]["gpu_bytes"])
+    return Drawing(text, figures={FIGURE: figure} if figure.is_file() else {})

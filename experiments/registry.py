@@ -10,7 +10,8 @@
     def page(rows: Sequence[Row]) -> Drawing: ...
 
 ``python run.py experiment=lengths rounds=5`` runs it. Its keys are the arguments of the function, each with a literal
-default. What a command line needs is read from the file's text, because importing all experiments takes seconds.
+default. A first argument ``settings``, without a default, is the checked configuration, whose keys it reads, too.
+What a command line needs is read from the file's text, because importing all experiments takes seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,13 @@ class Case:
     """One thing that an experiment measures, in a process of its own.
 
     Attributes:
-        measure: (**what) -> rows; a function of a module, or its dotted name, so that only its process imports it.
+        measure: (**what) -> rows; a function of a module, or its dotted name, so that only its process imports it. With
+            `solves`, (run, **what) -> rows, called in this process: `experiments.solving.Solves` is the run.
         what: its arguments, JSON-ready; rows have them as columns.
         code: versions of the code that determines the rows, see `experiments.store.code_of`.
         on_this_machine: whether rows depend on this processor and on PyTorch's version, as measured ones do.
         name: for lines on the terminal; '' for all arguments.
+        solves: settings of the solves that the case sends to the engine; None for a case without.
     """
 
     measure: Measure
@@ -52,6 +55,7 @@ class Case:
     code: Sequence[str] = ()
     on_this_machine: bool = False
     name: str = ""
+    solves: Any = None
 
     @property
     def function(self) -> str:
@@ -72,12 +76,12 @@ class Experiment:
         cases: (**keys) -> cases.
         page: of docs/, between whose marks the drawing is written; None for none.
         draw: (rows) -> `experiments.documents.Drawing`.
-        columns: of a row that drawing reads.
+        measures: false for one that has no cases, and draws rows of others or what it computes.
     """
 
     cases: Callable[..., Iterator[Case]]
     page: str | None = None
-    columns: Sequence[str] = ()
+    measures: bool = True
     draw: Callable[[Sequence[Row]], Any] | None = None
 
     def draws(self, function: Callable[[Sequence[Row]], Any]) -> Callable[[Sequence[Row]], Any]:
@@ -86,9 +90,11 @@ class Experiment:
         return function
 
 
-def experiment(*, page: str | None = None, columns: Sequence[str] = ()) -> Callable[[Any], Experiment]:
-    """Register a function of cases under its name, see the module."""
-    return lambda cases: Experiment(cases, page, columns)
+def experiment(
+    *, page: str | None = None, measures: bool = True, has_graphs: bool = False
+) -> Callable[[Any], Experiment]:
+    """Register a function of cases under its name, see the module and `Listed.has_graphs`."""
+    return lambda cases: Experiment(cases, page, measures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +104,16 @@ class Listed:
     Attributes:
         summary: the first line of its docstring.
         keys: its keys and their defaults.
+        takes_settings: whether its first argument is ``settings``, the checked keys of the configuration.
+        has_graphs: whether it has graphs of its own, so that it reads none of the keys that name one.
     """
 
     name: str
     file: Path
     summary: str
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any]
+    takes_settings: bool
+    has_graphs: bool
 
     def load(self) -> Experiment:
         """Import the file."""
@@ -168,8 +178,10 @@ def _in_file(file: Path, text: str) -> Iterator[Listed]:
     except SyntaxError as error:
         raise InvalidInput(f"{file}, line {error.lineno}: {error.msg}") from None
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and any(map(_is_experiment, node.decorator_list)):
-            arguments = node.args.args
+        marks = [each for each in map(_mark, node.decorator_list) if each] if isinstance(node, ast.FunctionDef) else []
+        if isinstance(node, ast.FunctionDef) and marks:
+            takes_settings = node.args.args[:1] and node.args.args[0].arg == "settings"
+            arguments = node.args.args[1 if takes_settings else 0 :]
             if len(node.args.defaults) != len(arguments):
                 raise InvalidInput(f"{file}: each argument of experiment '{node.name}' needs a default")
             try:
@@ -177,12 +189,16 @@ def _in_file(file: Path, text: str) -> Iterator[Listed]:
                 keys = {each.arg: default for each, default in zip(arguments, defaults, strict=True)}
             except ValueError:
                 raise InvalidInput(f"{file}: defaults of experiment '{node.name}' must be literals") from None
-            yield Listed(node.name, file, (ast.get_docstring(node) or "").partition("\n")[0], keys)
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            has_graphs = any(keyword.arg == "has_graphs" for keyword in marks[0].keywords)
+            yield Listed(node.name, file, summary, keys, bool(takes_settings), has_graphs)
 
 
-def _is_experiment(decorator: ast.expr) -> bool:
-    called = decorator.func if isinstance(decorator, ast.Call) else None
-    return isinstance(called, ast.Name) and called.id == "experiment"
+def _mark(decorator: ast.expr) -> ast.Call | None:
+    """The decorator if it registers an experiment."""
+    if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == "experiment":
+        return decorator
+    return None
 
 
 def module_of(file: Path) -> Any:

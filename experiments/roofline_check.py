@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,18 +18,19 @@ from scipy.stats import rankdata
 
 from analysis import figures
 from analysis.charts import save_in_run
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
-from experiments.provenance import provenance
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.measure_solve import published_folder
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
-from remat.errors import InvalidInput
 from remat.extraction import extract
 from remat.files import read_json
 from remat.frontends.monet import monet_graph
 from remat.graph import Work
 
+PAGE = "results/roofline.md"
 RUN = RUNS_FOLDER / "roofline"
 PUBLISHED_MULTIPLE_BYTES = 1024  # the profiles' sizes are rounded up to this
 
@@ -196,36 +196,20 @@ def _group(pair: Pair) -> str:
     return f"{kind.split('_ip_')[0].rstrip('_')} {'backward' if pair.node.is_backward else 'forward'}"
 
 
-def instances_folder() -> Path:
-    """The folder of published instances, which REMAT_INSTANCES names.
-
-    Raises:
-        InvalidInput: it does not exist.
-    """
-    folder = Path(os.environ.get("REMAT_INSTANCES", ""))
-    if not (folder / "p100").is_dir():
-        raise InvalidInput("the published P100 profiles are absent: set REMAT_INSTANCES to the folder that holds p100/")
-    return folder
+@experiment(page=PAGE, measures=False)
+def roofline() -> Iterator[Case]:
+    """Page: the roofline beside published P100 times (REMAT_INSTANCES has them)."""
+    yield from ()
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """The comparison with the published times.
-
-    Raises:
-        InvalidInput: the published times are missing, or there are arguments.
-    """
-    if arguments:
-        raise InvalidInput("the roofline check takes no arguments; REMAT_INSTANCES is the folder of published times")
-    folder = instances_folder()
+@roofline.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """The comparison with the published times."""
+    folder = published_folder("p100")
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder)[0].items()}  # fmt: skip
     figure = save_in_run(RUN, "roofline", figures.roofline, times)[0]
     text, long = comparison(folder)
-    links = f"Tables: {', '.join(link_to(table, DOCUMENT.page) for table in long)}."
-    return Drawing(
-        "\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figure}, commit=provenance().git_commit
-    )
-
-
-DOCUMENT = Document("roofline", DOCS / "results" / "roofline.md", draw)
+    links = f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}."
+    return Drawing("\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figure})

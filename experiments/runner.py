@@ -12,67 +12,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from experiments.documents import DOCS, ROOT, Document, Drawing, write_document, write_tables
-from experiments.progress import duration
-from experiments.registry import Case, Experiment, Listed, Row, module_of
-from experiments.settings import RUNS_FOLDER
-from experiments.store import write_json
-from experiments.table import Table
+from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
+from experiments.engine import Engine
+from experiments.engines import make_engine
+from experiments.progress import SolveProgress, duration, say_written
+from experiments.registry import Case, Experiment, Listed, module_of
+from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
+from experiments.solving import Solves, finished_jobs
+from experiments.store import Store, write_json
+from experiments.table import Table, key_of
 from remat.errors import InvalidInput, RematError
 from remat.files import read_json, write_text
 
 REFUSED = 3  # exit code of a worker whose case cannot be measured, for a reason of one line
 
 
-def run_experiment(listed: Listed, values: Mapping[str, Any], console: Console) -> int:
+def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings, console: Console) -> int:
     """Run, store and draw; returns the exit code: 1 if a case failed.
 
     Args:
         values: keys of the experiment and of all experiments.
     """
     experiment = listed.load()
-    keeps, draws_only, again = (bool(values.get(key)) for key in ("keep", "draw", "again"))
+    keeps, draws_only = bool(values.get("keep")), bool(values.get("draw"))
     table = Table(listed.name, keep=keeps)
-    failed = [] if draws_only else _measure(listed, experiment, values, table, again, console)
+    draws_only = draws_only or not experiment.measures
+    failed = [] if draws_only else _measure(listed, experiment, values, settings, table, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
-    rows = table.rows()
-    if experiment.draw is not None and (draws_only or rows):
-        _draw(listed.name, experiment, rows, keeps, console)
+    if experiment.draw is not None and (draws_only or table.rows()):
+        _draw(listed.name, experiment, keeps, console)
     return 1 if failed else 0
 
 
 def _measure(
-    listed: Listed, experiment: Experiment, values: Mapping[str, Any], table: Table, again: bool, console: Console
+    listed: Listed, experiment: Experiment, values: Mapping[str, Any], settings: Settings, table: Table,
+    console: Console,
 ) -> list[str]:  # fmt: skip
     """Measure missing cases; returns a line for each that failed."""
-    cases = list(experiment.cases(**listed.arguments(values)))
-    missing = cases if again else table.missing(cases)
-    failed = list[str]()
-    bar = Progress(
-        SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
-        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("", total=len(cases), completed=len(cases) - len(missing))
-        for case in missing:
-            bar.update(task, description=case.label)
-            began = time.monotonic()
-            try:
-                rows = measured(listed.file, case)
-            except RematError as error:
-                failed.append(f"{listed.name}, {case.label}: {error}")
-            else:
-                table.put(case, rows, time.monotonic() - began)
-            console.print(f"{case.label}: {duration(time.monotonic() - began)}", markup=False, soft_wrap=True)
-            bar.advance(task)
+    with console.status("listing the cases ..."):
+        given = (settings,) if listed.takes_settings else ()
+        cases = list(experiment.cases(*given, **listed.arguments(values)))
+    missing = cases if values.get("again") else table.missing(cases)
+    failed = _measured(listed, missing, settings, table, console) if missing else []
     console.print(
         f"{len(missing) - len(failed)} cases measured now, {len(cases) - len(missing)} taken from {table.path.parent}",
         markup=False, soft_wrap=True,
@@ -80,63 +69,144 @@ def _measure(
     return failed
 
 
-def measured(file: Path, case: Case) -> list[dict[str, Any]]:
-    """The rows of a case, measured in a process of its own.
+def _measured(
+    listed: Listed, cases: Sequence[Case], settings: Settings, table: Table, console: Console
+) -> list[str]:  # fmt: skip
+    """Measure cases, and store their rows as they finish; returns a line for each that failed."""
+    failed = list[str]()
+    with _engine(listed, cases, settings) as engine, SolveProgress(console, engine.at_once) as progress:
+        jobs = [CaseJob(listed.file, case) for case in cases]
+        alone = [job for job in jobs if job.case.solves is None]
+        progress.expect([float("inf")] * len(alone))
+        for job in alone:
+            engine.submit(job)
+        for job, result in finished_jobs(engine, progress):
+            progress.finished(f"{job.label}: {duration(job.wall_s)}", job.wall_s)
+            failed += _put(listed, table, job, result)
+        for job in jobs:
+            if job.case.solves is not None:
+                solves = Solves(job.case.solves, Store(STORE_FOLDER), engine, progress, console)
+                failed += _put(listed, table, job, job.run_here(solves))
+    return failed
 
-    Raises:
-        RematError: it cannot be measured, or its process ended otherwise; one line.
-    """
-    with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
-        told, made = Path(folder, "case.json"), Path(folder, "rows.json")
-        module, _, function = case.function.rpartition(".")
-        where = {"file": str(file), "module": module, "function": function}
-        write_json(told, where | {"what": dict(case.what)})
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-        done = subprocess.run(
-            [sys.executable, "-m", "experiments.runner", str(told), str(made)],
-            capture_output=True, text=True, errors="replace", check=False, env=env,
-        )  # fmt: skip
-        if done.returncode == 0:
-            return read_json(made)
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    raise InvalidInput(last if done.returncode == REFUSED else f"its process ended with {done.returncode}: {last}")
+
+def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine:
+    """The engine of the configuration; cases that measure times have this machine to themselves."""
+    if any(case.on_this_machine for case in cases):
+        return make_engine("local", 1)
+    jobs = settings.jobs
+    if settings.engine != "ray" and not listed.takes_settings:
+        jobs = jobs or 1
+    return make_engine(settings.engine, jobs, settings.threads, settings.address)
 
 
-def _draw(name: str, experiment: Experiment, rows: Sequence[Row], keeps: bool, console: Console) -> None:
-    document, drawing = document_of(name, experiment), _drawing(name, experiment, rows)
-    if keeps and document is not None:
-        write_document(document, drawing)
-        console.print(f"page     {document.page}", markup=False, soft_wrap=True)
+def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
+    """Store the rows of a case, or return the line of its error."""
+    if isinstance(result, RematError):
+        return [f"{listed.name}, {job.label}: {result}"]
+    table.put(job.case, result, job.wall_s)
+    return []
+
+
+@dataclass(slots=True, eq=False)
+class CaseJob:
+    """A case for the engine; its result is its rows, or the error for which it has none."""
+
+    file: Path
+    case: Case
+    wall_s: float = 0.0
+    _process: subprocess.Popen[str] | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.case)
+
+    @property
+    def label(self) -> str:
+        return self.case.label
+
+    def run(self) -> list[dict[str, Any]] | RematError:
+        return self._timed(lambda: self.measured())
+
+    def run_here(self, solves: Solves) -> list[dict[str, Any]] | RematError:
+        """Measure a case that sends its solves to the engine."""
+        assert not isinstance(self.case.measure, str)
+        measure = self.case.measure
+        return self._timed(lambda: [dict(row) for row in measure(solves, **self.case.what)])
+
+    def _timed(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | RematError:
+        began = time.monotonic()
+        try:
+            return measure()
+        except RematError as error:
+            return error
+        finally:
+            self.wall_s = time.monotonic() - began
+
+    def measured(self) -> list[dict[str, Any]]:
+        """The rows of a case, measured in a process of its own.
+
+        Raises:
+            RematError: it cannot be measured, or its process ended otherwise; one line.
+        """
+        with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
+            told, made = Path(folder, "case.json"), Path(folder, "rows.json")
+            module, _, function = self.case.function.rpartition(".")
+            where = {"file": str(self.file), "module": module, "function": function}
+            write_json(told, where | {"what": dict(self.case.what)})
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "experiments.runner", str(told), str(made)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=env,
+            )  # fmt: skip
+            try:
+                _, errors = self._process.communicate()
+            finally:
+                self.stop()
+            code = self._process.returncode
+            if code == 0:
+                return read_json(made)
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        raise InvalidInput(last if code == REFUSED else f"its process ended with {code}: {last}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def failed(self, message: str) -> RematError:
+        return RematError(message)
+
+    def sent(self) -> CaseJob:
+        return CaseJob(self.file, self.case)
+
+    def run_on(self, node: str, cpu: str) -> list[dict[str, Any]] | RematError:
+        result = self.run()
+        return result if isinstance(result, RematError) else [{**row, "node": node, "cpu": cpu} for row in result]
+
+
+def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> None:
+    drawing = drawing_of(name, experiment)
+    if keeps and experiment.page is not None:
+        write_drawing(name, DOCS / experiment.page, drawing)
+        say_written(console, [DOCS / experiment.page])
         return
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
     console.print(drawing.text, markup=False, soft_wrap=True)
-    for drawn in (path, *write_tables(drawing, path.parent), *drawing.figures.values()):
-        kind = {".md": "page", ".csv": "table"}.get(drawn.suffix, "figure")
-        console.print(f"{kind:<8} {drawn}", markup=False, soft_wrap=True)
+    say_written(console, [path, *write_tables(drawing, path.parent), *drawing.figures.values(), *drawing.files])
 
 
-def _drawing(name: str, experiment: Experiment, rows: Sequence[Row]) -> Drawing:
-    if not rows:
+def drawing_of(name: str, experiment: Experiment) -> Drawing:
+    """The drawing of an experiment's stored rows.
+
+    Raises:
+        InvalidInput: there are none.
+    """
+    rows = Table(name).rows() if experiment.measures else []
+    if experiment.measures and not rows:
         raise InvalidInput(f"no rows of {name}; run it without draw=true: python run.py experiment={name}")
     assert experiment.draw is not None
     return experiment.draw(rows)
-
-
-def document_of(name: str, experiment: Experiment) -> Document | None:
-    """The page of an experiment, drawn from its stored rows."""
-    if experiment.draw is None or experiment.page is None:
-        return None
-
-    def drawn(arguments: Sequence[str]) -> Drawing:
-        if arguments:
-            raise InvalidInput(f"'{name}' takes no arguments: it draws the stored rows")
-        return _drawing(name, experiment, Table(name).rows())
-
-    return Document(
-        name, DOCS / experiment.page, drawn, columns=experiment.columns,
-        by=f"python run.py experiment={name} draw=true keep=true",
-    )  # fmt: skip
 
 
 def _work(told: Path, made: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from remat.errors import InvalidInput
 from remat.solution import Status
 from remat.units import format_cost, format_size
 
-SEVERAL_BUDGETS = ("paper/monet",)
+SEVERAL_BUDGETS = ("monet",)
+STUDIES = ("paper", "monet")
 
 
 def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
@@ -46,14 +47,11 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         import_wandb()  # so that a missing package fails before the first solve
     if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
         raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
-    if cfg.scale == "study" and experiment.partition("/")[0] != "paper":
-        raise InvalidInput("scale=study is for experiment=paper and its parts; write full or quick")
+    if cfg.scale == "study" and experiment not in STUDIES:
+        raise InvalidInput(f"scale=study is for experiment={' or '.join(STUDIES)}; write full or quick")
     if experiment in experiments():
         values = as_dict(cfg)
-        return run_experiment(listed(experiment), values | values["keys"], console)
-    runner = _runner_of(experiment)
-    if runner is not None:
-        return runner(cfg, settings, console, folder)
+        return run_experiment(listed(experiment), values | values["keys"], settings, console)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)
@@ -99,30 +97,6 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         return 1
     has_plan = any(row.cost is not None for row in rows)
     return 0 if has_plan or settings.budget_bytes is None else 1
-
-
-def _runner_of(experiment: str) -> Callable[[DictConfig, Settings, Console, Path], int] | None:
-    """The function of an experiment with more than one graph; None for the others.
-
-    Each is imported only when it runs: together they take a second, which would delay error messages.
-    """
-    if experiment == "benchmark":
-        from experiments.benchmark import run_benchmark as runner
-    elif experiment == "leaderboard":
-        from experiments.leaderboard import run_leaderboard as runner
-    elif experiment == "max_batch_size":
-        from experiments.max_batch_size import run_max_batch_size as runner
-    elif experiment == "throughput":
-        from experiments.throughput import run_throughput as runner
-    elif experiment == "largest_model":
-        from experiments.largest_model import run_largest_model as runner
-    elif experiment == "paper/monet":
-        from experiments.monet import run_monet as runner
-    elif experiment.partition("/")[0] == "paper":  # every other "paper/..." runs some parts of the paper
-        from experiments.paper import run_paper as runner
-    else:
-        return None
-    return runner
 
 
 def _what(settings: Settings) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ class Settings:
     def limit_of(self, strategy: str) -> float:
         """Seconds of a solve of a strategy."""
         return self.time_limits.get(strategy, self.time_limit_s)
+
+    def determining(self) -> dict[str, Any]:
+        """What determines results, JSON-ready: all but where solves run and where a copy goes."""
+        others = ("jobs", "engine", "address", "logger", "wandb_mode", "wandb_project", "instances")
+        found = {name: value for name, value in asdict(self).items() if name not in others}
+        return json.loads(json.dumps(found, default=str))
 
 
 def read_settings(cfg: DictConfig) -> Settings:

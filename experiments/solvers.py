@@ -27,7 +27,7 @@ COLUMNS = (  # of the long table
 MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 
 
-@experiment(page=PAGE, columns=COLUMNS)
+@experiment(page=PAGE)
 def solvers(
     strategies: Sequence[str] = ("portfolio",), only: str = "", time_limit: float = 60.0, seeds: int = 1,
     threads: int = 2, target_gap: float = 1e-4, gaps: bool = False,
@@ -79,8 +79,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     parts = [_tables([row for row in filled if row["strategy"] == name])
              for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip
     text = "\n\n".join([*parts, f"Tables: {link_to(long, DOCS / PAGE)}."])
-    commits = {row["git_commit"] for row in rows}
-    return Drawing(text, [long], columns=COLUMNS, commit=commits.pop() if len(commits) == 1 else None)
+    return Drawing(text, [long])
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> str:

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any, NamedTuple
+
+from rich.console import Console
 
 import remat
 from experiments.build import Subject
@@ -37,6 +40,17 @@ ANY_BUDGET = 2**60
 COMPILE_S = 60.0  # for a strategy that compiles when it first runs
 # Another attempt with the same key would not change these. SKIPPED is not one: a missing solver may be installed.
 _FINAL = (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE, Status.NO_PLAN, Status.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Solves:
+    """What the solves of a case are made with, and where they run and are kept."""
+
+    settings: Settings
+    store: Store
+    engine: Engine
+    progress: SolveProgress
+    console: Console
 
 
 @dataclass(slots=True)
@@ -120,7 +134,8 @@ class GraphRun:
                 how = self.how(name)
                 how = replace(how, time_limit_s=self._turns(name) * how.time_limit_s)
                 jobs.append(Job(key, name, self.problem(ANY_BUDGET), name, how, options, spec=spec))
-        for job, family in self._run(jobs):
+        for job, family in run_jobs(jobs, self.engine, self.progress):
+            self.solved += 1
             assert isinstance(family, Family)
             families[job.strategy] = family
             if family.status is not Status.FAILED:
@@ -156,26 +171,14 @@ class GraphRun:
         rows again.
         """
         found: dict[str, Row] = {}
-        jobs = []
-        for budget in budgets:  # the tightest are the hardest: first, so that no long one is left to the end
+        asked = [
+            Asked(self, name, budget, partial(self._cheapest_below, found, name, budget),
+                  partial(self._known, found, name, budget))
+            for budget in budgets  # the tightest are the hardest: first, so that no long one is left to the end
             # Strategies with members prove bounds: first, so that the others end sooner.
-            for name in sorted(names, key=lambda name: not get_strategy(name).members):
-                key = self.key(name, budget)
-                row = self.store.read_row(key, self.subject.graph)
-                if row is not None and is_final(row):
-                    self.kept[key] = found[key] = row
-                    self.reused += 1
-                else:
-                    if row is not None and row.cost is not None:
-                        found[key] = row  # of an interrupted run: solves can start from its plan
-                    start = partial(self._cheapest_below, found, name, budget)
-                    jobs.append(self.job(name, budget, start, partial(self._known, found, name, budget)))
-        with keeping_interrupted(self.engine, lambda key: self):
-            for job, solution in self._run(jobs):
-                assert isinstance(solution, Solution)
-                row = self.keep(job.key, solution)
-                found[job.key] = row
-                self.progress.finished(f"{job.label}: {row_line(row)}", solution.wall_s)
+            for name in sorted(names, key=lambda name: not get_strategy(name).members)
+        ]  # fmt: skip
+        solve_each(asked, found)
         rows = {name: [found[self.key(name, budget)] for budget in budgets] for name in names}
         return {name: self._with_members(name, rows) for name in names}
 
@@ -238,12 +241,7 @@ class GraphRun:
             warnings.warn(str(error), stacklevel=2)
             return None
 
-    def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Family | Solution]]:
-        for finished in run_jobs(jobs, self.engine, self.progress, self._label):
-            self.solved += 1
-            yield finished
-
-    def _label(self, job: Job) -> str:
+    def label(self, job: Job) -> str:
         """The label of a running solve, with its results so far."""
         known = self.live.get(job.key)
         return job.label if known is None else f"{job.label} ({progress_line(known, self.subject.graph.total_cost)})"
@@ -287,8 +285,8 @@ class GraphRun:
 
 
 def finished_jobs(
-    engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
-) -> Iterator[tuple[Job, Family | Solution]]:
+    engine: Engine, progress: SolveProgress, label: Callable[[Any], str] = lambda job: job.label
+) -> Iterator[tuple[Any, Any]]:
     """Jobs as they finish, until none is left; meanwhile shows the running jobs."""
     for finished in engine.results():
         if finished is not None:
@@ -302,23 +300,23 @@ def run_jobs(
     """Submit the jobs; yield them as they finish."""
     progress.expect([job.how.time_limit_s for job in jobs])
     if jobs:
-        compile_first(progress, (job.strategy for job in jobs))
+        compile_first((job.strategy for job in jobs), progress.note)
     for job in jobs:
         engine.submit(job)
     yield from finished_jobs(engine, progress, label)
 
 
-def compile_first(progress: SolveProgress, names: Iterable[str]) -> None:
+def compile_first(names: Iterable[str], say: Callable[[str], None] = lambda line: None) -> None:
     """Compile the search, and what these strategies compile, before the first solve: its time limit may be shorter."""
     from remat.search.ready import is_ready  # imports Numba, which a run that only redraws does not need
 
     if not is_ready():
-        progress.note("compiling the search, once on this machine (about 45 s)")
+        say("compiling the search, once on this machine (about 45 s)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
     for name in dict.fromkeys(names):
         function = get_strategy(name).compiles
         if function is not None and not is_compiled(function):
-            progress.note(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
+            say(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
             graph = synthetic.chain(n=6)
             remat.solve_sweep(graph, [plain_peak(graph) - 1], name, time_limit_s=COMPILE_S, isolate=True)
 
@@ -472,27 +470,48 @@ def _derived(row: Row, *, plan: Row | None = None, bound: Row | None = None, tol
     return replace(new, bound=proven, gap=gap, status=str(status), key=row_key({"reused": used}))
 
 
-def solve_each(asked: Sequence[tuple[GraphRun, str, int]]) -> list[Row]:
-    """A row for each (graph run, strategy, budget), from the store or solved side by side; all share one engine.
+class Asked(NamedTuple):
+    """A row that is asked for; for `start` and `known` see `GraphRun.job`."""
 
-    No solve starts from the plan of another. Ctrl-C as in `GraphRun.run_budgets`.
+    graph_run: GraphRun
+    strategy: str
+    budget: int
+    start: Callable[[], Plan | None] = lambda: None
+    known: Callable[[], Known | None] | None = None
+
+
+def solve_each(asked: Sequence[tuple[Any, ...]], rows: dict[str, Row] | None = None) -> list[Row]:
+    """A row for each, from the store or solved side by side; all share one engine.
+
+    Ctrl-C as in `GraphRun.run_budgets`.
+
+    Args:
+        asked: (graph run, strategy, budget), or more as in `Asked`.
+        rows: [key] is filled as solves finish.
     """
-    keys = [graph_run.key(strategy, budget) for graph_run, strategy, budget in asked]
-    by_key = dict(zip(keys, asked, strict=True))
-    rows: dict[str, Row] = {}
+    rows = {} if rows is None else rows
+    wanted = [Asked(*each) for each in asked]
+    keys = [each.graph_run.key(each.strategy, each.budget) for each in wanted]
+    by_key = dict(zip(keys, wanted, strict=True))
     jobs = []
-    for key, (graph_run, strategy, budget) in by_key.items():
-        row = graph_run.store.read_row(key, graph_run.subject.graph)
+    for key, each in by_key.items():
+        row = each.graph_run.store.read_row(key, each.graph_run.subject.graph)
         if row is not None and is_final(row):
-            rows[key] = graph_run.kept[key] = row
-            graph_run.reused += 1
-        else:
-            jobs.append(graph_run.job(strategy, budget, lambda: None))
+            rows[key] = each.graph_run.kept[key] = row
+            each.graph_run.reused += 1
+            continue
+        if row is not None and row.cost is not None:
+            rows[key] = row  # of an interrupted run: solves can start from its plan
+        jobs.append(each.graph_run.job(each.strategy, each.budget, each.start, each.known))
     if jobs:
-        engine, progress = asked[0][0].engine, asked[0][0].progress
-        with keeping_interrupted(engine, lambda key: by_key[key][0]):
-            for job, solution in run_jobs(jobs, engine, progress):
+        engine, progress = wanted[0].graph_run.engine, wanted[0].graph_run.progress
+        has_several = len({id(each.graph_run) for each in wanted}) > 1
+        with keeping_interrupted(engine, lambda key: by_key[key].graph_run):
+            for job, solution in run_jobs(jobs, engine, progress, lambda job: by_key[job.key].graph_run.label(job)):
                 assert isinstance(solution, Solution)
-                rows[job.key] = by_key[job.key][0].keep(job.key, solution)
-                progress.finished(f"{job.problem.graph.name}, {job.label}: {row_line(rows[job.key])}", solution.wall_s)
+                graph_run = by_key[job.key].graph_run
+                graph_run.solved += 1
+                rows[job.key] = graph_run.keep(job.key, solution)
+                of = f"{graph_run.subject.graph.name}, " if has_several else ""
+                progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}", solution.wall_s)
     return [rows[key] for key in keys]

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from experiments.documents import DOCS, Document, Drawing, markdown_table
-from remat.errors import InvalidInput
-from remat.registry import Strategy, get_strategy, strategies
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
+from remat import registry
+from remat.registry import Strategy, get_strategy
 
 HEADS = ("strategy", "what it does", "options, with their defaults")
 
 
-def draw(arguments: Sequence[str]) -> Drawing:
-    """A line for each strategy, from the registry.
+@experiment(page="reference/strategies.md", measures=False)
+def strategies() -> Iterator[Case]:
+    """Page: every strategy with its options."""
+    yield from ()
 
-    Raises:
-        InvalidInput: an argument is given.
-    """
-    if arguments:
-        raise InvalidInput("'strategies' takes no arguments")
-    rows = [[f"`{one.name}`", one.summary, "<br>".join(_options(one))] for one in map(get_strategy, strategies())]
+
+@strategies.draws
+def page(_: Sequence[Row]) -> Drawing:
+    """A line for each strategy, from the registry."""
+    known = map(get_strategy, registry.strategies())
+    rows = [[f"`{one.name}`", one.summary, "<br>".join(_options(one))] for one in known]
     return Drawing(markdown_table(HEADS, rows, "lll"))
 
 
@@ -37,6 +40,3 @@ def meanings(docstring: str) -> dict[str, str]:
     entries = re.split(r"^ {4}(?=\w+: )", section[1] if section else "", flags=re.MULTILINE)[1:]
     pairs = (" ".join(entry.split()).replace("``", "`").partition(": ") for entry in entries)
     return {name: text for name, _, text in pairs}
-
-
-DOCUMENT = Document("strategies", DOCS / "reference" / "strategies.md", draw)

@@ -7,6 +7,7 @@ the whole case) and the columns of `Provenance`.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -38,9 +39,9 @@ class Table:
         self.kept, self.run = KEPT_FOLDER / name / "rows.parquet", RUNS_FOLDER / name / "rows.parquet"
         self.path = self.kept if keep else self.run
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, *, kept_only: bool = False) -> list[dict[str, Any]]:
         """All rows; those of a run replace kept rows of the same case."""
-        kept, ran = _read(self.kept), _read(self.run)
+        kept, ran = _read(self.kept), [] if kept_only else _read(self.run)
         keys = {row["case_key"] for row in ran}
         return [*(row for row in kept if row["case_key"] not in keys), *ran]
 
@@ -53,8 +54,11 @@ class Table:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
         facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
-        others = [row for row in _read(self.path) if not _is_of(case, row)]
-        write_rows(self.path, [*others, *({**case.what, **row, **facts} for row in rows)])
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = [row for row in _read(self.path) if not _is_of(case, row)]
+            write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
 
 
 def key_of(case: Case) -> str:

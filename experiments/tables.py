@@ -1,75 +1,52 @@
-"""Every table of README and docs: ``python -m experiments.tables [NAME ... | NAME ARGUMENT ...] [--write]``.
+"""Every page that an experiment draws: ``python -m experiments.tables [NAME ...] [--write]``.
 
-Without a name it lists all tables: page, files, date, and whether the current code made their rows. With names it
-draws and prints these; ``--write`` puts the text into the page, the long tables into results/tables and the figures
-into docs/figures. Arguments after one name belong to that table, e.g. the folder of a run.
+Without a name it lists the pages, and whether the current code made their rows. With names it draws and prints these;
+``--write`` puts the text into the page, the long tables into results/tables and the figures into docs/figures.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from experiments import (
-    largest_batch_table,
-    leaderboard_table,
-    models_table,
-    peers,
-    published_numbers,
-    readme_table,
-    roofline_check,
-    run_documents,
-    strategies_table,
-)
 from experiments.arguments import one_of, run
 from experiments.cli import complain
-from experiments.documents import ROOT, Document, Drawing, markdown_table, other_schema, records, write_document
-from experiments.registry import experiments
-from experiments.runner import document_of
+from experiments.documents import DOCS, ROOT, Drawing, markdown_table, write_drawing
+from experiments.registry import Experiment, experiments
+from experiments.runner import drawing_of
+from experiments.table import Table
 from remat.errors import RematError
 
-DOCUMENTS = {
-    document.name: document
-    for document in (
-        readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
-        published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        strategies_table.DOCUMENT, leaderboard_table.DOCUMENT, peers.DOCUMENT,
-    )
-}  # fmt: skip
-DOCUMENTS |= {
-    document.name: document
-    for name, listed in experiments().items()
-    if (document := document_of(name, listed.load())) is not None
-}
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
 
 
+def drawn_pages() -> dict[str, tuple[Experiment, Path]]:
+    """[name] every experiment that has a page, and the page."""
+    loaded = {name: listed.load() for name, listed in experiments().items()}
+    return {name: (one, DOCS / one.page) for name, one in loaded.items() if one.page is not None}
+
+
 def listing() -> str:
-    """Each document's page, date, code and tables."""
-    written = records()
-    lines = []
-    for document in DOCUMENTS.values():
-        record = written.get(document.name)
-        page = document.page.relative_to(ROOT).as_posix()
-        lines += [f"{document.name:<18} {page}", f"{'':<18}   {state(document, record)}"]
-        if record is not None and record["tables"]:
-            lines.append(f"{'':<18}   {', '.join(f'{name}.csv' for name in record['tables'])}")
-    return "\n".join(lines)
+    """Each experiment's page, and the version of the code that made its rows."""
+    return "\n".join(
+        f"{name:<18} {page.resolve().relative_to(ROOT).as_posix()}\n{'':<18}   {state(name, one)}"
+        for name, (one, page) in drawn_pages().items()
+    )
 
 
-def state(document: Document, record: Mapping[str, Any] | None) -> str:
-    """The date of a document, and the version of the code that made its rows."""
-    if record is None:
-        return f"never drawn; {document.command}"
-    if lacking := other_schema(document, record):
-        return f"drawn {record['drawn']} from rows of another schema (without {', '.join(lacking)}); {document.command}"
-    commit = record["commit"]
-    changed = None if commit is None else changed_since(commit)
+def state(name: str, experiment: Experiment) -> str:
+    """The date of an experiment's rows, and the version of the code that made them."""
+    if not experiment.measures:
+        return "drawn from other rows"
+    rows = Table(name).rows()
+    if not rows:
+        return "no rows"
+    last = max(rows, key=lambda row: row["date"])
+    changed = None if last["git_commit"] is None else changed_since(last["git_commit"])
     version = {True: "an older", False: "this", None: "an unknown"}[changed]
-    suffix = "" if commit is None else f" ({commit[:12]})"
-    return f"drawn {record['drawn']}, rows of {version} version of the code{suffix}"
+    return f"rows of {last['date']} and earlier, by {version} version of the code"
 
 
 def changed_since(commit: str) -> bool | None:
@@ -88,26 +65,24 @@ def printed(drawing: Drawing) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """List, or draw and write; returns the exit code."""
-    write, rest = "--write" in arguments, [argument for argument in arguments if argument != "--write"]
-    if not rest:
-        print(listing())
-        return 0
-    if {"-h", "--help"} & set(rest):
+    names = [argument for argument in arguments if argument != "--write"]
+    if {"-h", "--help"} & {*names}:
         print(__doc__)
         return 0
-    names = rest if all(name in DOCUMENTS for name in rest) else rest[:1]
-    given = rest[len(names) :]
-    failed = False
+    if not names:
+        print(listing())
+        return 0
     try:
+        known = drawn_pages()
         for name in names:
-            drawing = DOCUMENTS[one_of("table", name, DOCUMENTS)].draw(given)
-            if write:
-                write_document(DOCUMENTS[name], drawing)
+            experiment, page = known[one_of("table", name, known)]
+            drawing = drawing_of(name, experiment)
+            if "--write" in arguments:
+                write_drawing(name, page, drawing)
             print(printed(drawing))
-            failed = failed or drawing.failed
     except RematError as error:
         return complain(error)
-    return 1 if failed else 0
+    return 0
 
 
 if __name__ == "__main__":

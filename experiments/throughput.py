@@ -5,7 +5,7 @@ portfolio looks for the fastest plan. The batches are a coarse grid, from the la
 largest that the working set allows, then a finer one around the best. The configuration's costs (roofline by default)
 apply to graphs that `experiments.per_sample.of_batch` derives from one and two samples.
 
-Document (run.json): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
+Document (a row): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
 most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
 ms_per_gib, bound_ns}] of the best batch and of the largest with a plan (`remat.bounds.price`: by how much the
 bound of a step falls for each further GiB).
@@ -13,25 +13,22 @@ bound of a step falls for each further GiB).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig
-from rich.console import Console
-from rich.table import Table
-
+from analysis.charts import save_in_run
 from analysis.throughput import draw_throughput
 from experiments.batch_search import RULES
 from experiments.build import CACHE_FOLDER, Subject
+from experiments.documents import Drawing, long_table, markdown_table
 from experiments.engine import Engine
-from experiments.engines import make_engine
 from experiments.per_sample import of_batch, pair, per_sample
-from experiments.progress import SolveProgress, say_written
-from experiments.row import Row
-from experiments.settings import STORE_FOLDER, Settings
-from experiments.solving import GraphRun, solve_each
-from experiments.store import Store, code_version, write_json
+from experiments.progress import SolveProgress
+from experiments.registry import Case, Row, experiment
+from experiments.row import Row as Solved
+from experiments.settings import RUNS_FOLDER, Settings
+from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Store, code_of, code_version
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
@@ -39,38 +36,44 @@ from remat.graph import Graph
 from remat.simulator import plain_peak
 
 STRATEGY = "portfolio"
+FOLDER = RUNS_FOLDER / "throughput"
 COARSE, QUICK_COARSE = 6, 3  # batches of the grid above the largest that plain training fits
 PRICE_LIMITS = 4  # time limits for one price: its relaxation must be solved to the end
 ROUNDS, QUICK_ROUNDS = 2, 0  # how often the distance from the best batch to its neighbours is halved
 
 
-def run_throughput(cfg: DictConfig, settings: Settings, console: Console, folder: Path) -> int:
-    """Solve, store and draw one network; returns the exit code: 1 if no batch has a plan."""
+@experiment()
+def throughput(
+    settings: Settings, scale: str = "full", time_limit: float = 20.0, batch_size: int | None = None
+) -> Iterator[Case]:
+    """The batch and plan with the highest throughput on a 16 GB card (roofline), and the price of memory there."""
     if settings.spec is None or settings.spec.framework == "synthetic":
         raise InvalidInput("experiment=throughput needs a Keras model with layer granularity")
-    if cfg.batch_size is not None:
+    if batch_size is not None:
         raise InvalidInput("experiment=throughput finds the batch size; leave batch_size out")
     if settings.cost != "roofline":
         raise InvalidInput("experiment=throughput scales the costs of one sample to any batch: keep cost=roofline")
-    quick = cfg.scale == "quick"
-    engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with engine, SolveProgress(console, engine.at_once) as progress:
-        coarse, rounds = (QUICK_COARSE, QUICK_ROUNDS) if quick else (COARSE, ROUNDS)
-        document = throughput(
-            settings, Store(STORE_FOLDER), engine, progress, coarse=coarse, rounds=rounds,
-            price_limit_s=PRICE_LIMITS * settings.time_limit_s,
-        )  # fmt: skip
-    write_json(folder / "run.json", {"experiment": "throughput", **document})
-    console.print(_table(document))
-    for price in document["prices"]:
-        known = price["ms_per_gib"]
-        worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (of the bound)"
-        console.print(f"one more GiB at batch {price['batch']}: {worth}", markup=False)
-    say_written(console, draw_throughput(folder))
-    return 0 if document["best"] is not None else 1
+    coarse, rounds = (QUICK_COARSE, QUICK_ROUNDS) if scale == "quick" else (COARSE, ROUNDS)
+    what = {"settings": settings.determining(), "coarse": coarse, "rounds": rounds}
+    yield Case(measure, what, code_of(STRATEGY), name=f"{settings.spec.name}, {settings.gpu.name}", solves=settings)
 
 
-def throughput(
+def measure(run: Solves, coarse: int, rounds: int, **_settings: Any) -> Iterator[Row]:
+    """The document of one network.
+
+    Raises:
+        InvalidInput: no batch has a plan.
+    """
+    limit_s = PRICE_LIMITS * run.settings.time_limit_s
+    document = best_batch(
+        run.settings, run.store, run.engine, run.progress, coarse=coarse, rounds=rounds, price_limit_s=limit_s
+    )
+    if document["best"] is None:
+        raise InvalidInput("no batch has a plan")
+    yield document
+
+
+def best_batch(
     settings: Settings, store: Store, engine: Engine, progress: SolveProgress, *, coarse: int = COARSE,
     rounds: int = ROUNDS, price_limit_s: float = 60.0,
 ) -> dict[str, Any]:  # fmt: skip
@@ -91,7 +94,7 @@ def throughput(
         return GraphRun(subject, settings, "throughput", store, engine, progress, plain_peak(costed))
 
     graph_runs: dict[int, GraphRun] = {}
-    rows: dict[int, Row] = {}
+    rows: dict[int, Solved] = {}
 
     def solve(batches: Sequence[int]) -> None:
         new = [batch for batch in batches if batch not in rows]
@@ -129,12 +132,12 @@ def between(batches: Sequence[int], best: int) -> list[int]:
     return sorted({(best + other) // 2 for other in near} - set(batches))
 
 
-def _best(rows: dict[int, Row]) -> int | None:
+def _best(rows: dict[int, Solved]) -> int | None:
     with_plan = [batch for batch, row in rows.items() if row.cost]
     return max(with_plan, key=lambda batch: batch / (rows[batch].cost or 1), default=None)
 
 
-def _point(batch: int, row: Row) -> dict[str, Any]:
+def _point(batch: int, row: Solved) -> dict[str, Any]:
     bound = row.bound if row.bound is not None else row.total_cost
     return {
         "batch": batch, "status": row.status, "cost_ns": row.cost, "bound_ns": bound, "overhead": row.overhead,
@@ -159,13 +162,28 @@ def _price(
     return store.remember("prices", asked, compute) or {"batch": batch, "ms_per_gib": None, "bound_ns": None}
 
 
-def _table(document: dict[str, Any]) -> Table:
-    table = Table("batch", "status", "step (ms)", "samples/s", "at most (proven)", "overhead")
+@throughput.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """For each network the batches, the price of memory and the figure."""
+    parts, figures, tables = [], {}, []
+    for row in {row["network"]: row for row in rows}.values():
+        name = f"throughput_{row['network']}"
+        parts.append(_table(row))
+        for price in row["prices"]:
+            known = price["ms_per_gib"]
+            worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (bound)"
+            parts.append(f"One more GiB at batch {price['batch']}: {worth}.")
+        figures[name] = save_in_run(FOLDER, name, draw_throughput, row)[0]
+        tables.append(long_table(name, row["points"]))
+    return Drawing("\n\n".join(parts), tables, figures)
+
+
+def _table(document: Row) -> str:
+    lines = []
     for point in document["points"]:
-        cost = point["cost_ns"]
-        cells = ["", "", ""] if cost is None else [
-            f"{cost / 1e6:.2f}", f"{point['samples_per_s']:.2f}", f"{100 * point['overhead']:.2f} %"
-        ]  # fmt: skip
-        mark = " *" if point["batch"] == document["best"] else ""
-        table.add_row(f"{point['batch']}{mark}", point["status"], *cells[:2], f"{point['most_per_s']:.2f}", cells[2])
-    return table
+        cost, mark = point["cost_ns"], " *" if point["batch"] == document["best"] else ""
+        cells = ["", ""] if cost is None else [f"{cost / 1e6:.2f}", f"{point['samples_per_s']:.2f}"]
+        over = "" if cost is None else f"{100 * point['overhead']:.2f} %"
+        lines.append([f"{point['batch']}{mark}", point["status"], *cells, f"{point['most_per_s']:.2f}", over])
+    heads = [f"{document['network']}, {document['gpu']}: batch", "status", "step (ms)", "samples/s", "at most (proven)"]
+    return markdown_table([*heads, "overhead"], lines)

@@ -19,7 +19,7 @@ from typing import Any
 
 import remat
 from experiments.arguments import Parser, names_of, run, seconds, stop_if_interrupted
-from experiments.monet.published import NETWORKS
+from experiments.monet.published import GIB, NETWORKS
 from experiments.provenance import provenance
 from experiments.settings import find_graph
 from experiments.solving import finished
@@ -37,9 +37,6 @@ from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.units import format_size
 
-GIB = 1024**3
-PUBLISHED_GIB = (10, 9, 8, 7, 6, 5)
-OTHERS_GIB = {"vgg16": (10, 9, 8, 7, 6, 5.51)}  # its smallest published budget
 FRACTIONS = (0.8, 0.6)  # of the plain step's peak
 OF_ACTIVATIONS = (0.6, 0.45)  # of what the peak holds beyond the bytes that are always there
 OLDER_SIZES = {  # of ON_A_CPU, whose plans still load
@@ -164,7 +161,7 @@ def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
 def _graph_entries(
     network: str, ending: str, graph: Graph, costs: str, settings: dict[str, Any]
 ) -> Iterator[Entry]:  # fmt: skip
-    for gib in OTHERS_GIB.get(network, PUBLISHED_GIB):
+    for gib in NETWORKS[network].budgets_gib:
         made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": int(gib * GIB)}
 
         def make(path: Path, made_from: dict[str, Any] = made_from) -> dict[str, Any]:
@@ -233,7 +230,7 @@ def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
             yield entry(name, today, share, cost="profile", operators="default", of="activations")
     for model, batch in BATCHES.items():
         spec = replace(torch_model(model), batch_size=batch)
-        for gib in OTHERS_GIB.get(model, PUBLISHED_GIB):
+        for gib in NETWORKS[model].budgets_gib:
             name = f"{model}_b{batch}_{gib:g}GB"
             yield entry(name, spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
 

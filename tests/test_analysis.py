@@ -16,12 +16,11 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import charts, drawing, matrices, memory, network, overhead, scales, shown_plans, style
+from analysis import charts, drawing, matrices, memory, network, scales, shown_plans, style
 from analysis import overhead_data as overhead_module
-from analysis.command import command
 from analysis.page import page
 from analysis.results import load_run
-from analysis.table import format_table, pick
+from analysis.table import pick
 from remat import Graph, Plan, simulate
 from remat.errors import InvalidInput
 
@@ -68,25 +67,6 @@ def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> 
     assert len(again) == 4  # a PNG and a PDF of each
     for path in again:
         assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
-
-
-def test_the_overhead_figure_alone_is_the_same(
-    drawn: tuple[Path, list[Path]], failed: tuple[Path, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = drawn[0] / "figures" / "overhead.png"
-    before = figure.read_bytes()
-    figure.unlink()
-    assert command("analysis.overhead", "RUN_FOLDER", overhead.redraw, [str(drawn[0])]) == 0
-    assert figure.read_bytes() == before
-    assert capsys.readouterr().out.splitlines() == [str(figure), str(figure.with_suffix(".pdf"))]
-    assert command("analysis.overhead", "RUN_FOLDER", overhead.redraw, [str(failed[0])]) == 1
-    assert command("analysis.overhead", "RUN_FOLDER", overhead.redraw, [str(tmp_path)]) == 1
-    assert command("analysis.overhead", "RUN_FOLDER", overhead.redraw, []) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3
-    assert "no strategy has a plan" in errors[0]
-    assert "no run.json" in errors[1]
-    assert errors[2] == "usage: python -m analysis.overhead RUN_FOLDER"
 
 
 def test_only_failures(failed: tuple[Path, list[Path]]) -> None:
@@ -355,7 +335,6 @@ def test_terminal_table_of_one_budget(failed: tuple[Path, list[Path]]) -> None:
     text = text_of(analysis.terminal_table(failed[0]))
     assert "INFEASIBLE" in text
     assert "operation 3 alone needs more" in text
-    assert text_of(format_table([])).strip()
 
 
 def test_pick_keeps_the_ends() -> None:

@@ -14,15 +14,14 @@ import pytest
 from browser import open_page
 
 import remat
-from analysis.leaderboard import draw_folder
-from analysis.leaderboard_page import payload, read_benchmark
+from analysis.leaderboard_page import leaderboard, payload
 from analysis.memory import timeline
 from experiments import cli
-from experiments.benchmark import POINTS, Piece
+from experiments.benchmark import POINTS
 from experiments.config import register
 from experiments.leaderboard_table import _duels
+from experiments.table import Table
 from remat import solvers
-from remat.errors import InvalidInput
 from remat.frontends import synthetic
 
 STRATEGIES = "strategies=[checkpoint_all,chen_sqrtn,griewank,checkmate_milp]"
@@ -44,23 +43,26 @@ def run(*arguments: str) -> int:
     return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=3", *arguments])
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
-    return list(Piece.read(folder / "results" / "benchmark" / "quick" / f"{name}.parquet").rows.values())
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Rows of the small benchmark, in the working folder."""
+    return [row for row in Table("benchmark").rows() if (row["benchmark"], row["instance"]) == ("quick", name)]
 
 
-def test_every_problem_has_a_row_of_every_strategy(folder: Path) -> None:
-    asked = {(row["strategy"], row["budget_bytes"], row["time_limit_s"]) for row in rows_of(folder, "skip_d6")}
+def test_every_problem_has_a_row_of_every_strategy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    asked = {(row["strategy"], row["budget_bytes"], row["time_limit_s"]) for row in rows_of("skip_d6")}
     short = [each for each in asked if each[2] == 3]
     assert len(short) == 4 * 2
     # With the longer limit only what may use it is solved.
     assert {name for name, _, limit in asked if limit == 5} == {"checkmate_milp"}
-    (chain,) = {row["family"] for row in rows_of(folder, "chain_n12")}
+    (chain,) = {row["family"] for row in rows_of("chain_n12")}
     assert chain == "chain"
 
 
-def test_rows_are_what_the_solvers_return(folder: Path) -> None:
+def test_rows_are_what_the_solvers_return(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     graph = synthetic.chain(n=12, varied=True)
-    for row in rows_of(folder, "chain_n12"):
+    for row in rows_of("chain_n12"):
         solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=3)
         assert (str(solution.status), solution.cost, solution.peak_bytes) == (
             row["status"],
@@ -70,7 +72,7 @@ def test_rows_are_what_the_solvers_return(folder: Path) -> None:
         if solution.plan is not None:
             levels = base64.b64decode(row["memory"])
             assert len(levels) == POINTS
-            assert max(levels) == round(255 * solution.peak_bytes / row["store_all_peak_bytes"])
+            assert max(levels) == round(255 * solution.peak_bytes / row["plain_peak_bytes"])
 
 
 def test_the_highest_memory_of_each_part_by_hand() -> None:
@@ -89,15 +91,13 @@ def test_nothing_is_solved_twice_until_the_version_is_raised(
 ) -> None:
     monkeypatch.chdir(folder)
     capsys.readouterr()
-    (folder / "runs" / "store").rename(folder / "runs" / "gone")  # another checkout has the committed rows alone
     assert run(STRATEGIES, "networks=[chain_n12]") == 0
-    assert "chain_n12, " not in capsys.readouterr().out
-    (folder / "runs" / "store").exists() or (folder / "runs" / "gone").rename(folder / "runs" / "store")
+    assert "0 cases measured now, 4 taken" in capsys.readouterr().out
     monkeypatch.setattr(solvers, "VERSION", solvers.VERSION + 1)
-    before = len(rows_of(folder, "chain_n12"))
+    before = len(rows_of("chain_n12"))
     assert run("strategies=[checkmate_milp]", "networks=[chain_n12]") == 0
-    assert capsys.readouterr().out.count("chain_n12, checkmate_milp") == 2
-    assert len(rows_of(folder, "chain_n12")) == before  # new rows take the place of old ones
+    assert "1 cases measured now" in capsys.readouterr().out
+    assert len(rows_of("chain_n12")) == before  # new rows take the place of old ones
 
 
 def test_what_is_absent_is_left_out(
@@ -107,7 +107,7 @@ def test_what_is_absent_is_left_out(
     monkeypatch.delenv("REMAT_INSTANCES", raising=False)
     assert run(STRATEGIES, "networks=[skip_d6]", "benchmark.instances.skip_d6.graph=no/such.json",
                "benchmark.instances.skip_d6.model=null") == 0  # fmt: skip
-    assert "left out: skip_d6: graph=no/such.json: no such file" in capsys.readouterr().out
+    assert "left out: skip_d6: published files are absent" in capsys.readouterr().out
     assert run("networks=[skip_d7]") == 1
     assert "unknown instance 'skip_d7'" in capsys.readouterr().err
 
@@ -130,29 +130,21 @@ def test_a_wrong_benchmark_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert run(override) in (1, 2)
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs" / "benchmark").exists()
 
 
 def test_other_settings_leave_the_rows_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    before = len(rows_of(folder, "chain_n12"))
+    before = len(rows_of("chain_n12"))
     assert run("strategies=[checkpoint_all]", "networks=[chain_n12]", "accounting=published") == 0
-    assert len(rows_of(folder, "chain_n12")) == before + 2
+    assert len(rows_of("chain_n12")) == before + 2
 
 
-def test_a_broken_piece_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = folder / "results" / "benchmark" / "quick" / "chain_n12.parquet"
-    cut = tmp_path / "cut.parquet"
-    cut.write_bytes(source.read_bytes()[:-50])
-    with pytest.raises(InvalidInput, match="cannot be read as parquet"):
-        Piece.read(cut)
-    with pytest.raises(InvalidInput, match="holds no rows of a benchmark"):
-        read_benchmark(tmp_path / "nothing")
-
-
-def test_the_data_of_the_page(folder: Path) -> None:
-    shown = read_benchmark(folder / "results" / "benchmark" / "quick")
-    data = payload(shown.counted.rows, shown.families)
+def test_the_data_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    mine = [row for name in ("chain_n12", "skip_d6", "layered_n30") for row in rows_of(name)]
+    shown = leaderboard([row for row in mine if row["accounting"] == "exact"])
+    data = payload(shown.rows, shown.families)
     names = [entrant["name"] for entrant in data["entrants"]]
     assert sorted(names) == sorted(["checkpoint_all", "chen_sqrtn", "griewank", "checkmate_milp"])
     solves = [dict(zip(data["columns"], solve, strict=True)) for solve in data["solves"]]
@@ -170,7 +162,7 @@ def test_duels_by_hand() -> None:
         def __init__(self, strategy: str, budget: int, cost: int | None, steps: Any = ()) -> None:
             self.graph_sha256, self.instance, self.strategy, self.budget_bytes = "g", "graph", strategy, budget
             self.cost, self.gap, self.status = cost, None, "NO_PLAN" if cost is None else "FEASIBLE"
-            self.start_s, self.trajectory = 0.5, json.dumps(steps)
+            self.start_s, self.trajectory = 0.5, list(steps)
 
     rows = [
         Row("portfolio", 1, 10, [(0.6, 30), (1.6, 10)]), Row("portfolio", 2, 12), Row("portfolio", 3, None),
@@ -189,8 +181,8 @@ def test_the_page_in_a_browser(folder: Path, browser: Any, monkeypatch: pytest.M
     from selenium.webdriver.support.ui import Select
 
     monkeypatch.chdir(folder)
-    page = draw_folder(Path("results", "benchmark", "quick"))[-1]
-    open_page(browser, page.resolve())
+    assert run(STRATEGIES) == 0
+    open_page(browser, (folder / "runs" / "benchmark" / "page.html").resolve())
 
     def count(selector: str) -> int:
         return browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import analysis
 from analysis.results import load_run
 from analysis.table import write_csv
 from experiments import cli
-from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register, run_name
+from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register
 from experiments.models_table import specs
 from experiments.registry import experiments, listed
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
@@ -43,8 +42,7 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
     written = yaml.safe_load((CONF_FOLDER / "experiment" / f"{name}.yaml").read_text()) or {}
     spec = settings.spec
     assert spec is not None
-    models = [d["override /model"] for d in written.get("defaults", []) if "override /model" in d]
-    assert spec.name == (models or ["vgg19"])[0]
+    assert spec.name == "vgg19"
     if "batch_size" in written:
         assert spec.batch_size == written["batch_size"]
     if "accounting" in written:
@@ -53,11 +51,11 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
 
 # Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size, test_paper and
 # test_monet_paper.
-ELSEWHERE = ("throughput", "largest_model", "paper")
+ELSEWHERE = ("monet",)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in FILES if n.partition("/")[0] not in ELSEWHERE])
+@pytest.mark.parametrize("name", [n for n in FILES if n not in ELSEWHERE])
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,14 +63,9 @@ def test_an_experiment_runs_in_its_fast_form(
     monkeypatch.setattr(analysis, "draw_run", lambda folder: [write_csv(load_run(folder), folder / "table.csv")])
     fast = ["model=chain", "model.options.n=4", "input_size=null", "points=3", "scale=quick",
             "strategies=[checkpoint_all,chen_sqrtn]"]  # fmt: skip
-    if name == "leaderboard":  # it ranks what others have stored
-        assert cli.main([*fast[:-1], "strategies=[checkpoint_all]"]) == 0
-        assert not list(tmp_path.glob("runs/leaderboard_*"))
-    if name == "benchmark":
-        fast = ["benchmark=quick", "networks=[chain_n12]", *fast[-2:]]  # it has graphs of its own
     assert cli.main([f"experiment={name}", *fast]) == 0
     assert "table.csv" in capsys.readouterr().out
-    assert list(tmp_path.glob("runs/leaderboard_*/table.csv" if name == "leaderboard" else "runs/*/table.csv"))
+    assert list(tmp_path.glob("runs/*/table.csv"))
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("model", "experiment")])
@@ -128,14 +121,3 @@ def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:
     assert quick.points < full.points
     assert quick.time_limit_s < full.time_limit_s
     assert quick.spec == full.spec
-
-
-def test_experiments_with_a_document_of_their_own_never_share_a_folder() -> None:
-    names = []
-    for experiment in ("largest_model", "max_batch_size", "throughput"):
-        with initialize_config_dir(str(CONF_FOLDER), version_base=None):
-            cfg = compose("config", [f"experiment={experiment}", "model=vgg19", "scale=quick", "time_limit=1"])
-        names.append(run_name(cfg, experiment))
-        assert names[-1].startswith(f"{experiment}_vgg19_")
-        assert run_name(cfg, "budget_sweep").startswith("vgg19_")
-    assert len(set(names)) == 3

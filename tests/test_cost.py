@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments import roofline_check
+from experiments.documents import DOCS, TABLES
 from remat import _profile_worker
 from remat.cost import COST_MODELS, CostWarning, Gpu, Noise, apply_cost, costs_and_noise, gpu_names, load_gpu, timing
 from remat.cost import profile as profile_module
@@ -758,14 +759,14 @@ def test_roofline_against_measured_p100_times(instances: Path) -> None:
 
 
 def test_documented_tables_are_those_of_the_command(instances: Path) -> None:
-    written = (roofline_check.DOCUMENT.page.parents[2] / "results" / "tables" / "roofline_kinds.csv").read_text()
+    written = (TABLES / "roofline_kinds.csv").read_text()
     table = roofline_check.comparison(instances)[1][-1]
     assert written.splitlines() == [",".join(cells) for cells in (table.heads, *table.rows)]
-    text = roofline_check.DOCUMENT.page.read_text()
+    text = (DOCS / roofline_check.PAGE).read_text()
     assert roofline_check.comparison(instances)[0] in text
 
 
 @pytest.mark.slow
 def test_documented_frontend_totals_are_those_of_the_command(instances: Path) -> None:
     pytest.importorskip("torch")
-    assert roofline_check.frontend_table(instances) in roofline_check.DOCUMENT.page.read_text()
+    assert roofline_check.frontend_table(instances) in (DOCS / roofline_check.PAGE).read_text()

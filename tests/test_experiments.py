@@ -102,6 +102,15 @@ def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None
     assert f"{8 - finished} cases measured now, {finished} taken" in run(*arguments).stdout
 
 
+def test_cases_run_side_by_side_if_asked(folder: Path) -> None:
+    began = time.monotonic()
+    assert (
+        "6 cases measured now" in run("experiment=powers", "numbers=[1,2,3,4,5,6]", "seconds=4", "engine.jobs=6").stdout
+    )
+    assert time.monotonic() - began < 24
+    assert sorted(row["n"] for row in table.Table("powers").rows()) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path) -> None:
     done = run("experiment=powers", "numbers=[12,13,14]")
     assert done.returncode == 1
@@ -184,7 +193,7 @@ def test_a_function_may_be_named_so_that_only_its_process_imports_it(
 ) -> None:
     (folder / "more" / "heavy.py").write_text("def measure(n):\n    yield {'n2': n * n}\n")
     monkeypatch.setenv("PYTHONPATH", str(folder / "more"))
-    assert runner.measured(folder / "more" / "powers.py", Case("heavy.measure", {"n": 4})) == [{"n2": 16}]
+    assert runner.CaseJob(folder / "more" / "powers.py", Case("heavy.measure", {"n": 4})).measured() == [{"n2": 16}]
     assert "heavy" not in sys.modules
 
 
@@ -200,4 +209,4 @@ def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:
     file = folder / "more" / "dies.py"
     file.write_text("import os\n\ndef measure():\n    os._exit(7)\n")
     with pytest.raises(InvalidInput, match="ended with 7"):
-        runner.measured(file, Case(module_of(file).measure, {}))
+        runner.CaseJob(file, Case(module_of(file).measure, {})).measured()

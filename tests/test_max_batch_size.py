@@ -16,18 +16,16 @@ from rich.console import Console
 import experiments.largest_model as largest_module
 import experiments.throughput as throughput_module
 import remat
-from analysis import max_batch_size as drawing
-from analysis.command import command
 from experiments import cli
 from experiments.batch_search import RULES, Bisection
 from experiments.config import register
 from experiments.engine import Job
 from experiments.engines import make_engine
-from experiments.largest_model import SizeSearch
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress
 from experiments.store import Store
+from experiments.table import Table
 from experiments.throughput import between, grid
 from remat import BoundCertificate, Graph, Operation, Value
 from remat.bounds.price import price_of, shadow_price
@@ -37,6 +35,7 @@ from remat.errors import RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Work
+from remat.largest import SizeSearch
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.search.exhaustive import exhaustive
@@ -288,7 +287,7 @@ def test_a_bound_with_knapsack_rows_has_no_price(vgg19: PerSample) -> None:
 @pytest.mark.parametrize(("largest", "provable"), [(1, True), (9, True), (14, False), (40, True)])
 @pytest.mark.parametrize("growth", [2, 4])
 def test_sizes_grow_then_are_halved(largest: int, provable: bool, growth: int) -> None:
-    known, asked = SizeSearch(7, growth), []
+    known, asked = SizeSearch(7, 7 * (growth - 1), growth), []
     while (size := known.next_size()) is not None:
         assert size not in asked
         asked.append(size)
@@ -316,21 +315,23 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     asked = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
              "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
     assert cli.main(asked) == 0
-    (folder,) = [path.parent for path in tmp_path.glob("runs/*/run.json")]
-    (document,) = drawing.load(folder)
-    found = {record["strategy"]: record["found"]["exact"] for record in document["records"]}
-    assert found[DIRECT] == found["checkmate_milp"] == document["proven"]["exact"]  # small enough to be proven
+    folder = tmp_path / "runs" / "max_batch_size"
+    (row,) = Table("max_batch_size").rows()
+    found = {record["strategy"]: record["found"]["exact"] for record in row["records"]}
+    assert found[DIRECT] == found["checkmate_milp"] == row["proven"]["exact"]  # small enough to be proven
     assert found["checkpoint_all"] < found["checkmate_milp"]
-    assert not document["contradicted"]
-    (folder / "table.csv").unlink()
-    assert command("analysis.max_batch_size", "RUN", drawing.redraw, [str(folder)], several=True) == 0
-    first = (folder / "table.csv").read_text()
-    assert "published_stated" in first
+    assert not row["contradicted"]
+    assert "published_stated" in (folder / "max_batch_size.csv").read_text()
     assert (folder / "figures" / "max_batch_size.png").stat().st_size > 5000
+    assert cli.main(asked) == 0
+    assert "0 cases measured now, 1 taken" in capsys.readouterr().out
+    assert cli.main([asked[0], "draw=true"]) == 0
+    assert "| checkmate_milp |" in capsys.readouterr().out
     settings = cli.check(asked, multirun=False)
     store = Store(Path("runs/store"))
     with SolveProgress(Console(quiet=True), 1) as progress, _NoEngine() as engine:
-        assert max_batches(settings, store, engine, progress) == [document]
+        (document,) = max_batches(settings, store, engine, progress)
+    assert {key: row[key] for key in document} == document
 
 
 class _NoEngine:
@@ -375,7 +376,7 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(surroundings, monkey
     graph = training_graph(6)
     monkeypatch.setattr(throughput_module, "pair", lambda spec: (worked(graph, 1), worked(graph, 2)))
     monkeypatch.setattr(throughput_module, "per_sample", lambda spec: PerSample("small", graph, 5000, 10))
-    document = throughput_module.throughput(settings, store, engine, progress, coarse=2, rounds=1)
+    document = throughput_module.best_batch(settings, store, engine, progress, coarse=2, rounds=1)
     points = {point["batch"]: point for point in document["points"]}
     planned = {batch: point for batch, point in points.items() if point["samples_per_s"] is not None}
     assert document["best"] == max(planned, key=lambda batch: planned[batch]["samples_per_s"])
@@ -390,7 +391,7 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(surroundings, monkey
         assert row.peak_bytes <= 400_000
         assert point["samples_per_s"] == pytest.approx(batch * 1e9 / (row.cost or 0))
     assert [price["batch"] for price in document["prices"]] == list(dict.fromkeys((document["best"], max(planned))))
-    again = throughput_module.throughput(settings, store, None, None, coarse=2, rounds=1)  # nothing is left to solve
+    again = throughput_module.best_batch(settings, store, None, None, coarse=2, rounds=1)  # nothing is left to solve
     assert again == document
 
 

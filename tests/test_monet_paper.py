@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +9,23 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import redraw
 from analysis.monet.points import GIB, Point, cheapest, contained
 from analysis.monet.solving import timed
+from analysis.parts import Study
 from experiments import cli
 from experiments.config import register
-from experiments.monet import PARTS, algorithms
+from experiments.monet import algorithms
 from experiments.monet.implementations import available, count, reason
 from experiments.monet.published import NETWORKS
 from experiments.store import Store
+from experiments.table import Table
 from remat.frontends.monet import BATCHES, monet_graph, plain_pytorch
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 from remat.plan import Plan
 from remat.solution import Family, Member
 
-RUN = ["experiment=paper/monet", "scale=quick", "networks=[vgg16]", "time_limit=1.5", "budget=[10GiB,9GiB]"]
+RUN = ["experiment=monet", "scale=quick", "networks=[vgg16]", "time_limit=1.5", "budget=[10GiB,9GiB]"]
 
 
 @pytest.fixture
@@ -161,24 +161,20 @@ def test_the_store_keeps_the_implementations_of_a_family(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_run_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_drawn_and_is_not_measured_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.table.KEPT_FOLDER", here / "results")
     assert cli.main(RUN) == 0
-    said = capsys.readouterr().out
-    assert "records: skipped, the published graphs are not at hand" in said
-    (folder,) = here.glob("runs/monet_quick_*")
-    page = (folder / "page.html").read_text()
-    assert "MONeT reproduced" in page
-    assert "data:image/png" in page
-    assert {path.stem for path in folder.glob("*.json")} == {"monet", *PARTS}
+    assert "records: skipped, the published graphs are not at hand" in capsys.readouterr().out
+    folder = here / "runs" / "monet"
     assert (folder / "figures" / "overhead.pdf").is_file()
-    table = (folder / "tables" / "monet_overhead.csv").read_text().splitlines()
+    table = (folder / "monet_overhead.csv").read_text().splitlines()
     assert [line.split(",")[:3] for line in table[1:]] == [["VGG-16", "10", "-5.30 %"], ["VGG-16", "9", "-4.64 %"]]
-    rows = json.loads((folder / "overhead.json").read_text())["rows"]
-    assert {row["strategy"] for row in rows} == {"checkmate_milp", "portfolio", "monet", "gist"}
+    document = Study.of(Table("monet").rows(), folder).document("overhead")
+    assert {row["strategy"] for row in document["rows"]} == {"checkmate_milp", "portfolio", "monet", "gist"}
     assert cli.main(RUN) == 0
-    assert "\n0 solved now" in capsys.readouterr().out
-    redraw(folder)
-    assert (folder / "page.html").read_text() == page
+    assert "0 cases measured now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -188,7 +184,7 @@ def test_a_run_is_drawn_and_costs_nothing_to_repeat(here: Path, capsys: pytest.C
      ("budget=[]", "empty list"), ("scope=free", "staged")],
 )  # fmt: skip
 def test_what_is_mistyped_is_one_line(here: Path, given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment=paper/monet", "scale=quick", given]) == 1
+    assert cli.main(["experiment=monet", "scale=quick", given]) == 1
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
@@ -196,4 +192,4 @@ def test_what_is_mistyped_is_one_line(here: Path, given: str, words: str, capsys
 
 def test_other_experiments_take_one_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["model=chain", "budget=[1GB,2GB]"]) == 1
-    assert "paper/monet" in capsys.readouterr().err
+    assert "experiment=monet" in capsys.readouterr().err

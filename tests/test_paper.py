@@ -11,23 +11,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
 import analysis.monet
 import analysis.paper
-import experiments.monet
 from analysis.charts import grouped_bars
-from analysis.paper import batches, sweeps
+from analysis.paper import sizes, sweeps
 from analysis.paper.claims import Larger, _batches
 from analysis.paper.solving import solver_cases
 from analysis.paper.sweeps import ratio_rows
-from analysis.parts import LEADS, Table, html_of, prose
+from analysis.parts import LEADS, Study, prose
 from experiments import cli
-from experiments.config import group_options, register
-from experiments.paper import FULL, PARTS, QUICK, STUDY
+from experiments.checkmate import FULL, QUICK, STUDY
+from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
-from experiments.paper.solver_time import SHARES
-from experiments.paper.stages import BUDGETS, LAYERS, _in_child, answer_of, solve_published, unit_chain
+from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
+from experiments.paper.sweeps import SHARES
+from experiments.registry import experiments
+from experiments.settings import read_settings
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 
@@ -114,8 +116,9 @@ def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_agai
     assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
     assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
     sweep = sweeps.Sweep("net", "Net", "ours", run)
-    assert sweeps.proven_words([sweep]).startswith("1 of 3 are proven")  # all is optimal at 30
-    assert "50.0 % (Net at 0.00 GB)" in sweeps.proven_words([sweep])
+    proven = sweeps.proven([sweep])
+    assert (proven["near"], proven["known"]) == (1, 3)  # all is optimal at 30
+    assert (proven["widest"], proven["widest_at"]) == (pytest.approx(50), "Net at 0.00 GB")
 
 
 def test_every_scale_has_budgets_for_solver_times() -> None:
@@ -132,9 +135,9 @@ def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatc
         base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "gap": 0.03, "wall_s": 9.0, "stats": "{}"},
         base | {"key": "k3", "status": "TIMEOUT", "cost": None, "gap": None, "wall_s": 9.0, "stats": "{}"},
     ])  # fmt: skip
-    monkeypatch.setattr("analysis.paper.solving.read_rows", lambda store, keys: rows)
-    document = {"store": ".", "rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}
-    first, second, third = solver_cases(document, Path())
+    monkeypatch.setattr(Study, "rows", lambda study, keys: rows)
+    document = {"rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}
+    first, second, third = solver_cases(document, Study({}, {}, Path()))
     assert [first[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [1.0, 2.0, 3.0, 5.0]
     assert [second[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [9.0, 9.0, None, None]
     assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
@@ -170,7 +173,7 @@ def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio()
                      {"strategy": "search", "found": {"exact": best}}]}
         for network, (plain, best) in found.items()
     ]  # fmt: skip
-    claim = Larger("larger", "5x", "checkpoint_all", ("mobilenet",))
+    claim = Larger("larger", 5.0, "checkpoint_all", ("mobilenet",))
     rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
     assert rows == [
         ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],
@@ -206,34 +209,26 @@ def test_throughput_says_where_recomputation_pays() -> None:
                        curve("unet", 20, 40, {10: 4.0, 20: 5.0, 40: 6.0})],
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
-    part = batches.throughput(document, Path())
+    part = sizes.throughput(document, Study({}, {}, Path()))
     assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
     assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
     assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
-    speeds, prices, sizes = part.tables
+    speeds, prices, tried = part.tables
     assert ["VGG19", "50", "no", "INFEASIBLE", "", "none", "10.00 %", ""] in speeds.rows
     assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
-    assert sizes.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
+    assert tried.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
 
 
 def test_throughput_without_a_solved_network_has_no_curve() -> None:
-    part = batches.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Path())
+    part = sizes.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Study({}, {}, Path()))
     assert not part.figures
     assert not part.tables
 
 
-def test_a_table_escapes_what_it_shows() -> None:
-    text = html_of(Table("t", "a & b", ["x", "y"], [["<b>", "1,234.5 %"]]))
-    assert "&lt;b&gt;" in text
-    assert "a &amp; b" in text
-    assert '<td class="n">1,234.5 %</td>' in text
-
-
-@pytest.mark.parametrize(("ran", "drawn"), [(PARTS, analysis.paper), (experiments.monet.PARTS, analysis.monet)])
-def test_a_part_has_one_name_and_its_prose_is_markdown(ran: dict[str, Any], drawn: ModuleType) -> None:
-    assert list(ran) == list(drawn.REPORTS)
-    for name in ran:
+@pytest.mark.parametrize("drawn", [analysis.paper, analysis.monet])
+def test_the_prose_of_every_part_is_markdown(drawn: ModuleType) -> None:
+    for name in drawn.REPORTS:
         title, *texts = Path(drawn.__file__ or "").with_name(f"{name}.md").read_text().strip().split("\n\n")
         assert title.startswith("# ")
         assert [text.startswith(lead) for text, lead in zip(texts, LEADS, strict=True)] == [True] * 3
@@ -255,28 +250,9 @@ def test_bars_stand_in_groups_and_a_missing_one_has_its_label() -> None:
     assert axes.get_legend_handles_labels()[1] == ["x", "y"]
 
 
-def test_every_part_has_a_configuration_of_its_own() -> None:
-    configured = [name.removeprefix("paper/") for name in group_options("experiment") if name.startswith("paper/")]
-    assert {*configured} == {*PARTS, "monet"}  # MONeT's paper has a test of its own: test_monet_paper
-
-
-@pytest.mark.parametrize("parts", ["table2,rounding,memory", pytest.param("claims,stages", marks=pytest.mark.slow)])
-def test_a_part_runs_is_drawn_and_costs_nothing_to_repeat(
-    here: Path, parts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["experiment=paper", f"parts=[{parts}]", *FAST]
-    assert cli.main(command) == 0
-    (folder,) = here.glob("runs/paper_quick_*")
-    page = (folder / "page.html").read_text()
-    assert "data:image/png" in page
-    assert {path.stem for path in folder.glob("tables/*.csv")} >= {*parts.split(","), "fig5_best"} - {"memory"}
-    if "table2" in parts:
-        assert "Cost over the optimum" in page
-        assert (folder / "figures" / "rounding.pdf").is_file()
-    capsys.readouterr()
-    assert cli.main(command) == 0
-    assert "\n0 solved now" in capsys.readouterr().out
-    assert (folder / "page.html").read_text() == page
+@pytest.fixture(autouse=True)
+def no_kept_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.table.KEPT_FOLDER", tmp_path / "results")
 
 
 @pytest.mark.parametrize(
@@ -291,9 +267,32 @@ def test_unknown_names_are_met_with_the_nearest(
     assert words in capsys.readouterr().err
 
 
-def test_the_child_of_the_stages_gives_the_same_answer_and_says_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    case = (3, 3, "frontier-advancing", 20.0)
-    kept = ("columns", "rows", "lp", "cost", "bound", "proven")
-    child, here = _in_child([], *case), answer_of(*case)
-    assert [child[key] for key in kept] == [here[key] for key in kept]
-    assert capfd.readouterr().err == ""
+@pytest.mark.parametrize("parts", ["rounding,memory,fig5", pytest.param("fig6,stages", marks=pytest.mark.slow)])
+def test_a_part_runs_is_drawn_and_is_not_measured_again(
+    here: Path, parts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["experiment=paper", f"parts=[{parts}]", *FAST]
+    assert cli.main(command) == 0
+    page = (here / "runs" / "paper" / "paper.md").read_text()
+    if "memory" in parts:
+        assert page.startswith("`scale=quick`: 3 budgets of a sweep, 2 s for each solve")
+        assert "Cost over the optimum" in page  # Table 2, of the rows of Figure 5
+        assert {path.stem for path in (here / "runs" / "paper").glob("*.csv")} > {"paper_table2", "paper_rounding"}
+        assert (here / "runs" / "paper" / "figures" / "memory_over_time.pdf").is_file()  # it replays plans
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert "0 cases measured now" in capsys.readouterr().out
+    assert (here / "runs" / "paper" / "paper.md").read_text() == page
+
+
+def test_a_full_run_rounds_within_the_time_limit(here: Path) -> None:
+    amounts = []
+    for asked in ([], ["time_limit=7"], ["scale=study"], ["scale=study", "time_limit=60"]):
+        with initialize_config_dir(str(CONF_FOLDER), version_base="1.3"):
+            cfg = compose("config", ["experiment=paper", "networks=[chain]", *asked])
+        settings, listed = read_settings(cfg), experiments()["paper"]
+        case = next(listed.load().cases(settings, **listed.arguments(as_dict(cfg))))
+        amounts.append(case.what["amount"])
+    assert [(amount["time_limit_s"], amount["rounding_s"]) for amount in amounts] == [
+        (3600, 3600), (7, 7), (30, 300), (30, 60),
+    ]  # fmt: skip

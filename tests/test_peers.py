@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from analysis.paper import batches
+from analysis.paper import sizes
+from analysis.parts import Study
 from experiments import peers
 from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, _grouped, moccasin, slowdowns
 
@@ -43,15 +44,13 @@ def test_a_network_with_two_encoders_has_one_published_batch(tmp_path: Path, mon
             "records": [{"strategy": "portfolio", "found": {"r": found}}], "rules": [{"name": "r", "label": "a rule"}],
         }  # fmt: skip
 
-    (tmp_path / "fig6.json").write_text('{"folder": "fig6"}')
     documents = [document("fcn8", 1600, 57), document("fcn8_plain", 1100, 59), document("unet", 900, 60)]
-    monkeypatch.setattr(peers, "load", lambda _: documents)
-    found = list(peers.batches(tmp_path))
+    study = Study({"fig6": {"document": {"documents": documents}}}, {}, tmp_path)
+    found = list(peers.batches(study))
     assert [(number.ours, number.verdict) for number in found] == [(59, WORSE), (60, BETTER)]
     assert "59.60" in found[0].cause  # the batch as a fraction
-    monkeypatch.setattr(batches, "load", lambda _: documents)
-    monkeypatch.setattr(batches.max_batch_size, "draw", lambda _: None)
-    assert "In 2 of 2 networks" in batches.fig6({"folder": "fig6"}, tmp_path).ours
+    monkeypatch.setattr(sizes.max_batch_size, "draw", lambda _: None)
+    assert "In 2 of 2 networks" in sizes.fig6({"documents": documents}, study).ours
 
 
 def test_every_stored_result_of_the_rivals_has_a_number() -> None:

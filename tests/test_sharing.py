@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,37 +225,6 @@ def test_a_plan_damaged_on_the_disk_is_no_start_and_is_solved_again(scripted, tm
         again, _ = sweep(tmp_path, engine)
     assert engine.starts == [(3, None), (4, rows[0].cost)]
     assert [row.cost for row in again] == [row.cost for row in rows]
-
-
-def test_scopes_are_never_one_line_or_column(tmp_path) -> None:
-    from fake_run import chain, row, store_all_peak, write_run
-    from rich.console import Console
-
-    from analysis.overhead_data import _bound
-    from analysis.results import load_run
-    from analysis.table import format_table, terminal_table
-
-    graph = chain()
-    peak, total = store_all_peak(graph), graph.total_cost
-    plan = Plan.from_order(graph, range(len(graph)), peak)
-    solved_rows = [
-        (row(graph, "search", peak + i, "FEASIBLE", plan, scope=scope, key=f"{scope}{i}",
-             plan_file=f"plans/{scope}{i}.json", bound=bound), plan)
-        for scope, bound in (("staged", total + total // 5), ("free", total + total // 10)) for i in range(2)
-    ]  # fmt: skip
-    folder = write_run(tmp_path, graph, solved_rows)
-    run = load_run(folder)
-    assert run.strategies == ["search (free)", "search (staged)"]
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(terminal_table(folder))
-    console.print(format_table([one for one, _ in solved_rows]))
-    text = console.export_text()
-    assert text.count("search (free)") == text.count("search (staged)") == 2
-    only = write_run(tmp_path / "one", graph, solved_rows[:2])
-    assert load_run(only).strategies == ["search"]
-    drawn = _bound(run)
-    assert drawn is not None
-    assert drawn[1].max() == pytest.approx(total // 10 / total)  # of the free rows: it holds for the staged ones too
 
 
 def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budget: int = 3) -> dict[str, Row]:

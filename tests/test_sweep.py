@@ -178,7 +178,7 @@ def test_what_a_strategy_compiles_is_compiled_before_the_first_solve(
 
     monkeypatch.setattr(remat, "solve_sweep", solve_sweep)
     with SolveProgress(make_console(), 1) as progress:
-        solving.compile_first(progress, ["fastsa", "chen_sqrtn", "fastsa", "rotor"])
-        solving.compile_first(progress, ["fastsa"])
+        solving.compile_first(["fastsa", "chen_sqrtn", "fastsa", "rotor"], progress.note)
+        solving.compile_first(["fastsa"], progress.note)
     assert asked == [("fastsa", solving.COMPILE_S)]
     assert "compiling fastsa, once on this machine" in capsys.readouterr().out

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import full_run
 
-from analysis.paper import draw_paper
-from experiments import documents, models_table, run_documents, solvers, tables
-from experiments.documents import DOCS, ROOT, TABLES, Document, Drawing, LongTable, between_marks, marks
+from experiments import documents, models_table, solvers, tables
+from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, between_marks, command_of, marks
+from experiments.runner import drawing_of
 
 MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
 RESULTS = ("checkmate", "monet", "largest-batch", "solvers", "roofline", "executed-steps", "implementations")
@@ -32,38 +29,25 @@ def csv_of(name: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_every_mark_of_every_page_belongs_to_a_command() -> None:
+def test_every_mark_of_every_page_belongs_to_an_experiment() -> None:
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     found = {(page, command) for page in pages for command in MARK.findall(page.read_text())}
-    registered = {(document.page, document.command) for document in tables.DOCUMENTS.values()}
-    assert registered == found
+    assert {(page.resolve(), command_of(name)) for name, (_, page) in tables.drawn_pages().items()} == found
 
 
-def test_every_page_is_on_record_and_its_tables_are_those_it_links_to() -> None:
-    records = documents.records()
-    assert set(records) == set(tables.DOCUMENTS)
-    for name, document in tables.DOCUMENTS.items():
-        assert records[name]["page"] == document.page.relative_to(ROOT).as_posix()
-        linked = linked_tables(between_marks(document.page, document.command))
-        assert linked == set(records[name]["tables"]), name
-    named = [table for record in records.values() for table in record["tables"]]
-    assert sorted(named) == sorted(path.stem for path in TABLES.glob("*.csv"))
-    for name in named:
+def test_pages_link_to_every_table_and_no_table_is_empty() -> None:
+    pages = [between_marks(page, command_of(name)) for name, (_, page) in tables.drawn_pages().items()]
+    linked = [name for text in pages for name in linked_tables(text)]
+    assert sorted(linked) == sorted(path.stem for path in TABLES.iterdir())
+    for name in linked:
         heads, *rows = csv_of(name)
         assert rows, name
         assert all(len(row) == len(heads) for row in rows), name
 
 
-@pytest.mark.parametrize("name", tables.DOCUMENTS)
-def test_no_page_is_drawn_from_rows_of_another_schema(name: str) -> None:
-    document = tables.DOCUMENTS[name]
-    lacking = documents.other_schema(document, documents.records()[name])
-    assert not lacking, f"{document.page}: its rows lack {', '.join(lacking)}; draw it again: {document.command}"
-
-
 DRAWN_FROM_ROWS = (
     "solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies",
-    "checkpoints", "coverage", "explain", "large", "lengths", "shard",
+    "checkpoints", "coverage", "explain", "large", "lengths", "models", "shard",
 )  # fmt: skip
 
 
@@ -71,12 +55,11 @@ DRAWN_FROM_ROWS = (
 def test_pages_with_committed_rows_are_what_their_command_draws(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("table", "dtr"):
+    for module in ("table", "dtr", "checkmate", "largest_batch_table"):
         monkeypatch.setattr(f"experiments.{module}.RUNS_FOLDER", tmp_path)
-    monkeypatch.setattr("experiments.largest_batch_table.FOLDER", tmp_path / "run")
-    document = tables.DOCUMENTS[name]
-    drawing = document.draw([])
-    assert between_marks(document.page, document.command) == drawing.text
+    experiment, page = tables.drawn_pages()[name]
+    drawing = drawing_of(name, experiment)
+    assert between_marks(page, command_of(name)) == drawing.text
     for table in drawing.tables:
         assert csv_of(table.name) == [list(table.heads), *map(list, table.rows)]
 
@@ -94,65 +77,19 @@ def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", written), f"{page}: {number}"
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
-    """A document in a folder of its own, drawn like the page of Checkmate."""
-    for name, path in {"ROOT": tmp_path, "DOCS": tmp_path / "docs", "TABLES": tmp_path / "results" / "tables",
-                       "RECORDS": tmp_path / "results" / "tables" / "index.json"}.items():  # fmt: skip
-        monkeypatch.setattr(documents, name, path)
-    page = tmp_path / "docs" / "results" / "page.md"
-    page.parent.mkdir(parents=True)
-    (tmp_path / "docs" / "figures").mkdir()
-    paper = replace(run_documents.CHECKMATE_RUN, page=page, figures=("fig5_chain",))
-    document = Document("checkmate", page, paper.draw, "RUN", run_documents.RUN_COLUMNS)
-    page.write_text("\n".join(["# Page", *marks(document.command), "after\n"]))
-    return document
-
-
-def fake_paper_run(folder: Path) -> Path:
-    """A finished run of the part fig5 on a small chain, drawn."""
-    panel = full_run(folder)
-    made = {"at": "2026-11-20T10:00:00+00:00", "seconds": 90.0, "solved": 12, "git_commit": None, "git_dirty": None}
-    run = folder / "paper"
-    run.mkdir()
-    head = {"scale": {"points": 5, "time_limit_s": 3.0, "samples": 9}, "cores": 2,
-            "config": {"scale": "quick", "gpu": {"name": "v100"}},
-            "provenance": {"git_commit": None, "git_dirty": None, "versions": "{}", "cpu": "a CPU"}}  # fmt: skip
-    (run / "paper.json").write_text(json.dumps(head))
-    panels = [{"network": "chain", "label": "Chain", "source": "ours", "folder": str(panel.resolve())}]
-    (run / "fig5.json").write_text(json.dumps({"panels": panels, "made": made}))
-    draw_paper(run)
-    return run
-
-
-def test_a_run_becomes_a_page_its_tables_and_a_record(fake: Document, tmp_path: Path) -> None:
-    run = fake_paper_run(tmp_path)
-    documents.write_document(fake, fake.draw([str(run)]))
-    text = fake.page.read_text()
-    assert text.startswith("# Page\n")
-    assert text.endswith("after\n")
-    assert "2026-11-20; 12 solves, which take 2 minutes one after another" in text
-    assert "<summary>Overhead against budget (Figure 5)</summary>" in text
-    assert "![Chain: compute overhead against memory budget](../figures/paper_fig5_chain.png)" in text
-    assert (tmp_path / "docs" / "figures" / "paper_fig5_chain.png").is_file()
-    written = (tmp_path / "results" / "tables" / "paper_fig5_best.csv").read_text().splitlines()
-    assert f"[paper_fig5_best.csv](../../results/tables/paper_fig5_best.csv) ({len(written) - 1} rows)" in text
-    assert written == (run / "tables" / "fig5_best.csv").read_text().splitlines()
-    assert written[0].split(",") == csv_of("paper_fig5_best")[0], "the committed table has other columns"
-    (record,) = documents.records().values()
-    assert record["tables"] == ["paper_fig5_best"]
-    assert documents.other_schema(fake, record) == []
-    again = fake.page.read_text()
-    documents.write_document(fake, fake.draw([str(run)]))
-    assert fake.page.read_text() == again
-
-
-def test_rows_of_another_schema_are_noticed(fake: Document, tmp_path: Path) -> None:
-    documents.write_document(fake, fake.draw([str(fake_paper_run(tmp_path))]))
-    (record,) = documents.records().values()
-    renamed = replace(fake, columns=(*fake.columns, "seconds"))
-    assert documents.other_schema(renamed, record) == ["seconds"]
-    assert "rows of another schema (without seconds); python -m" in tables.state(renamed, record)
+def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCS", "TABLES"):
+        monkeypatch.setattr(documents, name, tmp_path)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "drawn").write_bytes(b"png")
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(["# Page", *marks(command_of("x")), "after\n"]))
+    drawing = Drawing("text", [LongTable("t", ["a", "b"], [["1", "2"]])], {"f": tmp_path / "drawn"})
+    for _ in range(2):
+        documents.write_drawing("x", page, drawing)
+        assert page.read_text() == f"# Page\n{marks(command_of('x'))[0]}\n\ntext\n\n<!-- end of tables -->\nafter\n"
+    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n"
+    assert (tmp_path / "figures" / "f.png").read_bytes() == b"png"
 
 
 def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,40 +111,23 @@ def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, mon
     run("add", "-A")
     run("commit", "-q", "-m", "first")
     commit = run("rev-parse", "HEAD")
-    document = Document("x", tmp_path / "page.md", lambda _: Drawing(""))
-    record = {"drawn": "2026-11-20", "columns": [], "tables": [], "commit": commit}
-    assert tables.state(document, None).startswith("never drawn")
     (tmp_path / "page.md").write_text("a page is no code\n")
-    assert "rows of this version of the code" in tables.state(document, record)
+    assert tables.changed_since(commit) is False
     (tmp_path / "remat" / "solve.py").write_text("x = 2\n")
-    assert "rows of an older version of the code" in tables.state(document, record)
-    assert "rows of an unknown version" in tables.state(document, record | {"commit": "0" * 40})
-    assert "rows of an unknown version" in tables.state(document, record | {"commit": None})
+    assert tables.changed_since(commit) is True
+    assert tables.changed_since("0" * 40) is None
 
 
-def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.main([]) == 0
     listed = capsys.readouterr().out
-    assert all(re.search(rf"^{name} +\S+\.md$", listed, re.MULTILINE) for name in tables.DOCUMENTS)
+    assert all(re.search(rf"^{name} +\S+\.md$", listed, re.MULTILINE) for name in tables.drawn_pages())
     assert tables.main(["solvers"]) == 0
     drawn = capsys.readouterr().out
     assert "p100, scope staged" in drawn
     assert "solvers_time_limit.csv:\n\n| instance |" in drawn
-    for arguments, words in {
-        ("solver",): "did you mean solvers", ("checkmate", "a", "b"): "or none for the study",
-        ("readme", str(tmp_path)): "give the folder of a finished run", ("roofline", "x"): "takes no arguments",
-        ("solvers", "x"): "takes no arguments",
-    }.items():  # fmt: skip
-        assert tables.main(list(arguments)) == 1, arguments
-        error = capsys.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
-
-
-def test_a_part_of_a_page_is_not_written(fake: Document) -> None:
-    with pytest.raises(documents.InvalidInput, match="written as a whole"):
-        documents.write_document(fake, Drawing("", whole=False))
-    assert not documents.RECORDS.exists()
+    assert tables.main(["solver"]) == 1
+    assert "did you mean solvers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -245,10 +165,8 @@ def test_a_link_leads_from_the_page_to_the_table() -> None:
     assert "](results/tables/t.csv)" in documents.link_to(table, ROOT / "README.md")
 
 
-def test_models_are_summed_up_by_framework_and_granularity() -> None:
-    heads, *rows = csv_of("models")
-    assert tuple(heads) == models_table.HEADS
-    document = models_table.DOCUMENT
-    assert models_table.summary(LongTable("models", heads, rows)) == between_marks(document.page, document.command)
-    failed = [["a", "torch", "operation", "1", "FAILED", "", "", "", "2.0"]]
-    assert "- **torch, by operation** (FAILED): `a`" in models_table.summary(LongTable("models", heads, failed))
+def test_a_model_that_cannot_be_extracted_is_a_line() -> None:
+    failed = {"model": "a", "framework": "torch", "granularity": "operation", "batch": 1, "error": "why", "seconds": 2}
+    drawing = models_table.page([failed])
+    assert "- **torch, by operation** (FAILED): `a`" in drawing.text
+    assert drawing.tables[0].rows == [["a", "torch", "operation", "1", "FAILED", "", "", "", "2.0"]]

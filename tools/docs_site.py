@@ -16,16 +16,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ROOT / "results" / "benchmark" / "field"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(?=[)#])")
 
 
 def on_files(files: Files, /, *, config: Any) -> Files:
     """Add the leaderboard's page, drawn from the committed rows."""
     sys.path.insert(0, str(ROOT))
-    from analysis.leaderboard_page import page, read_benchmark
+    from analysis.leaderboard_page import leaderboard, page
+    from experiments.table import Table
 
-    content = page(read_benchmark(ROWS), "Leaderboard")
+    content = page(leaderboard(Table("benchmark").rows(kept_only=True)), "Leaderboard")
     files.append(File.generated(config, "results/leaderboard-page.html", content=content))
     return files
 

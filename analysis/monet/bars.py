@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
@@ -30,15 +29,15 @@ from analysis.monet.points import (
     read_points,
     select,
 )  # fmt: skip
-from analysis.parts import Part, Table, percent, prose
+from analysis.parts import Part, Study, Table, percent, prose
 from analysis.style import BLACK, GREY, LIGHT_GREY, OLIVE, ORANGE, SKY, WINE
 
 COLOURS = {NONE: LIGHT_GREY, "in_place": SKY, "conv": ORANGE, "output": OLIVE, NO_WINOGRAD: WINE}
 
 
-def ablation(document: Mapping[str, Any], folder: Path) -> Part:
+def ablation(document: Mapping[str, Any], study: Study) -> Part:
     """Bars at the smallest budget, and every level at every budget of the ablation."""
-    facts, points = read_points(folder, document)
+    facts, points = read_points(study, document)
     levels = document["levels"]
     cases = [
         (net, budget)
@@ -83,7 +82,7 @@ def _levels(cases: Sequence[Any], points: Sequence[Point], levels: Sequence[str]
             rows.append([net["label"], gib(budget), LEVELS[level], percent(value) or no_plan(own, budget),
                          "" if best is None else percent(best.overhead),
                          "" if monet is None else percent(monet.overhead)])  # fmt: skip
-    return Table("monet_ablation", "Overhead by level of implementations; empty: not tried, or no plan", [
+    return Table("monet_ablation", [
         "network", "GiB", "implementations", "portfolio", "as contained", "MONeT's program",
     ], rows)  # fmt: skip
 
@@ -117,9 +116,9 @@ BARS = ((NONE, "Default implementations (Checkmate's problem)", SKY),
         (CPU, "All, ratios of a CPU", ORANGE), (NO_WINOGRAD, "All, ratios of the roofline", WINE))  # fmt: skip
 
 
-def ten_percent(document: Mapping[str, Any], folder: Path) -> Part:
+def ten_percent(document: Mapping[str, Any], study: Study) -> Part:
     """Bars of memory, and ratios to plain PyTorch and to Checkmate's problem."""
-    facts, points = read_points(folder)
+    facts, points = read_points(study)
     found = {(entry["network"], entry["level"]): entry for entry in document["found"]}
     limit = 100 * document["overhead"]
     return Part(
@@ -169,7 +168,7 @@ def _memory(facts: Facts, found: Found, overhead: float) -> Table:
             *(_ratio(none["found_bytes"], one["found_bytes"]) for one in (slow, fast)),
         ])  # fmt: skip
     return Table(
-        "monet_ten_percent", f"Memory in GiB at {100 * overhead:g} % overhead, and ratios", [
+        "monet_ten_percent", [
             "network", "published", "PyTorch / published", "PyTorch", "default", "all, CPU", "all, roofline",
             "default: none found at", "all, CPU: none found at", "all, roofline: none found at", "PyTorch / default",
             "PyTorch / all, CPU", "PyTorch / all, roofline", "default / all, CPU", "default / all, roofline",
@@ -188,7 +187,7 @@ def _tightest(facts: Facts, points: Sequence[Point]) -> Table:
             _ratio(net["pytorch_peak_bytes"], budget),
             *(contained_words(points, net["name"], level, budget) for level in (NONE, CPU, P100, NO_WINOGRAD)),
         ])  # fmt: skip
-    return Table("monet_tightest", "At the smallest budget: memory saved against plain PyTorch, and its overhead", [
+    return Table("monet_tightest", [
         "network", "published GiB", "less than PyTorch", "published overhead", "GiB", "less than PyTorch (simulated)",
         "default", "all, CPU", "all, P100", "all, roofline",
     ], rows)  # fmt: skip

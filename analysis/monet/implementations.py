@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from matplotlib.figure import Figure
 
 from analysis.charts import heatmap, panels
 from analysis.monet.points import CPU, LEVELS, NO_WINOGRAD, OURS, Facts, gib, read_points
-from analysis.parts import Part, Table, prose
+from analysis.parts import Part, Study, Table, prose
 
 Entries = Sequence[Mapping[str, Any]]  # of the document; its key "way" is the name of an implementation
 
 
-def report(document: Mapping[str, Any], folder: Path) -> Part:
+def report(document: Mapping[str, Any], study: Study) -> Part:
     """Counts by budget, and the reasons."""
-    facts, _ = read_points(folder)
+    facts, _ = read_points(study)
     label = {net["name"]: net["label"] for net in facts}
     used, never, available = document["used"], document["never"], document["available"]
     most = {(e["network"], e["kind"], e["way"]): e["operations"] for e in available}
@@ -57,7 +56,7 @@ def _used_table(used: Entries, most: Mapping[tuple[str, str, str], int], label: 
          str(e["operations"]), str(most[e["network"], e["kind"], e["way"]])]
         for e in used
     ]  # fmt: skip
-    return Table("monet_used", "Operations that run with another implementation than the default one", [
+    return Table("monet_used", [
         "network", "implementations", "strategy", "GiB", "operation", "implementation", "operations", "that have it",
     ], rows)  # fmt: skip
 
@@ -65,7 +64,7 @@ def _used_table(used: Entries, most: Mapping[tuple[str, str, str], int], label: 
 def _never_table(never: Entries, label: Mapping[str, str]) -> Table:
     rows = [[label[e["network"]], LEVELS[e["level"]], short(e["kind"]), e["way"], str(e["operations"]), e["reason"]]
             for e in never]  # fmt: skip
-    return Table("monet_never", "Implementations that no plan of a network uses, and why", [
+    return Table("monet_never", [
         "network", "implementations", "operation", "implementation", "that have it", "reason",
     ], rows)  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
@@ -35,7 +34,7 @@ from analysis.monet.points import (
     read_points,
     select,
 )  # fmt: skip
-from analysis.parts import Part, Table, percent, prose
+from analysis.parts import Part, Study, Table, percent, prose
 from analysis.style import BLACK, BLUE, FOREST, GREY, ORANGE, SKY, WINE
 
 TOP, BOTTOM = 32.0, -12.0  # percent; the frame grows downwards if a curve needs it
@@ -56,13 +55,13 @@ CAPTION = (
 COST_NAMES = {"profile": "published P100 costs", "roofline": "roofline costs"}
 
 
-def report(document: Mapping[str, Any], folder: Path) -> Part:
+def report(document: Mapping[str, Any], study: Study) -> Part:
     """The figure, and the numbers behind it."""
-    facts, points = read_points(folder)
+    facts, points = read_points(study)
     peaks = [f"{net['label']} {gib(net['pytorch_peak_bytes'])} (published {net['pytorch_gib']:g})" for net in facts]
     return Part(
         *prose(__file__, "overhead", overheads=_overheads(facts, points), algorithms=_algorithm_words(facts, points),
-               peaks=", ".join(peaks), program=_program_words(points),
+               peaks=", ".join(peaks), program=_program(points),
                pytorch=", ".join(f"{net['logged']['pytorch_ms']:.0f} ms" for net in facts if net["logged"])),
         [("overhead", CAPTION, _figure(facts, points))],
         [_main_table(facts, points), _algorithms_table(facts, points), _plain_table(facts, points),
@@ -100,18 +99,15 @@ def _algorithm_words(facts: Facts, points: Sequence[Point]) -> str:
     return " ".join(texts)
 
 
-def _program_words(points: Sequence[Point]) -> str:
+def _program(points: Sequence[Point]) -> dict[str, float]:
+    """What MONeT's program found, for the prose."""
     own = [p for p in points if p.strategy == PROGRAM]
-    if not own:
-        return ""
-    with_plan = sum(p.cost is not None for p in own)
-    better = sum(p.cost is not None and not p.is_only_start for p in own)
-    ended = sum(bool(p.stats.get("monet_optimal")) for p in own)
-    return (
-        f"MONeT's program starts from a short search's plan. With HiGHS instead of Gurobi and {own[0].limit_s:g} s for "
-        f"each solve, it found a cheaper one in {better} of {len(own)} solves; {ended} ran to the end. In {with_plan} "
-        "solves it had a plan, if only that start."
-    )
+    return {
+        "limit_s": max((p.limit_s for p in own), default=0.0), "solves": len(own),
+        "better": sum(p.cost is not None and not p.is_only_start for p in own),
+        "ended": sum(bool(p.stats.get("monet_optimal")) for p in own),
+        "with_plan": sum(p.cost is not None for p in own),
+    }  # fmt: skip
 
 
 def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
@@ -128,8 +124,7 @@ def _main_table(facts: Facts, points: Sequence[Point]) -> Table:
             known = published.get(budget)
             rows.append([net["label"], gib(budget), "" if known is None else f"{known:.2f} %", *cells])
     return Table(
-        "monet_overhead", "Overhead over PyTorch's own step of the cheapest plan within a budget; empty: not tried, or "
-        "not published",
+        "monet_overhead",
         ["network", "GiB", "MONeT published", "Checkmate's optimum, as found", "portfolio, ratios of a P100",
          "portfolio, ratios of the roofline", "portfolio, ratios of a CPU", "MONeT's program, ratios of the roofline"],
         rows,
@@ -154,7 +149,7 @@ def _algorithms_table(facts: Facts, points: Sequence[Point]) -> Table:
                   for cell in (("", "") if own is None else (f"{(own.cost or 0) / 1e6:.2f}", percent(own.overhead)))),
                 f"{max(least) / 1e6:.2f}" if least else "",
             ])  # fmt: skip
-    return Table("monet_algorithms", "With the measured algorithms of its convolutions (ms)", [
+    return Table("monet_algorithms", [
         "network", "GiB", "MONeT published", "its program with Gurobi, ms", "its program with Gurobi", "portfolio, ms",
         "portfolio", "its program with HiGHS, ms", "its program with HiGHS", "proven at least, ms",
     ], rows)  # fmt: skip
@@ -173,8 +168,7 @@ def _plain_table(facts: Facts, points: Sequence[Point]) -> Table:
             "" if gist is None else percent(gist.overhead),
         ])  # fmt: skip
     return Table(
-        "monet_plain", "One pass without recomputation: default implementations, plain PyTorch, Gist (memory in GiB)",
-        ["network", "batch", "costs", "operations", "other implementations", "pass ms", "default peak",
+        "monet_plain", ["network", "batch", "costs", "operations", "other implementations", "pass ms", "default peak",
          "PyTorch published", "PyTorch peak", "default overhead", "Gist peak", "Gist overhead"], rows,
     )  # fmt: skip
 
@@ -189,7 +183,7 @@ def _all_solves(facts: Facts, points: Sequence[Point]) -> Table:
          f"{p.wall_s:.1f}"]
         for p in points
     ]  # fmt: skip
-    return Table("monet_solves", "Every solve of this part; bound as overhead", [
+    return Table("monet_solves", [
         "network", "implementations", "strategy", "GiB", "status", "overhead", "peak GiB", "bound", "seconds",
     ], rows)  # fmt: skip
 

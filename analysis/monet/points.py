@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from analysis.parts import percent
-from analysis.results import WITH_PLAN, as_objects, read_json, read_rows
+from analysis.parts import Study, percent
+from analysis.results import WITH_PLAN, as_objects
 
 GIB = 2**30
 NONE, NO_WINOGRAD, P100, CPU = "none", "no_winograd", "p100", "cpu"
@@ -24,7 +23,7 @@ WIDER = (NONE, "in_place", "output", CPU)  # each level's plans are plans of tho
 # [level] the levels whose plans are plans of it too
 CONTAINED = {**{level: WIDER[:i] for i, level in enumerate(WIDER)}, P100: WIDER, NO_WINOGRAD: WIDER, "conv": WIDER[:2]}
 OVERHEAD = "Overhead over PyTorch's own step (%)"
-Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.overhead`
+Facts: TypeAlias = Sequence[Mapping[str, Any]]  # of each network, see `experiments.monet.parts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,14 @@ class Point:
         return self.strategy == PROGRAM and (self.cost or 0) >= self.stats.get("start_cost", 0)
 
 
-def read_points(folder: Path, document: Mapping[str, Any] | None = None) -> tuple[Facts, list[Point]]:
+def read_points(study: Study, document: Mapping[str, Any] | None = None) -> tuple[Facts, list[Point]]:
     """(facts of each network, a point for each solve of a part's document that the store has).
 
     Without a document, the solves are those of the part ``overhead``. An entry may have its own cost of PyTorch's step.
     """
-    first = read_json(folder / "overhead.json")
+    first = study.document("overhead")
     entries = (document or first)["rows"]
-    stored = read_rows(folder / first["store"], [entry["key"] for entry in entries])
+    stored = study.rows(entry["key"] for entry in entries)
     rows = {row.key: row for row in as_objects(stored)}
     plain = {net["name"]: net["pytorch_cost"] for net in first["networks"]}
     found = [

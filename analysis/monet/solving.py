@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -26,7 +25,7 @@ from analysis.monet.points import (
     read_points,
 )  # fmt: skip
 from analysis.paper.solving import reached, seconds_figure
-from analysis.parts import Part, Table, prose
+from analysis.parts import Part, Study, Table, prose
 from analysis.style import BLACK, BLUE, FOREST, ORANGE, WINE
 
 NEAR = 1.05
@@ -49,11 +48,11 @@ class Timed:
     best: int | None
 
 
-def solver_time(document: Mapping[str, Any], folder: Path) -> Part:
+def solver_time(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each solve."""
-    facts, points = read_points(folder, document)
+    facts, points = read_points(study, document)
     label = {net["name"]: net["label"] for net in facts}
-    solves = timed(points)
+    solves = timed([p for p in points if p.level in (NO_WINOGRAD, CPU) and p.strategy in (OURS, PROGRAM)])
     counts = "; ".join(
         f"{_form(strategy, level)}: {sum(t.near_s is not None for t in own)} of {len(own)}"
         for strategy, level in FORMS
@@ -70,7 +69,7 @@ def solver_time(document: Mapping[str, Any], folder: Path) -> Part:
         *prose(__file__, "solver_time", counts=counts, limit_s=max((t.point.limit_s for t in solves), default=0)),
         [("solver_time", "Seconds to within 5 % of the best known, a mark for each budget; hollow, at the right edge: "
           "not reached", _dots(solves, label))],
-        [Table("monet_solver_time", "Seconds; empty: not reached", [
+        [Table("monet_solver_time", [
             "network", "GiB", "implementations", "strategy", "status", "first plan", "within 5 %", "above best known",
             "seconds", "columns",
         ], rows)],
@@ -117,17 +116,17 @@ COMPARED = (
 TOP = 20.0
 
 
-def records(document: Mapping[str, Any], folder: Path) -> Part:
+def records(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each record."""
     known = document["records"]
     if not known:
-        title, published, *_ = prose(__file__, "records", ours="")
+        title, published, *_ = prose(__file__, "records", **_outcome([], []))
         return Part(title, published, f"Skipped: {document['absent']}.", "Nothing was compared.")
-    facts, points = read_points(folder, document)
+    facts, points = read_points(study, document)
     label = {net["name"]: net["label"] for net in facts}
     total = {net["name"]: net["total_cost"] for net in facts}
     return Part(
-        *prose(__file__, "records", ours=_outcome(known, points)),
+        *prose(__file__, "records", **_outcome(known, points)),
         [("records", "Cost above the recorded one at the recorded budgets; values beyond the frame stand at its top",
           _records_figure(known, points, label))],
         [_record_rows(known, points, label, total)],
@@ -140,22 +139,16 @@ def _own(points: Sequence[Point], record: Mapping[str, Any]) -> dict[str, Point]
     return {p.strategy: p for p in points if (p.network, p.level, p.budget_bytes) == place}
 
 
-def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+def _outcome(records: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> dict[str, float]:
+    """The portfolio beside the records, for the prose."""
     pairs = [(r, p) for r in records if (p := _own(points, r).get(OURS))]
     known = [(r["cost_ns"], p.cost) for r, p in pairs if r["cost_ns"] is not None and p.cost is not None]
     agree = sum(r["cost_ns"] is None and p.status == "INFEASIBLE" for r, p in pairs)
     impossible = sum(r["cost_ns"] is None for r, _ in pairs)
-    if not known:
-        return "The portfolio has no plan where one is recorded."
-    ratios = [ours / theirs - 1 for theirs, ours in known]
-    cheaper = sum(ratio < -1e-4 for ratio in ratios)
-    equal = sum(abs(ratio) <= 1e-4 for ratio in ratios)
-    return (
-        f"The portfolio's plan is cheaper than the recorded one in {cheaper} of {len(known)} cases, equal (to 1e-4) in "
-        f"{equal} and more expensive in {len(known) - cheaper - equal}. At worst it costs {100 * max(ratios):.2f} % "
-        f"more, at best {-100 * min(ratios):.2f} % less. Of {impossible} budgets recorded as infeasible {agree} were "
-        "proven so."
-    )
+    above = [100 * (ours / theirs - 1) for theirs, ours in known] or [0.0]
+    cheaper, equal = sum(each < -0.01 for each in above), sum(abs(each) <= 0.01 for each in above)
+    return {"cheaper": cheaper, "equal": equal, "known": len(known), "more": len(known) - cheaper - equal,
+            "worst": max(above), "best": -min(above), "impossible": impossible, "agree": agree}  # fmt: skip
 
 
 def _record_rows(
@@ -184,9 +177,7 @@ def _record_rows(
     heads = ["network", "GiB", "recorded status", "recorded ms", "recorded bound", "recorded s", "recorded s to 5 %"]
     for _, name, _, _ in COMPARED:
         heads += [f"{name} ms", "bound", "s to 5 %"]
-    return Table(
-        "monet_records", "Recorded results and ours (change against the recorded cost); empty: none", heads, rows
-    )
+    return Table("monet_records", heads, rows)
 
 
 def _ms(cost: float | None) -> str:

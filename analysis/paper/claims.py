@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from analysis.max_batch_size import load, network_label
-from analysis.paper.batches import OPTIMUM, max_found
+from analysis.max_batch_size import network_label
+from analysis.paper.sizes import OPTIMUM, max_found
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
-from analysis.parts import Part, Table, prose
-from analysis.results import PAPERS_HEURISTICS, read_json
+from analysis.parts import Part, Study, Table, prose
+from analysis.results import PAPERS_HEURISTICS
 from analysis.style import style_of
 
 FASTER, FASTER_PUBLISHED, FASTER_ON = "faster than the best heuristic at an equal budget", "1.2x [2nd]", "unet"
@@ -29,32 +28,31 @@ class Larger:
     """A claim about the largest batch: its ratio to that of `than` (None: the best heuristic), on networks `on`."""
 
     words: str
-    published: str
+    published: float
     than: str | None
     on: Sequence[str]
 
 
 LARGER = (
-    Larger("a larger batch than checkpoint-all", "5.1x [code]", "checkpoint_all", ("mobilenet",)),
-    Larger("a larger batch than the best heuristic", "1.73x [code]", None, ("mobilenet", "unet")),
+    Larger("a larger batch than checkpoint-all", 5.1, "checkpoint_all", ("mobilenet",)),
+    Larger("a larger batch than the best heuristic", 1.73, None, ("mobilenet", "unet")),
 )
 
 
-def report(_: Mapping[str, Any], folder: Path) -> Part:
-    """Rows for each claim that the folder has results for: where the paper makes it, and where it is largest here."""
+def report(document: Mapping[str, Any], study: Study) -> Part:
+    """Rows for each claim: where the paper makes it, and where it is largest here."""
     rows: list[list[str]] = []
-    if (folder / "fig5.json").is_file():
-        all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
-        for source, words in SOURCES:
-            rows += _speedups([sweep for sweep in all_sweeps if sweep.source == source], words)
-    if (folder / "fig6.json").is_file():
-        documents = load(folder / read_json(folder / "fig6.json")["folder"])
+    all_sweeps = list(sweeps(document, study))
+    for source, words in SOURCES:
+        rows += _speedups([sweep for sweep in all_sweeps if sweep.source == source], words)
+    if "fig6" in study.heads:
+        documents = study.document("fig6")["documents"]
         for claim in LARGER:
             for rule in documents[0]["rules"] if documents else ():
                 rows += _batches(claim, documents, rule)
     return Part(
         *prose(__file__, "claims"),
-        tables=[Table("claims", "Published and ours", [
+        tables=[Table("claims", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],
     )  # fmt: skip
@@ -91,6 +89,7 @@ def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mappin
             published = [p["batch"] for p in document["published"]
                          if (p["strategy"], p["rule"]) == (OPTIMUM, rule["name"])]  # fmt: skip
             yield [
-                claim.words, claim.published, f"{ratio:.2f}x", f"{network_label(document)}, {rule['label']}",
-                f"{style_of(name).label}: batch {batch}", f"{published[0] / batch:.2f}x" if published else "",
+                claim.words, f"{claim.published:g}x [code]", f"{ratio:.2f}x",
+                f"{network_label(document)}, {rule['label']}", f"{style_of(name).label}: batch {batch}",
+                f"{published[0] / batch:.2f}x" if published else "",
             ]  # fmt: skip

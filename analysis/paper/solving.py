@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, log_numbers, panels, points
-from analysis.parts import Part, Table, percent, prose
-from analysis.results import WITH_PLAN, Run, as_objects, load_run, read_rows
+from analysis.parts import Part, Study, Table, percent, prose
+from analysis.results import WITH_PLAN, Run, as_objects
 from analysis.scales import byte_scale
 from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE
 from remat.incumbent import is_closed
@@ -63,9 +62,9 @@ CAPTION = "Seconds to a plan, a good plan and the proof; hollow: not reached wit
 MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
 
 
-def solver_time(document: Mapping[str, Any], folder: Path) -> Part:
+def solver_time(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each network, budget and form."""
-    cases = solver_cases(document, folder)
+    cases = solver_cases(document, study)
     rows = [[
         case["network"], f"{case['budget_bytes'] / 1e9:.2f}", case["form"], case["status"],
         *("" if case[mark] is None else f"{case[mark]:.2f}" for mark in MARKS), f"{case['limit_s']:.0f}",
@@ -78,15 +77,15 @@ def solver_time(document: Mapping[str, Any], folder: Path) -> Part:
     return Part(
         *prose(__file__, "solver_time", counts=counts),
         [("solver_time", CAPTION, _seconds(cases))],
-        [Table("solver_time", "Seconds; empty: not reached within the limit", [
+        [Table("solver_time", [
             "network", "budget GB", "form", "status", *MARKS, "limit",
         ], rows)],
     )  # fmt: skip
 
 
-def solver_cases(document: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+def solver_cases(document: Mapping[str, Any], study: Study) -> list[dict[str, Any]]:
     """Each solve of the document that the store has, with the seconds to each of `MARKS`, None if not reached."""
-    stored = read_rows(folder / document["store"], [row["key"] for row in document["rows"]])
+    stored = study.rows(row["key"] for row in document["rows"])
     by_key = {row.key: row for row in as_objects(stored)}
     known = [(entry, by_key[entry["key"]]) for entry in document["rows"] if entry["key"] in by_key]
     costs: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -116,7 +115,7 @@ def _seconds(cases: list[dict[str, Any]]) -> Figure:
     return seconds_figure(grids, FORMS, networks, limit, (1.95, 2.8))
 
 
-def stages(document: Mapping[str, Any], _: Path) -> Part:
+def stages(document: Mapping[str, Any], _: Study) -> Part:
     """A row for each budget and form."""
     rows = [[
         str(row["budget"]), row["form"], f"{row['columns']:,}", _number(row["lp"]), f"{row['lp_s']:.2f}",
@@ -142,7 +141,7 @@ def stages(document: Mapping[str, Any], _: Path) -> Part:
             gap_without=gaps["unpartitioned"], gap_with=gaps["frontier-advancing"], times=times or "no case",
             unpartitioned=unpartitioned, wider=outside,
         ),
-        tables=[Table("stages", "Relaxation and MILP, costs in runs of an operation", [
+        tables=[Table("stages", [
             "budget bytes", "form", "columns", "LP value", "LP seconds", "optimum", "integrality gap", "MILP's plan",
             "MILP's bound", "seconds",
         ], rows)],
@@ -167,17 +166,17 @@ KINDS = (  # relaxation, strategy, label, colour, marker
 Runs: TypeAlias = Mapping[str, Run]  # [relaxation]
 
 
-def rounding(document: Mapping[str, Any], folder: Path) -> Part:
+def rounding(document: Mapping[str, Any], study: Study) -> Part:
     """A scatter for each network, and how many roundings fit."""
     runs = [
-        (panel["label"], {name: load_run(folder / path) for name, path in panel["folders"].items()})
+        (panel["label"], {name: study.run(of) for name, of in panel["panels"].items()})
         for panel in document["panels"]
     ]  # fmt: skip
     rows = [row for label, run in runs for row in _rounding_rows(label, run)]
     return Part(
         *prose(__file__, "rounding", naive=_naive(document)),
         [("rounding", "Cost against peak memory of every rounding", _roundings(runs))],
-        [Table("rounding", "Roundings that fit, and the cheapest of them", [
+        [Table("rounding", [
             "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",
             "why none fits",
         ], rows)],

@@ -1,21 +1,22 @@
-"""Overhead against budget, a figure for each network (Figure 5), and cost over the optimum (Table 2)."""
+"""Overhead against budget, a figure for each network (Figure 5), cost over the optimum (Table 2), cost models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median_high
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import overhead
-from analysis.charts import panels
+from analysis.charts import heatmap, panels
 from analysis.overhead_data import overhead_data
-from analysis.parts import Part, Table, percent, prose
-from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Run, load_run, read_json
+from analysis.parts import Part, Study, Table, percent, prose
+from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Frame, Run
 from analysis.style import style_of
 
 USEFUL = 2.0  # in costs of a plain step; at the tightest budgets only plans that keep almost nothing fit
@@ -37,11 +38,11 @@ class Sweep:
     artifact: Run | None = None
 
 
-def sweeps(document: Mapping[str, Any], folder: Path) -> Iterator[Sweep]:
+def sweeps(document: Mapping[str, Any], study: Study) -> Iterator[Sweep]:
     """The sweeps of a fig5 document."""
     for panel in document["panels"]:
-        yield Sweep(panel["network"], panel["label"], panel["source"], load_run(folder / panel["folder"]),
-                    load_run(folder / panel["artifact"]) if "artifact" in panel else None)  # fmt: skip
+        runs = study.run(panel["panel"]), study.run(panel["artifact"])
+        yield Sweep(panel["network"], panel["label"], panel["source"], *runs)
 
 
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
@@ -120,25 +121,20 @@ def gaps(run: Run) -> dict[int, float]:
     return {budget: (cost - bounds[budget]) / cost for budget, cost in decided_costs(run).items()}
 
 
-def proven_words(group: Iterable[Sweep]) -> str:
-    """How many of the cheapest plans are proven to be within 1 % of the optimum, and the widest gap, see `gaps`."""
+def proven(group: Iterable[Sweep]) -> dict[str, Any]:
+    """How many of the cheapest plans are within 1 % of a bound, and the widest gap, see `gaps`; for the prose."""
     known = [(gap, sweep, budget) for sweep in group for budget, gap in gaps(sweep.run).items()]
-    if not known:
-        return "no plan with recomputation was found"
-    near = sum(gap <= 0.01 for gap, *_ in known)
-    gap, sweep, budget = max(known, key=lambda one: one[0])
-    return (
-        f"{near} of {len(known)} are proven to be within 1 % of the optimum; the widest gap to a proven bound is "
-        f"{100 * gap:.1f} % ({sweep.label} at {budget / 1e9:.2f} GB)"
-    )
+    widest, sweep, budget = max(known, key=lambda one: one[0], default=(0.0, None, 0))
+    return {"near": sum(gap <= 0.01 for gap, *_ in known), "known": len(known), "widest": 100 * widest,
+            "widest_at": "none" if sweep is None else f"{sweep.label} at {budget / 1e9:.2f} GB"}  # fmt: skip
 
 
 SOURCE = {"published": "published graph, V100 costs", "ours": "our extraction, roofline costs"}
 
 
-def fig5(document: Mapping[str, Any], folder: Path) -> Part:
+def fig5(document: Mapping[str, Any], study: Study) -> Part:
     """A figure for each network, and the cost of the best plan at each budget."""
-    all_sweeps = list(sweeps(document, folder))
+    all_sweeps = list(sweeps(document, study))
     figures = []
     for label, group in groupby(all_sweeps, key=lambda sweep: sweep.label):
         drawn = _figure(list(group))
@@ -146,18 +142,15 @@ def fig5(document: Mapping[str, Any], folder: Path) -> Part:
             name = f"fig5_{label.lower().replace(' ', '_').replace('-', '')}"
             figures.append((name, f"{label}: compute overhead against memory budget", drawn))
     gain = largest_gain(all_sweeps)
-    gain_words = "" if gain is None else (
-        f" The largest gain over the best heuristic, where that at most doubles the cost, is {gain.ratio:.3f}x, on "
-        f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})."
-    )  # fmt: skip
     has_published = any(sweep.source == "published" for sweep in all_sweeps)
     fate = "carry the costs behind the published figure" if has_published else "were not there (set REMAT_INSTANCES)"
     return Part(
-        *prose(__file__, "fig5", sweeps=len(all_sweeps), gain=gain_words, proven=proven_words(all_sweeps),
+        *prose(__file__, "fig5", sweeps=len(all_sweeps), gain=1.0 if gain is None else gain.ratio,
+               gain_on="none" if gain is None else f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})",
+               **proven(all_sweeps),
                published=f"The published graphs {fate}"),
         figures,
-        [Table("fig5_best", "Cheapest plan, proven lower bound and best heuristic, as overhead",
-               *_best_rows(all_sweeps))],
+        [Table("fig5_best", *_best_rows(all_sweeps))],
     )  # fmt: skip
 
 
@@ -200,14 +193,14 @@ PUBLISHED = {
 }
 
 
-def table2(_: Mapping[str, Any], folder: Path) -> Part:
+def table2(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each sweep and strategy."""
-    all_sweeps = list(sweeps(read_json(folder / "fig5.json"), folder))
+    all_sweeps = list(sweeps(document, study))
     rows = [row for sweep in all_sweeps for row in ratio_rows(sweep)]
     return Part(
-        *prose(__file__, "table2", proven=proven_words(all_sweeps)),
+        *prose(__file__, "table2", **proven(all_sweeps)),
         tables=[Table(
-            "table2", "Cost / cheapest known cost",
+            "table2",
             ["network", "graph", "strategy", "geometric mean", "maximum", "budgets", "published [2nd]/[mem]"], rows,
         )],
     )  # fmt: skip
@@ -230,3 +223,63 @@ def ratio_rows(sweep: Sweep) -> list[list[str]]:
                 f"{len(values)} of {n_budgets}", f"{published[name]:.2f}" if name in published else "",
             ])  # fmt: skip
     return rows
+
+
+def cost_models(document: Mapping[str, Any], _: Study) -> Part:
+    """A matrix of losses for each network and batch, and the rows."""
+    rows = document["rows"]
+    worst = max(rows, key=_loss, default=None)
+    others = [_loss(row) for row in rows if row["chosen_under"] != row["judged_by"]]
+    worst_of = dict.fromkeys(("loss", "case", "chosen_under", "judged_by"), "none")
+    if worst is not None:
+        worst_of = worst | {"loss": percent(_loss(worst)), "case": _case(worst)}
+    proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
+    left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
+    return Part(
+        *prose(__file__, "cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
+               gaps="; ".join(f"{n} {w}" for n, w in proven.items()), left_out=left_out),
+        [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _losses_figure(rows))]
+        if rows else [],
+        [Table("cost_models", [
+            "network", "batch", "budget GB", "chosen under", "judged by", "loss",
+        ], [
+            [r["network"], str(r["batch"]), f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"],
+             percent(_loss(r))] for r in rows
+        ])],
+    )  # fmt: skip
+
+
+def _case(row: Mapping[str, Any]) -> str:
+    return f"{row['network']}, batch {row['batch']}"
+
+
+def _gap_words(rows: list[dict[str, Any]]) -> str:
+    """The widest gap of the plans of each cost model."""
+    words = []
+    for cost in dict.fromkeys(row["chosen_under"] for row in rows):
+        of = [row["gap"] for row in rows if row["chosen_under"] == cost]
+        words.append(f"{cost} {'no bound' if None in of else percent(max(of))}")
+    return ", ".join(words)
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    return row["cost"] / row["best"] - 1
+
+
+def _losses_figure(rows: list[dict[str, Any]]) -> Figure:
+    """Networks across; above the published batch, below the one that a CPU can run."""
+    frame: Frame = pd.DataFrame([row | {"loss": 100 * _loss(row)} for row in rows])
+    networks = list(frame["network"].unique())
+    figure, grid = panels(2 * len(networks), (2.2, 2.0), len(networks), xlabel="judged by", ylabel="chosen under")
+    top = frame["loss"].max() or 1.0
+    for (network, batch), own in frame.groupby(["network", "batch"], sort=False):
+        axes = grid[len(networks) * int(batch == frame["batch"].min()) + networks.index(network)]
+        costs = list(own["chosen_under"].unique())
+        largest = own.pivot_table("loss", "chosen_under", "judged_by", aggfunc="max")
+        losses = largest.reindex(index=costs, columns=costs).to_numpy()
+        heatmap(axes, losses, np.char.mod("%.1f", losses), costs, costs, colours="cividis_r", top=top)
+        axes.set_title(f"{network}, batch {batch}", fontsize=9)
+    for axes in grid:
+        axes.set_visible(axes.has_data())
+    figure.suptitle("Largest loss over the budgets, in per cent", x=0.01, ha="left", fontsize=9)
+    return figure

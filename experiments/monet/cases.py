@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
+from analysis.monet.points import ALGORITHMS, CPU, GIST, MILP, NO_WINOGRAD, NONE, OURS, P100, PROGRAM
 from experiments.build import Subject
 from experiments.monet import algorithms
 from experiments.monet.published import Network
@@ -18,12 +19,8 @@ from remat.graph import Graph
 from remat.registry import get_strategy
 from remat.simulator import Trace, simulate
 
-# Implementations: the default ones; all but Winograd, by ratios of the roofline, of a P100 and of a CPU; those of the
-# P100 and measured algorithms of convolutions; all, Winograd included; Gist's.
-NONE, NO_WINOGRAD, P100, CPU = "none", "no_winograd", "p100", "cpu"
-ALGORITHMS, JOINT, GIST = "algorithms", "joint", "gist"
+JOINT = "joint"  # all implementations, Winograd included
 WINOGRAD = ("vgg16",)  # networks whose ablation has Winograd, whose costs are modelled
-OURS, MILP, PROGRAM = "portfolio", "checkmate_milp", "monet"  # the strategies that this experiment compares
 CONV = "conv"  # the level of `LEVELS` that adds Winograd
 PROFILED_GPU = "p100"  # the device of the published costs
 
@@ -38,6 +35,7 @@ class Scale:
         all_budgets: take every published budget, else the largest, a middle one and the smallest.
         ablation_budgets: number of budgets at which each level is solved, the smallest first.
         monet_columns: MONeT's program with more columns is solved at the largest budget only.
+        levels: of implementations in the ablation.
         halvings: number of halvings between a budget that is too small and one that suffices, see `ten_percent`.
     """
 
@@ -47,6 +45,7 @@ class Scale:
     ablation_budgets: int
     monet_columns: int
     halvings: int
+    levels: tuple[str, ...] = LEVELS
 
 
 Context: TypeAlias = PartContext[Network, Scale]

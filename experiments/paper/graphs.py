@@ -1,4 +1,4 @@
-"""The graphs of Checkmate's networks, published and extracted, and the run folders behind the figures."""
+"""Checkmate's networks, their graphs, published and extracted, and their solves as the figures read them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,56 @@ from typing import Any, TypeAlias
 import remat
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
-from experiments.config import as_dict
-from experiments.paper.networks import Network
+from experiments.max_batch_size import PUBLISHED
 from experiments.parts import PartContext
-from experiments.row import Row
+from experiments.row import Row as Solved
 from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun
-from experiments.store import code_version, write_json
+from experiments.store import code_version
 from remat.extraction import extract_in_child
+from remat.files import read_table
 from remat.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of the paper.
+
+    Attributes:
+        name: of conf/model.
+        label: for figures and tables.
+        instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
+        has_slow_lp: the linear relaxation takes minutes.
+    """
+
+    name: str
+    label: str
+    instance: str | None = None
+    has_slow_lp: bool = False
+
+
+NETWORKS = {
+    network.name: network
+    for network in (
+        Network("vgg16", "VGG16", "v100/vgg16_b256.json"),
+        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json", has_slow_lp=True),
+        Network("unet", "U-Net", "v100/unet_b32.json"),
+        Network("resnet50", "ResNet50", has_slow_lp=True),
+        Network("fcn8", "FCN8"),
+        Network("segnet", "SegNet"),
+        Network("vgg19", "VGG19"),
+    )
+}
+
+
+def in_figure_6(network: Network) -> bool:
+    """Whether it has a bar in Figure 6. A network from outside the paper gets one, because the user named it."""
+    return network.name in PUBLISHED or network.name not in NETWORKS
+
+
+def network(name: str) -> Network:
+    """The network of that name in conf/model; one from outside the paper has its name as its label."""
+    return NETWORKS.get(name) or Network(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +104,10 @@ def extract_all(context: Context, *, per_sample: bool) -> None:
     keras = [spec for spec in specs if spec.framework == "keras"]
     small = (1, 2) if per_sample else ()
     sizes = [replace(spec, batch_size=batch) for spec in keras for batch in (spec.batch_size, *small)]
-    with ThreadPoolExecutor(context.engine.at_once) as pool, context.console.status("extracting the networks ..."):
+    with (
+        ThreadPoolExecutor(context.run.engine.at_once) as pool,
+        context.run.console.status("extracting the networks ..."),
+    ):
         for _ in pool.map(lambda spec: extract_in_child(spec, CACHE_FOLDER / "graphs"), sizes):
             pass
 
@@ -101,19 +145,16 @@ def budgets_at(graph_run: GraphRun, tenths: Iterable[int], least_bytes: int | No
     return [steps[min(tenth, len(steps) - 1)] for tenth in tenths]
 
 
-def write_run_folder(
-    context: Context, name: str, graph_run: GraphRun, rows: Iterable[Row], families: Sequence[str], title: str
-) -> str:
-    """Write a run folder below the paper's, for ``python -m analysis`` too; its path relative to the paper's."""
-    folder = context.folder / name
-    config = as_dict(context.cfg)
-    head = {
-        "title": title, "experiment": graph_run.experiment, "model": graph_run.subject.model, "gpu": config["gpu"],
-        "config": config, "graph_sha256": graph_run.subject.graph.sha256(),
-        "store": context.store_from(folder),
+def panel_of(graph_run: GraphRun, rows: Iterable[Solved], families: Sequence[str], title: str) -> dict[str, Any]:
+    """The solves of one graph for a document: keys of rows, and the members of families."""
+    graph, folder = graph_run.subject.graph, graph_run.store.folder / "families"
+    gpu = graph_run.settings.gpu
+    tables = [read_table(folder / f"{key}.parquet").drop_columns(["plan"]) for key in families]
+    return {
+        "title": title, "gpu": {"name": gpu.name, "memory_bytes": gpu.memory_bytes},
+        "graph_sha256": graph.sha256(), "working_set_bytes": graph.largest_working_set()[0],
+        "keys": [row.key for row in rows], "members": [member for table in tables for member in table.to_pylist()],
     }  # fmt: skip
-    write_json(folder / "run.json", head | {"keys": [row.key for row in rows], "families": list(families)})
-    return name
 
 
 def remember(context: Context, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
@@ -121,7 +162,7 @@ def remember(context: Context, determines: Mapping[str, Any], compute: Callable[
 
     A result None means that a time limit ended it; it is not kept.
     """
-    return context.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
+    return context.run.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
 
 
 def _build(context: Context, settings: Settings) -> Subject:

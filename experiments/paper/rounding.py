@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.graphs import Context, budgets_at, published_or_extracted, remember, write_run_folder
+from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted, remember
 from experiments.solving import GraphRun
 from remat import min_budget
 from remat.bounds.lp import solve_relaxation
@@ -30,7 +30,7 @@ def run(context: Context) -> dict[str, Any]:
     for network in [n for n in context.networks if n.name in NETWORKS] or context.networks[:1]:
         subject = published_or_extracted(context, network)
         slow = context.scale.rounding_s if network.has_slow_lp else context.scale.time_limit_s
-        limit, budget, folders = max(20.0, slow), 0, dict[str, str]()
+        limit, budget, panels = max(20.0, slow), 0, dict[str, Any]()
         for relaxation in RELAXATIONS:
             same = {"improve": False, "relaxation": relaxation}
             options = {"lp_rounding": same, "lp_rounding_random": same | {"samples": context.scale.samples}}
@@ -40,15 +40,13 @@ def run(context: Context) -> dict[str, Any]:
             )  # fmt: skip
             budget = budget or rounding_budget(graph_run)
             found = graph_run.run_budgets(graph_run.settings.strategies, [budget]).values()
-            folders[relaxation] = write_run_folder(
-                context, f"rounding/{network.name}_{relaxation}", graph_run, [row for row, in found], [],
-                f"{network.label}: rounding of the {relaxation} relaxation",
-            )  # fmt: skip
+            title = f"{network.label}: rounding of the {relaxation} relaxation"
+            panels[relaxation] = panel_of(graph_run, [row for (row,) in found], [], title)
         samples, seed = context.scale.naive_samples, context.settings.seed
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
                       "seed": seed, "limit": limit}  # fmt: skip
         feasible = remember(context, determines, partial(count_feasible, subject.graph, budget, samples, seed, limit))
-        shown.append({"folders": folders, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
+        shown.append({"panels": panels, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
     return {"panels": shown}
 
 

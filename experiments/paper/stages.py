@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.paper.graphs import Context, remember
-from remat.child import command as child_command
-from remat.child import environment
-from remat.errors import RematError, shortened
+from analysis.parts import DOCUMENT
+from experiments.registry import Case, Row
+from experiments.store import code_version
 from remat.graph import Graph
 from remat.programs.highs import solve_program
 from remat.programs.published import build
@@ -35,46 +32,29 @@ def unit_chain(layers: int) -> Graph:
     return Graph.from_nodes(f"unit_chain_{layers}", deps, [1] * len(deps), [1] * len(deps))
 
 
-def run(context: Context) -> dict[str, Any]:
-    """Relaxation and MILP of both forms; A*, which is neither of them, gives the optimum."""
-    graph, limit = unit_chain(LAYERS), context.scale.unpartitioned_s
-    children: list[subprocess.Popen[str]] = []
-
-    def solve(case: tuple[int, str]) -> dict[str, Any]:
-        budget, form = case
-        determines = {"part": "stages", "graph": graph.sha256(), "budget": budget, "form": form, "limit": limit}
-        answer = remember(context, determines, lambda: _in_child(children, LAYERS, budget, form, limit))
-        proven = "proven" if answer["proven"] else "not proven"
-        context.print(f"budget {budget}, {form}: {proven}, {answer['seconds']:.2f} s")
-        return answer
-
-    cases = [(budget, form) for budget in BUDGETS for form in FORMS]
-    with ThreadPoolExecutor(context.engine.at_once) as pool:
-        try:
-            answers = list(pool.map(solve, cases))
-        except BaseException:  # the solver ignores Ctrl-C
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                child.kill()
-            raise
-    rows = []
-    for (budget, form), answer in zip(cases, answers, strict=True):
-        optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
-        rows.append({"budget": budget, "form": form, "optimum": optimum["staged"],
-                     "optimum_fixed_order": optimum["fixed_order"], "total": graph.total_cost, "limit_s": limit / 2,
-                     **answer})  # fmt: skip
-    return {"rows": rows, "layers": LAYERS, "operations": len(graph)}
+def cases(limit_s: float) -> Iterator[Case]:
+    """A case for each budget and form, in a process of its own: the solver ignores Ctrl-C."""
+    for budget in BUDGETS:
+        for form in FORMS:
+            what = {"part": "stages", "layers": LAYERS, "budget": budget, "form": form, "limit_s": limit_s}
+            yield Case(measure, what, [code_version(whole=True)], name=f"stages, budget {budget}, {form}")
 
 
-def _in_child(children: list[subprocess.Popen[str]], *case: object) -> dict[str, Any]:
-    """`answer_of` in a process that can be killed."""
-    command = child_command("experiments.paper.stages_worker", *map(str, case))
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment({}))
-    children.append(child)
-    output, _ = child.communicate()
-    if child.returncode:
-        raise RematError(f"the unpartitioned MILP ended with exit code {child.returncode}: {shortened(output)}")
-    return json.loads(output)
+def measure(layers: int, budget: int, form: str, limit_s: float, **_: Any) -> Iterator[Row]:
+    """Relaxation and MILP of one form; A*, which is neither of the forms, gives the optimum."""
+    graph = unit_chain(layers)
+    answer = solve_published(graph, budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}
+    optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
+    row = {"budget": budget, "form": form, "optimum": optimum["staged"], "optimum_fixed_order": optimum["fixed_order"],
+           "total": graph.total_cost, "limit_s": limit_s / 2, **finite}  # fmt: skip
+    yield {"kind": DOCUMENT, "document": row}
+
+
+def merged(rows: Iterable[Row]) -> dict[str, Any]:
+    """The document of the part, from the last row of each case."""
+    found = {(row["budget"], row["form"]): row["document"] for row in rows}
+    return {"rows": list(found.values()), "layers": LAYERS, "operations": 2 * LAYERS + 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +96,3 @@ def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool
         None if solved.x is None else float(program.cost @ solved.x) * unit, solved.bound * unit, seconds,
         solved.optimal,
     )  # fmt: skip
-
-
-def answer_of(layers: int, budget: int, form: str, limit_s: float) -> dict[str, Any]:
-    """The answer of `solve_published` for a chain, for JSON: None replaces numbers that are not finite."""
-    answer = solve_published(unit_chain(layers), budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}

@@ -13,6 +13,7 @@ from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
 from remat.execution import cheapest_fitting
 from remat.graph import Graph
+from remat.largest import GREATEST, SizeSearch
 from remat.plan import Plan
 from remat.simulator import simulate
 from remat.solving.api import solve
@@ -20,7 +21,6 @@ from remat.solving.api import solve
 if TYPE_CHECKING:
     from remat.search.chain import BlockPlans
 
-GREATEST = 1 << 30  # size tried
 BLOCKS = 10  # times as long as for a budget is the search for plans of one block
 LARGE = 500  # operations from which a short search adds nothing to a chain of plans of one block
 
@@ -158,15 +158,8 @@ def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = Fal
     Args:
         known: it fits; 0 if none is known to.
     """
-    low, high, step = known, GREATEST, max(1, guess // 16)
-    at = max(guess, low + 1)
-    while low < at < high:  # in growing steps away from the guess
-        if fits(at):
-            low, at = at, at + step
-        else:
-            high, at = at, at - step
-        step *= 2
-    while high - low > (1 if exact else max(1, low // 32)):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    search = SizeSearch(max(guess, known + 1), max(1, guess // 16), found=known, share=0.0 if exact else 1 / 32)
+    while (size := search.next_size()) is not None:
+        does_fit = fits(size)
+        search.learn(size, fits=does_fit, impossible=not does_fit)
+    return search.found

@@ -1,0 +1,123 @@
+"""Every figure and table of Checkmate (Jain et al., MLSys 2020), beside the published numbers.
+
+See `experiments.parts` for the meaning of a part; `analysis.paper` draws the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import analysis.paper
+from analysis.paper import REPORTS
+from analysis.parts import Study, draw_parts, lead_of
+from experiments.arguments import names_of
+from experiments.config import group_options
+from experiments.documents import Drawing
+from experiments.paper import rounding, sizes, stages, sweeps
+from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_all, network
+from experiments.parts import RunPart, drawing_of_parts, instances_folder, measured, wanted_parts
+from experiments.registry import Case, Row, experiment
+from experiments.settings import RUNS_FOLDER, Settings, configured_model
+from experiments.solving import Solves
+from experiments.store import code_of
+from experiments.table import Table
+from remat.errors import InvalidInput
+
+PAGE = "results/checkmate.md"
+PARTS: dict[str, RunPart] = {
+    "fig5": sweeps.fig5, "fig6": sizes.fig6, "throughput": sizes.larger, "rounding": rounding.run,
+    "solver_time": sweeps.solver_time, "memory": sizes.memory, "cost_models": sweeps.cost_models,
+}  # fmt: skip
+STAGES = "stages"
+PER_SAMPLE = ("fig6", "throughput", "memory", "cost_models")  # these parts need graphs of one and two samples
+QUICK = Scale(
+    points=5, time_limit_s=3.0, rounding_s=3.0, samples=60, naive_samples=5_000, solver_points=1,
+    unpartitioned_s=40.0, batches=2, refinements=0, price_limit_s=4.0, sizes=6,
+)  # fmt: skip
+STUDY = Scale(
+    points=10, time_limit_s=30.0, rounding_s=300.0, samples=1000, naive_samples=50_000, solver_points=3,
+    unpartitioned_s=600.0, batches=4, refinements=1, price_limit_s=60.0, sizes=10,
+)  # fmt: skip
+FULL = Scale(
+    points=16, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
+    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12,
+)  # fmt: skip
+FIGURES = (
+    "fig5_unet", "fig5_mobilenet", "fig5_vgg16", "fig5_vgg19", "fig5_resnet50", "fig5_fcn8", "fig5_segnet",
+    "throughput", "solver_time", "rounding", "cost_models", "memory_over_time", "layers", "schedules",
+)  # fmt: skip
+
+
+@experiment(page=PAGE, has_graphs=True)
+def paper(
+    settings: Settings, scale: str = "full", points: int = 16, time_limit: float = 3600.0,
+    networks: list[str] | None = None, parts: list[str] | None = None,
+) -> Iterator[Case]:  # fmt: skip
+    """Checkmate (Jain et al., MLSys 2020): every figure and table beside the published ones; scale=quick: 20 minutes.
+
+    ``parts=`` are of fig5, fig6, throughput, stages, rounding, solver_time, memory, cost_models. Table 2 and the claims
+    are drawn from fig5 and fig6.
+    """
+    names = names_of("network", NETWORKS if networks is None else networks, group_options("model"))
+    for name in names:
+        _keras_network(name)
+    amount = replace(FULL, points=points, time_limit_s=time_limit, rounding_s=time_limit)
+    less = {"study": STUDY, "quick": QUICK}.get(scale)
+    if less is not None:
+        amount = replace(
+            less, points=min(points, less.points), time_limit_s=min(time_limit, less.time_limit_s),
+            rounding_s=min(time_limit, less.rounding_s),
+        )  # fmt: skip
+    settings = replace(settings, points=amount.points, time_limit_s=amount.time_limit_s)
+    what = {"networks": names, "scale": scale, "amount": asdict(amount), "settings": settings.determining(),
+            "has_published": instances_folder(settings) is not None}  # fmt: skip
+    for part in wanted_parts(parts, [*PARTS, STAGES]):
+        if part == STAGES:
+            yield from stages.cases(amount.unpartitioned_s)
+        else:
+            yield Case(measure, {"part": part, **what}, code_of(*settings.strategies), name=part, solves=settings)
+
+
+def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, Any], **_: Any) -> Iterator[Row]:
+    """The rows of a part, see `experiments.parts.measured`."""
+    context = Context(run, Scale(**amount), tuple(map(network, networks)))
+    extract_all(context, per_sample=part in PER_SAMPLE)
+    yield from measured(context, PARTS[part])
+
+
+def study_of(rows: Sequence[Row]) -> Study:
+    """The study of the experiment's rows."""
+    study = Study.of(rows, RUNS_FOLDER / "paper")
+    steps = [row for row in rows if row["part"] == STAGES]
+    if steps:
+        study.heads[STAGES] = {**steps[-1], "document": stages.merged(steps)}
+    return study
+
+
+def stored_study() -> Study:
+    """The study of the rows in the repository, and of those of runs here."""
+    return study_of(Table("paper").rows())
+
+
+@paper.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """The page of Checkmate."""
+    study = study_of(rows)
+    head = next(iter(study.heads.values()))
+    lead = "" if head["part"] == STAGES else lead_of(analysis.paper.__file__, **{**head, **head["amount"]})
+    return drawing_of_parts(study, *draw_parts(REPORTS, study), lead, "paper", PAGE, FIGURES)
+
+
+def _keras_network(name: str) -> Network:
+    """The network of that name.
+
+    Raises:
+        InvalidInput: it is not built by Keras layers.
+    """
+    known = network(name)
+    spec = configured_model(known.name)
+    if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
+        raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
+    return known

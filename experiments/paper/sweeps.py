@@ -1,0 +1,130 @@
+"""Solves at several budgets: overhead against budget (Figure 5), solver times, and cost models compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.budget_sweep import run_sweep
+from experiments.build import Subject
+from experiments.paper.graphs import (
+    Context,
+    Network,
+    budgets_at,
+    extracted,
+    panel_of,
+    published,
+    published_or_extracted,
+)
+from experiments.solving import GraphRun, solve_each
+from remat.plan import Plan
+from remat.registry import get_strategy
+from remat.simulator import simulate
+
+PUBLISHED, OURS = "published", "ours"
+ROUNDINGS = ("lp_rounding", "lp_rounding_random")
+WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
+
+
+def fig5(context: Context) -> dict[str, Any]:
+    """Sweep every network from every source: first its published graph, if there is one."""
+    return {"panels": [_sweep(context, *case) for case in _sources(context)]}
+
+
+def _sources(context: Context) -> Iterator[tuple[Network, str, Subject]]:
+    for network in context.networks:
+        known = published(context, network)
+        if known is not None:
+            yield network, PUBLISHED, known
+        yield network, OURS, extracted(context, network)
+
+
+def _sweep(context: Context, network: Network, source: str, subject: Subject) -> dict[str, Any]:
+    """Sweep one graph; returns its panels."""
+    context.print(f"{network.label}, {WHOSE[source]}")
+    limits = dict.fromkeys(ROUNDINGS, context.scale.rounding_s) if network.has_slow_lp else {}
+    graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None, time_limits=limits)
+    rows, families = run_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
+    title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
+    panel = panel_of(graph_run, rows, families, title)
+    # The published numbers come from the artifact's baselines, which hold their checkpoints to the end of the step.
+    artifact = context.graph_run(subject, "paper/fig5", budget_bytes=None, accounting="published")
+    found = artifact.run_families([name for name in artifact.settings.strategies if get_strategy(name).ignores_budget])
+    budgets = sorted({row.budget_bytes for row in rows})
+    counted = [row for family in found.values() for row in artifact.family_rows(family, budgets)]
+    held = panel_of(artifact, counted, [], title)
+    return {"artifact": held, "panel": panel, "network": network.name, "label": network.label, "source": source}
+
+
+FORMS = (
+    ("published MILP", "checkmate_milp", {"formulation": "published"}),
+    ("trimmed MILP", "checkmate_milp", {"formulation": "trimmed"}),
+    ("portfolio", "portfolio", {}),
+)
+# [number of budgets] tenths of the way from the smallest budget to checkpoint-all's peak
+SHARES = {1: (3,), 2: (2, 5), 3: (1, 3, 6), 4: (1, 3, 5, 7)}
+
+
+def solver_time(context: Context) -> dict[str, Any]:
+    """Solve each network at a few budgets in each form, each time from nothing.
+
+    The seed is another than a sweep's, because rows of a sweep start from the plans of smaller budgets.
+    """
+    asked: list[tuple[GraphRun, str, int]] = []
+    of: list[dict[str, str]] = []
+    for network in context.networks:
+        subject = published_or_extracted(context, network)
+        budgets: list[int] = []
+        for label, strategy, options in FORMS:
+            graph_run = context.graph_run(
+                subject, "paper/solver_time", strategies=(strategy,), options={strategy: options},
+                seed=context.settings.seed + 1,
+            )  # fmt: skip
+            budgets = budgets or budgets_at(graph_run, SHARES[context.scale.solver_points])
+            asked += [(graph_run, strategy, budget) for budget in budgets]
+            of += [{"form": label, "network": network.label}] * len(budgets)
+    rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
+    return {"rows": rows}
+
+
+COMPARED = ("vgg16", "mobilenet", "unet", "resnet50", "vgg19")
+# The cost models compared at the published batch, and at a batch at which a CPU can run every operation.
+COSTS = {None: ("flops", "roofline"), 2: ("flops", "roofline", "profile")}
+STEPS = (1, 3, 6)  # tenths of the way from the smallest budget to checkpoint-all's peak
+
+
+def cost_models(context: Context) -> dict[str, Any]:
+    """Solve at a few budgets under each cost model, and judge every plan by the costs of the others."""
+    rows, skipped = list[dict[str, Any]](), list[str]()
+    for network in context.networks:
+        if network.name in COMPARED:
+            for batch in COSTS:
+                _compare(context, network, batch, rows, skipped)
+    return {"rows": rows, "skipped": skipped}
+
+
+def _compare(
+    context: Context, network: Network, batch: int | None, rows: list[dict[str, Any]], skipped: list[str]
+) -> None:
+    """Add a row for each budget, model that chose and model that judges, and a line for each budget without a plan."""
+    costs, plans, budgets = COSTS[batch], dict[tuple[str, int], Any](), list[int]()
+    subjects = {cost: extracted(context, network, cost=cost, batch_size=batch) for cost in costs}
+    for cost, subject in subjects.items():
+        graph_run = context.graph_run(subject, "paper/cost_models", strategies=("portfolio",))
+        budgets = budgets_at(graph_run, STEPS)
+        for row in graph_run.run_budgets(["portfolio"], budgets)["portfolio"]:
+            if row.cost is None:
+                skipped.append(f"{network.label}, batch {subject.batch_size}, {cost} costs: {row.status} {row.message}")
+            else:
+                plans[cost, row.budget_bytes] = context.run.store.read_plan(row, subject.graph), row.gap
+    for judge, subject in subjects.items():
+        for step, budget in zip(STEPS, budgets, strict=True):
+            found = {cost: plans[cost, budget] for cost in costs if (cost, budget) in plans}
+            # The same computations in the same order, with the judge's costs.
+            spent = {cost: simulate(subject.graph, Plan.from_order(subject.graph, plan.order.tolist())).cost
+                     for cost, (plan, _) in found.items()}  # fmt: skip
+            rows += [
+                {"network": network.label, "batch": subject.batch_size, "step": step, "budget_bytes": budget,
+                 "chosen_under": cost, "judged_by": judge, "cost": value, "best": min(spent.values()),
+                 "gap": found[cost][1]} for cost, value in spent.items()
+            ]  # fmt: skip
