@@ -1,7 +1,9 @@
-"""`make models`: extracts every configured model at each granularity, for docs/reference/models.md."""
+"""Tables of the reference: every configured model at each granularity (`make models`), every strategy."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Document, Drawing, LongTable, link_to
+from experiments.documents import DOCS, Document, Drawing, LongTable, link_to, markdown_table
 from experiments.provenance import provenance
 from experiments.settings import configured_model
-from remat.errors import RematError
+from remat.errors import InvalidInput, RematError
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
+from remat.registry import Strategy, get_strategy, strategies
 from remat.simulator import plain_peak
 
 AT_ONCE = 2
@@ -96,3 +99,34 @@ def summary(table: LongTable) -> str:
 
 
 DOCUMENT = Document("models", DOCS / "reference" / "models.md", draw)
+
+STRATEGY_HEADS = ("strategy", "what it does", "options, with their defaults")
+
+
+def draw_strategies(arguments: Sequence[str]) -> Drawing:
+    """A line for each strategy, from the registry.
+
+    Raises:
+        InvalidInput: an argument is given.
+    """
+    if arguments:
+        raise InvalidInput("'strategies' takes no arguments")
+    rows = [[f"`{one.name}`", one.summary, "<br>".join(_options(one))] for one in map(get_strategy, strategies())]
+    return Drawing(markdown_table(STRATEGY_HEADS, rows, "lll"))
+
+
+def _options(chosen: Strategy) -> list[str]:
+    """Each option with its default, and what its docstring says of it."""
+    said = meanings(inspect.getdoc(chosen.run) or "")
+    return [f"`{name}={default}`: {said[name]}" for name, default in chosen.options.items()]
+
+
+def meanings(docstring: str) -> dict[str, str]:
+    """[argument] its text in the section ``Args`` of a docstring, in one line of Markdown."""
+    section = re.search(r"^Args:\n((?: {4}.*\n?)+)", docstring, re.MULTILINE)
+    entries = re.split(r"^ {4}(?=\w+: )", section[1] if section else "", flags=re.MULTILINE)[1:]
+    pairs = (" ".join(entry.split()).replace("``", "`").partition(": ") for entry in entries)
+    return {name: text for name, _, text in pairs}
+
+
+STRATEGIES = Document("strategies", DOCS / "reference" / "strategies.md", draw_strategies)

@@ -20,7 +20,6 @@ from experiments import (
     readme_table,
     roofline_check,
     run_documents,
-    strategies_table,
 )
 from experiments.arguments import one_of, run
 from experiments.cli import complain
@@ -34,7 +33,7 @@ DOCUMENTS = {
     for document in (
         readme_table.DOCUMENT, run_documents.CHECKMATE, run_documents.MONET, largest_batch_table.DOCUMENT,
         published_numbers.DOCUMENT, roofline_check.DOCUMENT, models_table.DOCUMENT,
-        strategies_table.DOCUMENT, peers.DOCUMENT,
+        models_table.STRATEGIES, peers.DOCUMENT,
     )
 }  # fmt: skip
 DOCUMENTS |= {
