@@ -25,6 +25,6 @@ def draw_run(run_folder: Path) -> list[Path]:
     Raises:
         InvalidInput: the folder is not a run, or one of its files cannot be read.
     """
-    from analysis.drawing import draw_run as draw  # matplotlib and plotly take a second to import
+    from analysis.page import draw_run as draw  # matplotlib and plotly take a second to import
 
     return draw(Path(run_folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import os
 import re
@@ -10,9 +11,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import NoReturn, TypeVar
 
-from remat.errors import InvalidInput, RematError, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 from remat.files import show_any_text
 
 T = TypeVar("T")
@@ -147,3 +149,17 @@ def _positive(text: str, example: str) -> float:
     if not 0 < number < math.inf:
         raise InvalidInput(f"'{text}' is no positive number; write {example}")
     return number
+
+
+def import_optional(package: str, wanted: str) -> ModuleType:
+    """The package; `wanted` begins the error, e.g. ``engine=ray needs Ray``.
+
+    Raises:
+        MissingPackage: it is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingPackage(f"{wanted}: pip install {package} (or pip install 'remat[{package}]')") from None

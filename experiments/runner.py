@@ -126,7 +126,7 @@ class CaseJob:
         return self.case.label
 
     def run(self) -> list[dict[str, Any]] | RematError:
-        return self._timed(lambda: self.measured())
+        return self._timed(self.measured)
 
     def run_here(self, solves: Solves) -> list[dict[str, Any]] | RematError:
         """Measure a case that sends its solves to the engine."""
@@ -181,7 +181,10 @@ class CaseJob:
 
     def run_on(self, node: str, cpu: str) -> list[dict[str, Any]] | RematError:
         result = self.run()
-        return result if isinstance(result, RematError) else [{**row, "node": node, "cpu": cpu} for row in result]
+        if isinstance(result, RematError):
+            return result
+        where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3)}
+        return [row | where for row in result]
 
 
 def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> None:

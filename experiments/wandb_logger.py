@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.optional import import_optional
+from experiments.arguments import import_optional
 from experiments.row import Row
 
 

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import charts, drawing, matrices, memory, network, scales, shown_plans, style
+from analysis import charts, matrices, memory, network, scales, shown_plans, style
 from analysis import overhead_data as overhead_module
-from analysis.page import page
+from analysis.page import figures, page
 from analysis.results import load_run
 from analysis.table import pick
 from remat import Graph, Plan, simulate
@@ -61,7 +61,7 @@ def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
 def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
     run, again = load_run(drawn[0]), []
     with charts.style_context():
-        for name, figure in drawing.figures(run):
+        for name, figure in figures(run):
             if name in ("overhead", "memory"):
                 again += charts.save(figure, tmp_path / name)
     assert len(again) == 4  # a PNG and a PDF of each

@@ -194,6 +194,12 @@ def test_a_function_may_be_named_so_that_only_its_process_imports_it(
     (folder / "more" / "heavy.py").write_text("def measure(n):\n    yield {'n2': n * n}\n")
     monkeypatch.setenv("PYTHONPATH", str(folder / "more"))
     assert runner.CaseJob(folder / "more" / "powers.py", Case("heavy.measure", {"n": 4})).measured() == [{"n2": 16}]
+    sent = runner.CaseJob(folder / "more" / "powers.py", Case("heavy.measure", {"n": 5})).sent()
+    rows = sent.run_on("node 7", "its processor")
+    assert isinstance(rows, list)
+    row = rows[0]
+    assert (row["n2"], row["node"], row["cpu"]) == (25, "node 7", "its processor")
+    assert row["case_s"] > 0
     assert "heavy" not in sys.modules
 
 

@@ -11,7 +11,7 @@ import fake_run
 from browser import open_page
 
 from analysis.html_page import script_json
-from analysis.page import page, write_page
+from analysis.page import page
 from analysis.page_sections import command_of
 from analysis.results import load_run
 
@@ -49,7 +49,8 @@ def test_the_command_of_a_run_asks_the_same_question() -> None:
 
 def opened(browser: Any, folder: Path) -> None:
     """Write the page of a run and open it."""
-    open_page(browser, write_page(load_run(folder), folder / "page.html"))
+    (folder / "page.html").write_text(page(load_run(folder)))
+    open_page(browser, folder / "page.html")
 
 
 def texts(browser: Any, column: int) -> list[str]:

@@ -230,8 +230,8 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_node_with_other_versions_is_refused() -> None:
+    from experiments.engines import run_job
     from experiments.provenance import versions
-    from experiments.ray_engine import run_job
     from experiments.store import source_hash
 
     job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0))
@@ -245,7 +245,7 @@ def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_no
 ) -> None:
     from types import SimpleNamespace
 
-    from experiments.ray_engine import RETRIES, RayEngine
+    from experiments.engines import RETRIES, RayEngine
 
     engine = RayEngine(1, 1)
     job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", SolveOptions(20.0))
