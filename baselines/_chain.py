@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from baselines._forward import Forward
 from baselines._persistent import Stages
 from remat import Graph
-from remat.errors import InvalidInput
 
-MOST_SLOTS = 10_000  # the program takes memory in proportion
-
-
-def check_slots(options: Mapping[str, Any]) -> None:
-    """Raise `InvalidInput` for a number of slots that the program over memory cannot use."""
-    slots = options.get("slots", 1)
-    if type(slots) is not int or not 1 <= slots <= MOST_SLOTS:
-        raise InvalidInput(f"slots must be an integer from 1 to {MOST_SLOTS:,}, not {slots!r}")
+SLOTS = range(1, 10_001)  # memory is divided into so many; the program takes memory in proportion
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Parts of a training graph within parts: for each, ways to hold less between its forward and its backward pass.
+"""Parts of a training graph within parts: for each, options that hold less between its forward and its backward pass.
 
 A part is a run of the forward pass with the backward operations that belong to it. An option of a part is a set of
 values that it drops after its forward pass and computes again when its backward pass reads them. A small part tries
@@ -77,11 +77,9 @@ class Part:
             or graph.operations[graph.producer[v]].run_once or any(u not in inside for u in graph.users[v])
             for v in self.values
         ]  # fmt: skip
-        self.may_drop = [self.place[v] for v in read if self._is_early(v) and not self.stays[self.place[v]]]
+        early = {v for k in run for v in graph.operations[k].outputs}
+        self.may_drop = [self.place[v] for v in read if v in early and not self.stays[self.place[v]]]
         self.key = self._key(graph)
-
-    def _is_early(self, v: int) -> bool:
-        return self.maker.get(self.place.get(v, -1), len(self.forward)) < len(self.forward)
 
     def _key(self, graph: Graph) -> tuple[object, ...]:
         ops = [graph.operations[k] for k in self.operations]

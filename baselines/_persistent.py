@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
-NONE = -(1 << 15)  # choice: no schedule fits. Above 0: the stage before which to checkpoint; else minus a way to save
+NONE = -(1 << 15)  # choice: no schedule fits. Above 0: the stage before which to checkpoint; else minus an option
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(NamedTuple):
     """A chain of L stages. Costs are in the graph's unit, all else in bytes or in slots of memory.
 
-    A stage may have several ways to save what its backward pass needs. Then the attributes marked with (K) have a
-    second axis of K ways; ways that do not exist have the backward cost infinity.
+    A stage may have several options of what to save for its backward pass. Then the attributes marked with (K) have a
+    second axis of K options; those that do not exist have the backward cost infinity.
 
     Attributes:
         forward, backward (K): [L] costs of a pass.
@@ -41,7 +40,7 @@ class Stages:
     def in_slots(self, unit: int) -> Stages:
         """The stages with sizes in slots of so many bytes, rounded up."""
         sizes = ("inputs", "saved", "gradients", "kept", "saving", "running", "returning")
-        return replace(self, **{name: -(-getattr(self, name) // unit) for name in sizes})
+        return self._replace(**{name: -(-getattr(self, name) // unit) for name in sizes})
 
 
 def cheapest_schedule(stages: Stages, slots: int) -> list[tuple[str, int]] | None:
@@ -62,15 +61,14 @@ class Schedules:
 
     def __init__(self, stages: Stages, slots: int) -> None:
         self.stages, self.slots, n = stages, slots, len(stages.forward)
-        ways = (stages.backward, stages.saved, stages.saving, stages.returning)
-        backward, self.saved, saving, returning = (each.reshape(n, -1) for each in ways)
-        self.choice = schedule_table(
-            stages.forward.astype(np.float64), backward.astype(np.float64), stages.inputs, self.saved,
-            stages.gradients, stages.kept, saving, stages.running, returning, slots,
-        )  # fmt: skip
+        names = ("backward", "saved", "saving", "returning")
+        by_option = {name: getattr(stages, name).reshape(n, -1) for name in names}
+        costs = {"forward": stages.forward.astype(np.float64), "backward": by_option["backward"].astype(np.float64)}
+        self.saved = by_option["saved"]
+        self.choice = schedule_table(stages._replace(**by_option | costs), slots)
 
     def within(self, slots: int) -> list[tuple[str, int, int]] | None:
-        """Passes (kind, stage, way to save) within so many slots, or None; see `cheapest_schedule`."""
+        """Passes (kind, stage, option) within so many slots, or None; see `cheapest_schedule`."""
         if self.choice[0, -1, slots] == NONE:
             return None
         return [*self._passes(slots)]
@@ -96,8 +94,9 @@ class Schedules:
 
 
 @numba.njit(cache=True)
-def schedule_table(forward, backward, inputs, saved, gradients, kept, saving, running, returning, slots):
+def schedule_table(stages, slots):
     """choice[s, t, m] for stages s .. t within m slots beside the input of s."""
+    forward, backward, inputs, saved, gradients, kept, saving, running, returning = stages
     n = len(forward)
     cost = np.full((n, n, slots + 1), np.inf, dtype=np.float64)
     choice = np.full((n, n, slots + 1), NONE, dtype=np.int16)
@@ -107,17 +106,17 @@ def schedule_table(forward, backward, inputs, saved, gradients, kept, saving, ru
             t = s + length
             own, chosen = cost[s, t], choice[s, t]
             after = gradients[t + 1] + kept[t + 1]
-            for way in range(saved.shape[1]):
-                both, size = forward[s] + backward[s, way], saved[s, way] if s < t else 0
+            for option in range(saved.shape[1]):
+                both, size = forward[s] + backward[s, option], saved[s, option] if s < t else 0
                 if both == np.inf:
                     continue
                 rest = cost[s + 1, t] if s < t else nothing
-                least = max(after + saving[s, way], kept[s + 1] + returning[s, way], size)
+                least = max(after + saving[s, option], kept[s + 1] + returning[s, option], size)
                 for m in range(least, slots + 1):
                     total = rest[m - size] + both
                     if total < own[m]:
                         own[m] = total
-                        chosen[m] = -way
+                        chosen[m] = -option
             run, most = 0.0, 0
             for k in range(s + 1, t + 1):
                 run += forward[k - 1]

@@ -7,7 +7,7 @@ operation k is computed in stage t; T = N stages, stage t computes operation t f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from baselines._forward import Forward
 from remat import Candidate, Graph, Plan, Skip
+from remat.search.greedy import with_missing_ancestors
 
 MOST_COMPUTATIONS = 1_000_000  # a plan of this length takes about 4 s to build and replay
 
@@ -154,20 +155,8 @@ def _computations(graph: Graph, S_TV: np.ndarray, *, late: bool) -> list[list[in
     carried: set[int] = set()
     for t, ahead in enumerate(gained):
         held = S_TV[t].tobytes()
-        computed = _with_missing_ancestors(graph, {t}, held)
-        for_next = _with_missing_ancestors(graph, set(ahead) - computed, held, computed)
+        computed = with_missing_ancestors(graph, {t}, held)
+        for_next = with_missing_ancestors(graph, set(ahead) - computed, held, computed)
         stages.append(sorted(computed | carried if late else computed | for_next))
         carried = for_next
     return stages
-
-
-def _with_missing_ancestors(graph: Graph, wanted: set[int], held: bytes, known: Collection[int] = ()) -> set[int]:
-    """The operations `wanted` and those that they need and that are neither held nor known."""
-    todo, found = list(wanted), set(wanted)
-    while todo:
-        for v in graph.operations[todo.pop()].inputs:
-            p = graph.producer[v]
-            if not held[v] and p not in found and p not in known:
-                found.add(p)
-                todo.append(p)
-    return found

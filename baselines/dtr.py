@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from remat import Candidate, Plan, Problem, strategy
 from remat.context import Context
-from remat.errors import unknown_name
 from remat.search.online import NAMES, evict_online, run_online
 from remat.solution import Outcome
 
 MOST = 20  # computations for each operation: the run thrashes
 
 
-def check_heuristic(options: Mapping[str, Any]) -> None:
-    """Raise `UnknownName` for a heuristic that there is not."""
-    if options.get("heuristic", "exact") not in NAMES:
-        raise unknown_name("heuristic", str(options["heuristic"]), NAMES)
-
-
-@strategy("dtr", baseline=True, check=check_heuristic, version=1, compiles=evict_online)
+@strategy("dtr", baseline=True, allowed={"heuristic": NAMES}, version=1, compiles=evict_online)
 def dtr(problem: Problem, context: Context, *, heuristic: str = "exact", seed: int = 0) -> Outcome:
     """The run of an online method that sees one operation at a time (Kirisame et al., ICLR 2021).
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from remat import Candidate, Plan, Problem, Scope, Skip, strategy
+from remat.compiled import is_compiled
 from remat.context import Context
-from remat.errors import unknown_name
-from remat.search.sequence import FIXED, FREE, STAGED, Cooled, Sequencer, anneal, is_ready
+from remat.search.sequence import FIXED, FREE, STAGED, Cooled, Sequencer, anneal
 from remat.solution import Outcome
 
 ORDERS = ("fixed", "free")
@@ -21,13 +19,7 @@ LAST_S, LAST_SHARE = 0.05, 0.02  # of the time left, for the plan
 COLD_START_S = 40.0  # compiling takes 20 s; it does not begin with less time than this
 
 
-def check_order(options: Mapping[str, Any]) -> None:
-    """Raise `UnknownName` for an order that there is not."""
-    if options.get("order", "fixed") not in ORDERS:
-        raise unknown_name("order", str(options["order"]), ORDERS)
-
-
-@strategy("fastsa", baseline=True, check=check_order, compiles=anneal)
+@strategy("fastsa", baseline=True, allowed={"order": ORDERS}, compiles=anneal)
 def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outcome:
     """Annealing that puts, takes and shifts single computations (Imanishi et al., NeurIPS 2023).
 
@@ -50,7 +42,7 @@ def fastsa(problem: Problem, context: Context, *, order: str = "fixed") -> Outco
     moves_first = ORDERS.index(order) == 1
     if moves_first and problem.scope is not Scope.FREE:
         raise Skip("order=free moves first computations; ask for it with scope=free")
-    if not is_ready() and context.remaining_s() < COLD_START_S:
+    if not is_compiled(anneal) and context.remaining_s() < COLD_START_S:
         needed = f"it is not compiled yet: give it {COLD_START_S:.0f} s once"
         return Outcome(message=needed, timed_out=True)
     rule = FREE if moves_first else STAGED if problem.scope is Scope.STAGED else FIXED

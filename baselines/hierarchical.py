@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from baselines._chain import Chain, check_slots
+from baselines._chain import SLOTS, Chain
 from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver, narrow_places
 from baselines._persistent import Schedules, Stages, schedule_table
-from remat import Candidate, Graph, Plan, Problem, Scope, simulate, strategy
+from remat import Candidate, Plan, Problem, Scope, simulate, strategy
 from remat.context import Context
+from remat.search.choices import drop_unread_repeats
 from remat.search.online import in_stages
 from remat.solution import Outcome
 
@@ -25,7 +26,7 @@ PLAN_S = 0.3  # needed for another try
 
 
 @strategy(
-    "hierarchical", baseline=True, version=1, check=check_slots, compiles=schedule_table, gives_starts=True,
+    "hierarchical", baseline=True, version=1, allowed={"slots": SLOTS}, compiles=schedule_table, gives_starts=True,
 )  # fmt: skip
 def hierarchical(problem: Problem, context: Context, *, slots: int = 500) -> Outcome:
     """Parts of the graph with options of what to save, combined level by level (Gusak et al., ICML 2025).
@@ -92,7 +93,7 @@ class _Levels:
         return plan
 
     def stages(self) -> Stages:
-        """The chain's stages, with the options as ways to save."""
+        """The chain's stages, with the parts' options."""
         shape = len(self.parts), max(map(len, self.options))
         sizes = {name: np.zeros(shape, dtype=np.int64) for name in ("saved", "saving", "returning")}
         backward = np.full(shape, np.inf)
@@ -100,29 +101,15 @@ class _Levels:
             backward[i, : len(row)] = [option.cost for option in row]
             for name, size in sizes.items():
                 size[i, : len(row)] = [getattr(option, name) for option in row]
-        return replace(self.chain.stages(), backward=backward, **sizes)
+        return self.chain.stages()._replace(backward=backward, **sizes)
 
     def order(self, passes: Sequence[tuple[str, int, int]], scope: Scope) -> list[int]:
         """Computations of passes, without those whose outputs nothing reads."""
         graph, order, known = self.chain.graph, list[int](), set[int]()
-        for kind, i, way in passes:
-            part, option = self.parts[i], self.options[i][way]
+        for kind, i, which in passes:
+            part, option = self.parts[i], self.options[i][which]
             ops = [part.operations[k] for k in option.backward] if kind == "return" else part.forward
             order += [k for k in ops if not (k in known and graph.operations[k].run_once)]
             known.update(ops)
-        return without_unread(graph, in_stages(order) if scope is Scope.STAGED else order)
-
-
-def without_unread(graph: Graph, order: Sequence[int]) -> list[int]:
-    """The computations without repeats whose outputs nothing reads before they are made again."""
-    first = {k: i for i, k in reversed([*enumerate(order)])}
-    live = {v for v, value in enumerate(graph.values) if value.keep}
-    left = list[int]()
-    for i, k in reversed([*enumerate(order)]):
-        op = graph.operations[k]
-        if first[k] < i and live.isdisjoint(op.outputs):
-            continue
-        left.append(k)
-        live.difference_update(op.outputs)
-        live.update(op.inputs)
-    return left[::-1]
+        calls = [(k, "") for k in (in_stages(order) if scope is Scope.STAGED else order)]
+        return [k for k, _ in drop_unread_repeats(graph, calls)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baselines._chain import Chain, check_slots
+from baselines._chain import SLOTS, Chain
 from baselines._persistent import cheapest_schedule, schedule_table
 from remat import Candidate, Plan, Problem, simulate, strategy
 
@@ -10,7 +10,7 @@ MOST_STAGES = 200  # the program takes time in the cube of their number
 TRIES = 6  # of smaller limits, until the simulator agrees
 
 
-@strategy("rotor", baseline=True, check=check_slots, compiles=schedule_table)
+@strategy("rotor", baseline=True, allowed={"slots": SLOTS}, compiles=schedule_table)
 def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
     """The cheapest schedule whose checkpoints stay until they are used (Beaumont et al., 2019).
 

@@ -1,4 +1,4 @@
-"""Selective activation checkpointing by the kind of operation: keep what is dear to compute."""
+"""Selective activation checkpointing by the kind of operation: keep what costs much."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from remat.cost.gpu import operation_class
 def selective(problem: Problem) -> Candidate:
     """Checkpoint every block, but keep every second matrix product and all attention outputs in it.
 
-    The policy that trainers of large models set with PyTorch's selective checkpointing: products and attention are
-    dear, all else is rebuilt. The blocks are the row of equal ones in the graph. Matrix products count within a block;
+    The policy that trainers of large models set with PyTorch's selective checkpointing: products and attention cost
+    much, all else is rebuilt. The blocks are the row of equal ones in the graph. Matrix products count within a block;
     the first one is kept.
     """
     graph, blocks = problem.graph, blocks_of(problem.graph)

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from baselines._partitioner import captured_again, partitioned
 from remat import Candidate, Problem, strategy
-from remat.errors import unknown_name
 
 CHOICES = {"estimator": ("flops", "profile"), "solver": ("dp", "greedy", "ilp")}
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Raise `UnknownName` for an estimator or a solver that PyTorch does not have."""
-    for option, names in CHOICES.items():
-        given = options.get(option)
-        if given is not None and given not in names:
-            raise unknown_name(option, str(given), names)
-
-
-@strategy("torch_budget", baseline=True, ignores_budget=True, prepare=captured_again, version=2, check=check_options)
+@strategy("torch_budget", baseline=True, ignores_budget=True, prepare=captured_again, version=2, allowed=CHOICES)
 def torch_budget(problem: Problem, *, solver: str | None = None, estimator: str | None = None) -> Iterator[Candidate]:
     """All that PyTorch's knob for compiled steps can choose to save: every solver, estimator and share.
 

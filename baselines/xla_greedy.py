@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from baselines._program_points import advance, walk
 from remat import Candidate, Plan, Problem, simulate, strategy
 from remat.context import Context
-from remat.errors import InvalidInput
 from remat.plan import Scope
+from remat.registry import POSITIVE
 from remat.search.online import in_stages
 
 TRIES = 6  # of smaller limits, until the simulator agrees
 
 
-def check_blocks(options: Mapping[str, Any]) -> None:
-    """Raise `InvalidInput` for a number that the pass cannot use."""
-    for name, value in options.items():
-        if type(value) is not int or value < 1:
-            raise InvalidInput(f"{name} must be a positive integer, not {value!r}")
-
-
-@strategy("xla_greedy", baseline=True, check=check_blocks, compiles=advance)
+@strategy("xla_greedy", baseline=True, allowed={"block_size": POSITIVE, "block_factor": POSITIVE}, compiles=advance)
 def xla_greedy(problem: Problem, context: Context, *, block_size: int = 32, block_factor: int = 10) -> list[Candidate]:
     """XLA's greedy pass: at an operation over the limit, put off the block that frees most bytes.
 

@@ -52,7 +52,7 @@ def _measure(job: dict[str, Any], n_pass: int, failed: set[str]) -> None:
         description = json.loads(signature)
         try:
             measured = _measured(job["quantity"], description, job["device"])
-        except Exception as error:  # operators raise errors of any class; the parent names the class in a warning
+        except Exception as error:  # operations raise errors of any class; the parent names the class in a warning
             reason = shortened(f"{type(error).__name__}: {error}", 160)
             print("failed", key, reason, flush=True)
             failed.add(key)

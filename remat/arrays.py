@@ -12,6 +12,8 @@ import numpy as np
 
 from remat.graph import Graph
 
+LARGEST_SUM = 1 << 61
+
 
 class GraphArrays(NamedTuple):
     """N operations, V values, E (value, user) pairs; without the fixed bytes.
@@ -56,6 +58,24 @@ class GraphArrays(NamedTuple):
             keep=np.array([value.keep for value in graph.values], dtype=np.bool_),
             run_once=np.array([op.run_once for op in graph.operations], dtype=np.bool_),
         )  # fmt: skip
+
+    def in_units(self, unit: int, cost_unit: int) -> GraphArrays:
+        """The same with sizes in `unit` bytes, rounded up, so that a plan that fits really fits, and rounded costs.
+
+        Costs are rounded down, so that a plan without repeats reaches the cost of running everything once.
+        """
+        return self._replace(
+            size_bytes=-(-self.size_bytes // unit), workspace_bytes=-(-self.workspace_bytes // unit),
+            cost=self.cost // cost_unit,
+        )  # fmt: skip
+
+
+def least_unit(total: int, times: int = 1) -> int:
+    """The least power of two with which so many times `total` fit 64 bits."""
+    unit = 1
+    while total // unit * times >= LARGEST_SUM:
+        unit *= 2
+    return unit
 
 
 def _compress(rows: Iterable[Iterable[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -17,21 +17,12 @@ FORMAT, WINDOW_FORMAT = "remat-bound/1", "remat-bound/2"  # rows of the staged L
 # [format] how many numbers, at least, name a row of each kind
 KINDS = {
     FORMAT: {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4},
+    # run, later and slot in scope staged only, choice only where an operation has several implementations
     WINDOW_FORMAT: {
-        "need": 3,
-        "edge": 4,
-        "continuity": 3,
-        "join": 3,
-        "each": 4,
-        "memory": 1,
-        "run": 3,
-        "later": 3,
-        "slot": 2,
-        "choice": 1,
-        "chosen": 4,
-        "knapsack": 4,
-    },  # run, later and slot in scope staged only, choice only where an operation has several implementations
-}
+        "need": 3, "edge": 4, "continuity": 3, "join": 3, "each": 4, "memory": 1, "run": 3, "later": 3, "slot": 2,
+        "choice": 1, "chosen": 4, "knapsack": 4,
+    },
+}  # fmt: skip
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
 
@@ -103,23 +94,20 @@ class BoundCertificate:
         Raises:
             InvalidInput: naming the place.
         """
-        if not isinstance(content, dict) or str(content.get("format")) not in KINDS:
-            raise InvalidInput(f"{where}: format is not {' or '.join(KINDS)}")
+        is_known = isinstance(content, dict) and str(content.get("format")) in KINDS
+        _need(is_known, f"{where}: format is not {' or '.join(KINDS)}")
         for key in ("budget_bytes", "bound", "denominator"):
-            if not _is_integer(content.get(key)):
-                raise InvalidInput(f"{where}: {key} must be an integer, within 2**512")
-        if content["budget_bytes"] < 0:
-            raise InvalidInput(f"{where}: budget_bytes must be 0 or more")
+            _need(_is_integer(content.get(key)), f"{where}: {key} must be an integer, within 2**512")
+        _need(content["budget_bytes"] >= 0, f"{where}: budget_bytes must be 0 or more")
         try:
             scope = parse_scope(content.get("scope", ""))
         except InvalidInput as error:
             raise InvalidInput(f"{where}: {error}") from None
-        if not isinstance(content.get("graph"), str) or not isinstance(content.get("graph_sha256"), str):
-            raise InvalidInput(f"{where}: graph and graph_sha256 must be texts")
-        if problem := text_problem(content["graph"]):
-            raise InvalidInput(f"{where}: graph {problem}")
-        if not isinstance(content.get("multipliers"), dict):
-            raise InvalidInput(f"{where}: multipliers are missing")
+        are_texts = isinstance(content.get("graph"), str) and isinstance(content.get("graph_sha256"), str)
+        _need(are_texts, f"{where}: graph and graph_sha256 must be texts")
+        problem = text_problem(content["graph"])
+        _need(not problem, f"{where}: graph {problem}")
+        _need(isinstance(content.get("multipliers"), dict), f"{where}: multipliers are missing")
         boundaries = _checked_boundaries(content, where)
         unknown = UnknownKeys()
         tree = _checked_tree(content, where)
@@ -151,14 +139,19 @@ def _is_integer(number: object) -> bool:
     return type(number) is int and -LARGEST <= number <= LARGEST
 
 
+def _need(holds: bool, problem: str) -> None:
+    if not holds:
+        raise InvalidInput(problem)
+
+
 def _checked_boundaries(content: dict[str, Any], where: str) -> tuple[int, ...]:
     """Of the window relaxation; none in the first format."""
     if content["format"] == FORMAT:
         return ()
-    boundaries = content.get("boundaries")
-    if not isinstance(boundaries, list) or not boundaries or not all(map(_is_integer, boundaries)):
-        raise InvalidInput(f"{where}: boundaries must be a list of operations")
-    return tuple(boundaries)
+    found: Any = content.get("boundaries")
+    are_integers = isinstance(found, list) and bool(found) and all(map(_is_integer, found))
+    _need(are_integers, f"{where}: boundaries must be a list of operations")
+    return tuple(found)
 
 
 def _checked_tree(content: dict[str, Any], where: str) -> tuple[TreeNode, ...]:
@@ -166,27 +159,24 @@ def _checked_tree(content: dict[str, Any], where: str) -> tuple[TreeNode, ...]:
     if "tree" not in content:
         return ()
     nodes = content["tree"]
-    if content["format"] != WINDOW_FORMAT or not isinstance(nodes, list) or not nodes:
-        raise InvalidInput(f"{where}: tree must be a list of nodes, in {WINDOW_FORMAT}")
-    if any(content["multipliers"].values()):
-        raise InvalidInput(f"{where}: a tree's multipliers belong to its nodes")
+    is_list = content["format"] == WINDOW_FORMAT and isinstance(nodes, list) and bool(nodes)
+    _need(is_list, f"{where}: tree must be a list of nodes, in {WINDOW_FORMAT}")
+    _need(not any(content["multipliers"].values()), f"{where}: a tree's multipliers belong to its nodes")
     return tuple(_checked_node(node, f"{where}: node {i} of the tree") for i, node in enumerate(nodes))
 
 
 def _checked_node(node: Any, where: str) -> TreeNode:
-    if not isinstance(node, dict) or not _is_integer(node.get("denominator")):
-        raise InvalidInput(f"{where} has no whole denominator")
-    if not isinstance(node.get("multipliers"), dict):
-        raise InvalidInput(f"{where} has no multipliers")
+    is_whole = isinstance(node, dict) and _is_integer(node.get("denominator"))
+    _need(is_whole, f"{where} has no whole denominator")
+    _need(isinstance(node.get("multipliers"), dict), f"{where} has no multipliers")
     multipliers = _checked_multipliers(node["multipliers"], KINDS[WINDOW_FORMAT], where)
     if node.keys() == {"denominator", "multipliers"}:
         return TreeNode(node["denominator"], multipliers)
-    column: Any = node.get("column")
-    zero: Any = node.get("zero")
-    one: Any = node.get("one")
+    branch: list[Any] = [node.get(key) for key in ("column", "zero", "one")]
+    column, zero, one = branch
     is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R", "U", "X")
-    if len(node) != 5 or not is_column or not all(map(_is_integer, (*column[1:], zero, one))):
-        raise InvalidInput(f"{where} must have a column of four, and the nodes zero and one")
+    is_branch = len(node) == 5 and is_column and all(map(_is_integer, (*column[1:], zero, one)))
+    _need(is_branch, f"{where} must have a column of four, and the nodes zero and one")
     return TreeNode(node["denominator"], multipliers, tuple(column), zero, one)
 
 
@@ -196,8 +186,7 @@ def _listed(multipliers: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, lis
 
 def _checked_multipliers(multipliers: Any, kinds: Mapping[str, int], where: str) -> dict[str, list[list[int]]]:
     for kind, rows in multipliers.items():
-        if kind not in kinds or not isinstance(rows, list):
-            raise InvalidInput(f"{where}: multipliers of unknown kind {kind!r:.60}")
+        _need(kind in kinds and isinstance(rows, list), f"{where}: multipliers of unknown kind {kind!r:.60}")
         for i, row in enumerate(rows):
             width = kinds[kind] + 1
             if kind == "knapsack" and isinstance(row, list) and len(row) % 2:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from remat.bounds.certificate import verify_bound
@@ -43,17 +44,14 @@ def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] 
 def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike[str] | None) -> str:
     graph = None if graph_path is None else _whole(lambda: load_graph(graph_path), "--graph ")
     if kind in (*GRAPH_FORMATS, LOG):
-        return _graph_line(where, str(kind), _whole(lambda: _own_graph(where, document)))
+        own = partial(load_graph, where) if document is None else partial(graph_of_file, document, where)
+        return _graph_line(where, str(kind), _whole(own))
     if kind == PLAN_FORMAT:
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind in BOUND_FORMATS:
         return _bound_line(where, document, graph)
     known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, *BOUND_FORMATS))
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
-
-
-def _own_graph(where: str, document: Any) -> Graph:
-    return load_graph(where) if document is None else graph_of_file(document, where)  # None: of a log
 
 
 def _whole(load: Callable[[], Graph], who: str = "") -> Graph:

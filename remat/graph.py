@@ -219,8 +219,8 @@ class Graph:
         if absent:
             raise InvalidGraph(f"keep names value {shown(absent[0])}, but there are {n} nodes")
 
-        def column(what: str, entries: Any, otherwise: Any) -> list[Any]:
-            entries = [otherwise] * n if entries is None else _listed(entries, what)
+        def column(what: str, entries: Any, default: Any) -> list[Any]:
+            entries = [default] * n if entries is None else _listed(entries, what)
             if len(entries) != n:
                 raise InvalidGraph(f"{what} has {len(entries)} entries, but deps has {n}: each needs one for each node")
             return entries
@@ -378,15 +378,11 @@ class Graph:
             [[v.bytes, v.keep] for v in self.values],
         ]
         if self.has_implementations:
-            content.append(
-                [
-                    [
-                        [w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites, w.is_lossy]
-                        for w in implementations
-                    ]
-                    for implementations in (op.implementations for op in self.operations)
-                ]
-            )
+            content.append([
+                [[w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites, w.is_lossy]
+                 for w in op.implementations]
+                for op in self.operations
+            ])  # fmt: skip
         return hashlib.sha256(json.dumps(content, separators=(",", ":"), default=int).encode()).hexdigest()
 
 

@@ -124,8 +124,8 @@ class Incumbent:
         with self._lock:
             return None if self.plan is None or self.cost is None else (self.plan, self.cost)
 
-    def offer(self, plan: Plan, who: str, *, at: float | None = None) -> bool:
-        """Judge `plan`; whether it is cheaper than the best so far. `at`: when it was found, a `time.time()`, else now.
+    def offer(self, plan: Plan, who: str) -> bool:
+        """Judge `plan`; whether it is cheaper than the best so far.
 
         Raises:
             InvalidPlan: it cannot be executed.
@@ -133,10 +133,10 @@ class Incumbent:
         if not self.scope.contains(plan.scope):
             return False
         trace = simulate(self.graph, plan)
-        return self.take(plan, trace.cost, trace.peak_bytes, who, at=at)
+        return self.take(plan, trace.cost, trace.peak_bytes, who)
 
     def take(self, plan: Plan, cost: int, peak_bytes: int, who: str, *, at: float | None = None) -> bool:
-        """`offer` for a plan that the simulator has already judged."""
+        """`offer` for a plan that the simulator has judged, found `at` a `time.time()`, or else now."""
         if peak_bytes > self.budget_bytes or not self.scope.contains(plan.scope):
             return False
         with self._lock:

@@ -89,6 +89,12 @@ class Plan:
         return cls.from_steps(graph, [(k, i, next(named) if k == COMPUTE else "") for k, i in steps], budget_bytes)
 
     @classmethod
+    def from_calls(cls, graph: Graph, calls: Iterable[tuple[int, str]], budget_bytes: int | None = None) -> Plan:
+        """`from_order` of (operation, implementation) pairs, as `calls` gives them."""
+        calls = list(calls)
+        return cls.from_order(graph, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
+
+    @classmethod
     def from_steps(
         cls,
         graph: Graph,
@@ -165,6 +171,11 @@ class Plan:
         return tuple(
             name for name, kind in zip(self.implementations, self.kinds.tolist(), strict=False) if kind == COMPUTE
         )
+
+    @property
+    def calls(self) -> list[tuple[int, str]]:
+        """[computations] (operation, name of its implementation, '' for the default one)."""
+        return list(zip(self.order.tolist(), self.choices or [""] * self.n_computations, strict=True))
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -414,16 +425,9 @@ def frees_at_last_use(graph: Graph, order: Sequence[int], implementations: Seque
     if any(implementations):
         if len(implementations) != len(order):
             raise InvalidPlan(f"{len(implementations)} implementations given for {len(order)} computations")
-        chosen = [
-            implementation_of(graph, k, name, step)
-            for step, (k, name) in enumerate(zip(order, implementations, strict=True))
-        ]
-        overwritten = {
-            step: implementation.overwrites
-            for step, implementation in enumerate(chosen)
-            if implementation.overwrites is not None
-        }
-        calls = chosen
+        named = enumerate(zip(order, implementations, strict=True))
+        calls = chosen = [implementation_of(graph, k, name, step) for step, (k, name) in named]
+        overwritten = {step: each.overwrites for step, each in enumerate(chosen) if each.overwrites is not None}
     # Walk backwards: a value is live at a step if it is read later, before it is produced again.
     live = [value.keep for value in values]
     frees_after: list[list[int]] = [[] for _ in order]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from remat.graph import Graph
 
 GROUP = "remat.strategies"
 LARGEST_WITHOUT_CLOCK = 5000  # operations: a baseline takes a fraction of a second for one plan
+POSITIVE, SHARE = range(1, sys.maxsize), "share"  # values that an option may have, see `Strategy.allowed`
 WHERE_BASELINES_ARE = "published baselines are not in the wheel: pip install -e baselines, in a checkout of remat"
 
 
@@ -41,7 +43,8 @@ class Strategy:
         ignores_budget: its candidates do not depend on the budget, so that one run serves a whole sweep.
         proves: it may return a bound or INFEASIBLE.
         isolated: it may overrun its time limit or crash, and runs in a separate process.
-        check: called with the given options before anything runs; raises `InvalidInput` for a bad value.
+        allowed: values of options: names, a range of integers, `POSITIVE`, `SHARE` (from 0 to below 1), or ``bool``.
+        check: called with the given options before anything runs; raises `InvalidInput` for a bad combination.
         must_isolate: whether this process cannot run it now, even if the caller asks for that.
         implementations: which implementations it sees: ``default`` only the default ones, ``search`` one of each
             operation, which a search chooses, ``own`` all.
@@ -69,6 +72,7 @@ class Strategy:
     ignores_budget: bool = False
     proves: bool = False
     isolated: bool = False
+    allowed: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[dict[str, Any]], None] | None = None
     must_isolate: Callable[[], bool] | None = None
     implementations: str = "default"
@@ -93,26 +97,43 @@ class Strategy:
         """
         if self.must_isolate is not None and self.must_isolate():
             return True
-        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context and self._is_plugin():
-            return True
+        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context:
+            # Another process does not find a strategy that a script of the user's has registered.
+            package = self.run.__module__.partition(".")[0]
+            if any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP)):
+                return True
         if self.compiles is not None and not is_compiled(self.compiles):
             return True
         return self.isolated if asked is None else asked
 
-    def _is_plugin(self) -> bool:
-        """Whether another process finds it; it does not if a script of the user's has registered it."""
-        package = self.run.__module__.partition(".")[0]
-        return any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP))
-
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
-        for key in options:
+        for key, value in options.items():
             if key not in self.options:
                 if not self.options:
                     raise InvalidInput(f"strategy '{self.name}' takes no options, but got '{key}'")
                 raise unknown_name(f"option of strategy '{self.name}'", key, self.options)
+            if key in self.allowed and value is not self.options[key]:
+                _check_value(key, value, self.allowed[key])
         if self.check is not None:
             self.check(options)
+
+
+def _check_value(name: str, value: Any, allowed: Any) -> None:
+    """Raise `InvalidInput` for a value outside of `allowed`, see `Strategy`."""
+    if allowed is bool:
+        is_allowed, kind = isinstance(value, bool), "true or false"
+    elif allowed is SHARE:
+        is_allowed, kind = type(value) in (int, float) and 0 <= value < 1, "in [0, 1)"
+    elif isinstance(allowed, range):
+        is_allowed = type(value) is int and value in allowed
+        kind = "a positive integer" if allowed == POSITIVE else f"an integer from {allowed[0]} to {allowed[-1]:,}"
+    elif not isinstance(value, str) or value not in allowed:
+        raise unknown_name(name, str(value), allowed)
+    else:
+        return
+    if not is_allowed:
+        raise InvalidInput(f"{name} must be {kind}, not {value!r}")
 
 
 _REGISTRY: dict[str, Strategy] = {}
@@ -121,23 +142,13 @@ _discovering = threading.RLock()
 
 
 def strategy(
-    name: str,
-    *,
-    baseline: bool = False,
-    ignores_budget: bool = False,
-    proves: bool = False,
-    isolated: bool = False,
-    check: Callable[[dict[str, Any]], None] | None = None,
-    must_isolate: Callable[[], bool] | None = None,
-    implementations: str = "default",
-    members: tuple[str, ...] = (),
-    version: int = 0,
-    prepare: Callable[[Any, Graph], Any] | None = None,
-    compiles: Any = None,
-    gives_starts: bool = False,
-    begins_greedily: bool = False,
+    name: str, *, baseline: bool = False, **abilities: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function under `name`; its keyword-only parameters are its options, see `Strategy`."""
+    """Register the decorated function under `name`; its keyword-only parameters are its options.
+
+    Args:
+        abilities: fields of `Strategy`, e.g. ``proves=True``.
+    """
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         known = _REGISTRY.get(name)
@@ -155,18 +166,7 @@ def strategy(
             options={p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY},
             takes_context=len(required) > 1,
             is_baseline=baseline,
-            ignores_budget=ignores_budget,
-            proves=proves,
-            isolated=isolated,
-            check=check,
-            must_isolate=must_isolate,
-            implementations=implementations,
-            members=members,
-            version=version,
-            prepare=prepare,
-            compiles=compiles,
-            gives_starts=gives_starts,
-            begins_greedily=begins_greedily,
+            **abilities,
         )
         return run
 

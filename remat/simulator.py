@@ -68,24 +68,20 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
     check_plan(plan)
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
-    operations, n, n_values = graph.operations, len(graph), len(graph.values)
+    n, n_values, size = len(graph), len(graph.values), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
-    calls = [*operations, *chosen]
-    size = [value.bytes for value in graph.values]
+    calls = [*graph.operations, *chosen]
     output_bytes = [sum(size[v] for v in call.outputs) for call in calls]
     overwritten = {j: each.overwrites for j, each in enumerate(chosen, n) if each.overwrites is not None}
-    resident = bytearray(n_values)
-    held = graph.fixed_bytes
-    running, after, elapsed_at = [], [], []
-    count = [0] * n
-    elapsed = 0
+    resident, count, held, elapsed = bytearray(n_values), [0] * n, graph.fixed_bytes, 0
+    running, after, elapsed_at = list[int](), list[int](), list[int]()
     saved = _reused_bytes(plan, sharing, size) if any(sharing) else {}
     for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
         if kind == FREE:
             if not 0 <= i < n_values:
                 raise InvalidPlan(f"frees value {i}, which does not exist", step)
             if not resident[i]:
-                raise InvalidPlan(f"frees value {i} ({graph.values[i].name}), which is not resident", step)
+                raise InvalidPlan(f"frees value {_named(graph, i)}, which is not resident", step)
             resident[i] = 0
             held -= size[i]
             continue
@@ -94,11 +90,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         call = calls[j]
         for v in call.inputs:
             if not resident[v]:
-                raise InvalidPlan(
-                    f"computes operation {i} ({operations[i].name}), whose input {v} "
-                    f"({graph.values[v].name}) is not resident",
-                    step,
-                )
+                raise InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
         during = held + output_bytes[j]
         if j in overwritten:
             during -= size[overwritten[j]]  # the first output takes its storage
@@ -108,9 +100,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         for v in call.outputs:
             if resident[v]:
                 if len(call.outputs) == 1:
-                    raise InvalidPlan(
-                        f"computes operation {i} ({operations[i].name}), whose output is still resident", step
-                    )
+                    raise InvalidPlan(f"{_computes(graph, i)}, whose output is still resident", step)
                 held -= size[v]  # both copies count while it runs; the duplicate is freed now
             resident[v] = 1
         count[i] += 1
@@ -118,21 +108,13 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         running.append(during + call.workspace_bytes)
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
-
     _check_end(graph, count, resident)
-    running_bytes = np.array(running, dtype=np.int64)
-    peak_at = int(running_bytes.argmax()) if running else -1
+    at = max(range(len(running)), key=running.__getitem__, default=-1)
     return Trace(
-        cost=elapsed,
-        peak_bytes=int(running_bytes[peak_at]) if running else held,
-        peak_computation=peak_at,
-        order=plan.order,
-        running_bytes=running_bytes,
-        resident_bytes=np.array(after, dtype=np.int64),
-        end_cost=np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
-        computations=np.array(count, dtype=np.int64),
-        final_bytes=held,
-    )
+        elapsed, running[at] if running else held, at, plan.order, np.array(running, dtype=np.int64),
+        np.array(after, dtype=np.int64), np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
+        np.array(count, dtype=np.int64), held,
+    )  # fmt: skip
 
 
 def plain_peak(graph: Graph) -> int:
@@ -175,15 +157,22 @@ def _chosen_calls(graph: Graph, plan: Plan) -> tuple[list[Implementation], list[
 
 def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:
     """Raise `InvalidPlan` if an operation ran too rarely or too often, or a value with `keep` is missing."""
-    operations = graph.operations
     for i, times in enumerate(count):
         if times == 0:
-            raise InvalidPlan(f"never computes operation {i} ({operations[i].name})")
-        if times > 1 and operations[i].run_once:
-            raise InvalidPlan(f"computes operation {i} ({operations[i].name}) {times} times; it must run exactly once")
+            raise InvalidPlan(f"never {_computes(graph, i)}")
+        if times > 1 and graph.operations[i].run_once:
+            raise InvalidPlan(f"{_computes(graph, i)} {times} times; it must run exactly once")
     for v, value in enumerate(graph.values):
         if value.keep and not resident[v]:
-            raise InvalidPlan(f"ends without value {v} ({value.name}), which must be kept")
+            raise InvalidPlan(f"ends without value {_named(graph, v)}, which must be kept")
+
+
+def _computes(graph: Graph, i: int) -> str:
+    return f"computes operation {i} ({graph.operations[i].name})"
+
+
+def _named(graph: Graph, v: int) -> str:
+    return f"{v} ({graph.values[v].name})"
 
 
 def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:

@@ -13,10 +13,11 @@ from baselines._chain import Chain
 from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver
 from baselines._persistent import Schedules, Stages
-from baselines.hierarchical import hierarchical, without_unread
+from baselines.hierarchical import hierarchical
 from remat import Plan, Scope, Status, simulate, solve
 from remat.frontends.synthetic import skip
 from remat.graph import Graph, Operation, Value
+from remat.search.choices import drop_unread_repeats
 from remat.search.online import in_stages
 from remat.simulator import plain_peak
 
@@ -86,7 +87,8 @@ def test_repeats_are_put_in_stages_and_dropped_if_unread() -> None:
         tuple(Operation(f"op{i}", "", (i - 1,) if i else (), (i,), 1) for i in range(4)),
         tuple(Value(f"v{i}", 1) for i in range(4)),
     )
-    assert without_unread(graph, [0, 1, 0, 2, 0, 1, 3]) == [0, 1, 2, 3]
+    calls = [(k, "") for k in (0, 1, 0, 2, 0, 1, 3)]
+    assert [k for k, _ in drop_unread_repeats(graph, calls)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("scope", Scope)

@@ -18,8 +18,8 @@ from remat.plan import COMPUTE, FREE
 from remat.problem import Problem, SolveOptions
 from remat.programs import monet as monet_program
 from remat.programs.backends import Answer, Backend, Verdict
-from remat.search.choices import Choices, choose
-from remat.solvers import choose as joint_search
+from remat.search.choices import Choices
+from remat.solvers import Choices as joint_search
 from remat.solvers._monet_windows import improve_by_windows
 
 
@@ -284,7 +284,7 @@ def test_lifted_plans_cost_the_same_and_hold_no_more(seed: int) -> None:
     r = random.Random(seed)
     for _ in range(20):
         wanted = [r.randrange(len(op.all_implementations)) for op in joint.operations]
-        chosen = choose(joint, wanted)
+        chosen = Choices(joint).choose(wanted)
         if chosen is None:
             continue
         plan = Plan.from_order(chosen.graph, range(len(chosen.graph)))
@@ -334,7 +334,7 @@ def test_a_group_that_may_run_once_runs_once() -> None:
     joint = conv_relu()
     once = tuple(replace(op, run_once=op.name == "conv") for op in joint.operations)
     joint = replace(joint, operations=once)
-    chosen = choose(joint, [0, 0, 2, 0, 2, 0])  # ReLU writes over the convolution's output
+    chosen = Choices(joint).choose([0, 0, 2, 0, 2, 0])  # ReLU writes over the convolution's output
     assert chosen is not None
     order = chosen.order_of([0, 1, 2, 3, 2, 4, 5])  # ReLU runs twice
     lifted = chosen.lift(Plan.from_order(chosen.graph, order.tolist()))

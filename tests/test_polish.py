@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import remat
-from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats
+from remat.search.choices import drop_unread_repeats
+from remat.solvers._polish import drop_needless_repeats
 
 # A chain 0 -> 1 -> 2 whose last operation reads 0 again; 4 bytes each, unit costs.
 GRAPH = remat.Graph.from_nodes("skip", [[], [0], [1], [0, 2]], [4, 4, 4, 4], [1, 1, 1, 1])

@@ -137,13 +137,13 @@ def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
 
 
 def test_a_start_that_has_to_be_compiled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remat.solvers import _families
+    from remat.solvers import search
 
     graph = step_of(4)
     budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
-    assert any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
-    monkeypatch.setattr(_families, "is_compiled", lambda _: False)
-    assert not any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
+    assert any(name == "hierarchical" for name, _ in search.start_plans(context_of(graph, budget)))
+    monkeypatch.setattr(search, "is_compiled", lambda _: False)
+    assert not any(name == "hierarchical" for name, _ in search.start_plans(context_of(graph, budget)))
 
 
 def test_what_nothing_can_interrupt_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:

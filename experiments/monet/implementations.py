@@ -13,7 +13,7 @@ from experiments.monet.published import Network
 from remat.graph import Graph
 from remat.implementation import DEFAULT, Implementation
 from remat.plan import Plan
-from remat.search.choices import choose
+from remat.search.choices import Choices
 from remat.units import format_size
 
 SLIGHT = 1e-4  # share of the cost or of the budget; smaller differences count as none
@@ -169,7 +169,7 @@ def _adapt_readers(graph: Graph, k: int, chosen: Implementation, wanted: list[in
 
 def _simulated(graph: Graph, plan: Plan, wanted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
     """(cost, peak, choice) of the plan with that choice of implementations, or with the nearest possible choice."""
-    chosen = choose(graph, wanted)
+    chosen = Choices(graph).choose(wanted)
     if chosen is None:
         return None
     try:

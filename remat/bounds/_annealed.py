@@ -10,7 +10,7 @@ from remat.bounds._sides import FINENESS, Sides
 from remat.plan import Plan
 from remat.search.anneal import NOTHING, minimise_cost
 from remat.search.ordering.anneal import anneal_orders
-from remat.search.ordering.relabel import plan_in_original, reordered
+from remat.search.ordering.construct import plan_in_original, reordered
 
 SEARCH_MOVES = 200_000  # of the annealing at each budget, about a second for 100 operations
 SEARCH_BUDGETS = 12  # most budgets to try
@@ -50,8 +50,9 @@ def anneal(sides: Sides, firsts: list[int] | None = None, deadline: float = floa
             graph, middle, start, seed=attempt, deadline=now + (deadline - now) / (SEARCH_BUDGETS - attempt),
             target_cost=NOTHING, work_limit=SEARCH_MOVES,
         )  # fmt: skip
-        if best.order is None or best.excess:
+        plan = best.plan(graph)
+        if plan is None:
             low = middle
         else:
-            start = best.order
-            sides.offer(plan_in_original(sides.graph, firsts, Plan.from_order(graph, best.order.tolist())))
+            start = plan.order
+            sides.offer(plan_in_original(sides.graph, firsts, plan))

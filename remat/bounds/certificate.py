@@ -30,9 +30,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 
-from remat.bounds.cuts import MOST, is_valid
 from remat.bounds.relax import relaxed
-from remat.bounds.window_rows import Column, WindowRows
+from remat.bounds.window_rows import Column, Row, RowSums, Terms, WindowRows, within
 from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
@@ -120,7 +119,7 @@ def proven_bound(
     if scope is Scope.FREE and not boundaries and any(multipliers.values()):
         raise InvalidInput("rows without boundaries presume the order of first runs; they prove nothing for scope free")
     _refuse_staged_rows(multipliers, scope)
-    rows: WindowRows | _Rows
+    rows: RowSums
     if boundaries:
         rows = WindowRows(graph, budget_bytes, boundaries, scope)
     else:
@@ -203,7 +202,7 @@ def _refuse_staged_rows(multipliers: Mapping[str, Sequence[Sequence[int]]], scop
             raise InvalidInput(f"rows of kind '{kind}' hold for scope staged only")
 
 
-def _add_rows(rows: WindowRows | _Rows, multipliers: Mapping[str, Sequence[Sequence[int]]]) -> None:
+def _add_rows(rows: RowSums, multipliers: Mapping[str, Sequence[Sequence[int]]]) -> None:
     for kind, entries in multipliers.items():
         for *row, y in entries:
             if y < 0:
@@ -224,103 +223,60 @@ def _last_uses(graph: Graph) -> tuple[list[int], list[int]]:
     return last_run, last_held
 
 
-class _Rows:
-    """Sums multiples of rows: `right` is y b, `weight_R` and `weight_S` are y A by column.
-
-    `add` adds y times one row, by the method with the name of its kind, or returns False if the row does not exist.
-    """
+class _Rows(RowSums):
+    """The rows of the staged relaxation; R[t,k] is the column ("R", t, t, k), and S[t,v] is ("S", t, t, v)."""
 
     def __init__(self, graph: Graph, budget_bytes: int, scope: Scope) -> None:
-        self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
-        self.n, self.producer = len(graph), graph.producer
+        super().__init__(graph, budget_bytes)
+        self.scope, self.n = scope, len(graph)
         self.last_run, self.last_held = _last_uses(graph)
-        self.right = 0
-        self.weight_R: dict[tuple[int, int], int] = {}
-        self.weight_S: dict[tuple[int, int], int] = {}
 
-    def add(self, kind: str, row: Sequence[int], y: int) -> bool:
-        return getattr(self, kind)(y, *row)
+    def _cost(self, column: Column) -> int:
+        return self.graph.operations[column[3]].cost if column[0] == "R" else 0
 
-    def value(self, denominator: int) -> int:
-        """y b plus the sum of min(0, c - y A) over all columns, times the denominator."""
-        costs = [op.cost * denominator for op in self.graph.operations]
-        total = self.right + sum(min(0, costs[k] - weight) for (_, k), weight in self.weight_R.items())
-        return total + sum(min(0, -weight) for weight in self.weight_S.values())
-
-    def edge(self, y: int, t: int, k: int, v: int) -> bool:
+    def edge(self, t: int, k: int, v: int) -> Row | None:
         """S[t,v] + R[t,p] - R[t,k] >= 0; for k = t: >= 1."""
         if not 0 <= k <= t or v not in self.graph.operations[k].inputs or (k < t and t > self.last_run[k]):
-            return False
-        self._provide(t, v, y)
-        if k == t:
-            self.right += y
-        else:
-            self._add_R(t, k, -y)
-        return True
+            return None
+        return (self._provided(t, v), 1) if k == t else ([*self._provided(t, v), (-1, ("R", t, t, k))], 0)
 
-    def continuity(self, y: int, t: int, v: int) -> bool:
+    def continuity(self, t: int, v: int) -> Row | None:
         """S[t,v] + R[t,p] - S[t+1,v] >= 0; for a kept value in the last stage: >= 1."""
         if not self._can_be_held_beyond(t, v):
-            return False
-        self._provide(t, v, y)
+            return None
         if t + 1 == self.n:  # only kept values reach the end
-            self.right += y
-        else:
-            self._add_S(t + 1, v, -y)
-        return True
+            return self._provided(t, v), 1
+        return [*self._provided(t, v), (-1, ("S", t + 1, t + 1, v))], 0
 
-    def once(self, y: int, t: int, k: int) -> bool:
+    def once(self, t: int, k: int) -> Row | None:
         """R[t,k] + S[t,v] <= 1, v the one output of k."""
         if not 0 <= k < t or len(self.graph.operations[k].outputs) != 1 or t > self.last_run[k]:
-            return False
-        self.right -= y
-        self._add_R(t, k, -y)
-        self._add_S(t, self.graph.operations[k].outputs[0], -y)
-        return True
+            return None
+        return [(-1, ("R", t, t, k)), (-1, ("S", t, t, self.graph.operations[k].outputs[0]))], -1
 
-    def knapsack(self, y: int, t: int, most: int, *terms: int) -> bool:
+    def knapsack(self, t: int, most: int, *terms: int) -> Row | None:
         """Sum of a S[t+1,v] <= most, if this follows from the memory row of t."""
-        items, weights = terms[::2], terms[1::2]
-        distinct = len(set(items)) == len(items) == len(weights)
-        if t + 1 == self.n or not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
-            return False
-        if not all(self._can_be_held_beyond(t, v) and v not in self.graph.operations[t].inputs for v in items):
-            return False
-        left = self.budget_bytes - self.graph.working_set_bytes(t)
-        if not is_valid([self.graph.values[v].bytes for v in items], weights, left, most):
-            raise InvalidInput(f"the knapsack row of stage {t} does not follow from its memory row")
-        self.right -= y * most
-        for v, a in zip(items, weights, strict=True):
-            self._add_S(t + 1, v, -y * a)
-        return True
+        reads = self.graph.operations[t].inputs
+        if t + 1 == self.n or not all(self._can_be_held_beyond(t, v) and v not in reads for v in terms[::2]):
+            return None
+        room = self.budget_bytes - self.graph.working_set_bytes(t)
+        return self.knapsack_row(t + 1, room, most, terms, f"stage {t}")
 
-    def memory(self, y: int, t: int) -> bool:
+    def memory(self, t: int) -> Row | None:
         """The working set of t, and every S[t+1,v] made before t and not read by t, fit the budget."""
         reads = set(self.graph.operations[t].inputs)
-        left, unit = self.budget_bytes - self.graph.working_set_bytes(t), 0
-        for v, (value, p, last) in enumerate(zip(self.graph.values, self.producer, self.last_held, strict=True)):
-            if not p < t < last or v in reads:
-                continue
-            if t + 1 < self.n:
-                self._add_S(t + 1, v, -y * value.bytes)
-                unit = math.gcd(unit, value.bytes)
-            elif self.scope is Scope.STAGED:  # kept values; fixed_order may compute them again after the last operation
-                left -= value.bytes
-        left -= left % unit if unit else 0  # the sum of S is a multiple of the unit
-        self.right -= y * left
-        return True
+        room = self.budget_bytes - self.graph.working_set_bytes(t)
+        held = [v for v, p in enumerate(self.producer) if p < t < self.last_held[v] and v not in reads]
+        if t + 1 < self.n:
+            return within(room, [(self.graph.values[v].bytes, ("S", t + 1, t + 1, v)) for v in held])
+        if self.scope is Scope.STAGED:  # kept values; fixed_order may compute them again after the last operation
+            room -= sum(self.graph.values[v].bytes for v in held)
+        return within(room, [])
 
     def _can_be_held_beyond(self, t: int, v: int) -> bool:
         return 0 <= v < len(self.producer) and self.producer[v] < t < self.last_held[v]
 
-    def _provide(self, t: int, v: int, y: int) -> None:
-        """Add y (S[t,v] + R[t,p]), p the producer of v."""
-        self._add_S(t, v, y)
-        if t <= self.last_run[self.producer[v]]:
-            self._add_R(t, self.producer[v], y)
-
-    def _add_R(self, t: int, k: int, y: int) -> None:
-        self.weight_R[t, k] = self.weight_R.get((t, k), 0) + y
-
-    def _add_S(self, t: int, v: int, y: int) -> None:
-        self.weight_S[t, v] = self.weight_S.get((t, v), 0) + y
+    def _provided(self, t: int, v: int) -> Terms:
+        """S[t,v] + R[t,p], p the producer of v."""
+        p = self.producer[v]
+        return [(1, ("S", t, t, v)), *([(1, ("R", t, t, p))] if t <= self.last_run[p] else [])]

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from remat.bounds.relax import relaxed
 from remat.graph import Graph
+from remat.search.exhaustive import bit_set, members
 
 MAX_SETS = 20_000  # most sets expanded for one operation
 MAX_SEARCHES = 50  # the sets expanded for all operations together are at most those of so many that find no end
@@ -89,17 +89,17 @@ def _irreplaceable(graph: Graph) -> tuple[int, int]:
 
 def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int) -> PeakBound:
     size = [value.bytes for value in graph.values]
-    inputs = [sum(1 << v for v in op.inputs) for op in graph.operations]
-    outputs = [sum(1 << v for v in op.outputs) for op in graph.operations]
+    inputs = [bit_set(op.inputs) for op in graph.operations]
+    outputs = [bit_set(op.outputs) for op in graph.operations]
     fixed = [graph.fixed_bytes + int(op.workspace_bytes) for op in graph.operations]
     left = MAX_SEARCHES * max_sets
     reachable: set[int] = {0}  # sets that can be held within the bound so far
 
     def weigh(values: int) -> int:
-        return sum(size[v] for v in _members(values))
+        return sum(size[v] for v in members(values))
 
     def producers(values: int) -> set[int]:
-        return {graph.producer[v] for v in _members(values)}
+        return {graph.producer[v] for v in members(values)}
 
     for k in sorted(range(len(graph)), key=lambda k: (-graph.working_set_bytes(k), k)):
         floor = best.bytes
@@ -139,10 +139,3 @@ def _held_together(graph: Graph, best: PeakBound, deadline: float, max_sets: int
         if left <= 0 or time.monotonic() >= deadline:
             break
     return best
-
-
-def _members(values: int) -> Iterator[int]:
-    """Members of a bit set, smallest first."""
-    while values:
-        yield (values & -values).bit_length() - 1
-        values &= values - 1

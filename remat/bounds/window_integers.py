@@ -86,7 +86,11 @@ class WindowIntegers:
         With `nodes`, trees with so many nodes in all, and nothing else: two runs are then the same unless `is_cut`.
         """
         self.deadline, self.listener, self._nodes = deadline, listener, nodes
-        self._boundaries = self._boundaries or list(_first_boundaries(self.windows, self.goal))
+        if not self._boundaries:
+            goal, best, first = self.goal, self.windows.best, self.windows.boundaries
+            if goal is not None and best is not None:
+                first = self.windows.fewest_boundaries(goal - (1 + BEGIN) * (goal - best.bound))
+            self._boundaries = list(first)
         if self._best is not None:
             tree = self._best
             whole = self._go_on(tree)
@@ -133,7 +137,7 @@ class WindowIntegers:
                 model, point, y = tree.model, tree.weakest, tree.y
         is_small = len(model.cost) <= COLUMNS_PER_S * (self.deadline - time.monotonic())
         if whole is None and is_small and self._nodes is None and not self.listener.should_stop():
-            found, bound, ended = _solve(model, y, self._dearest, self._share_ends(), self.listener.should_stop)
+            found, bound, ended = _solve(model, y, self._worthless_from, self._share_ends(), self.listener.should_stop)
             whole = found if ended else None
             if bound is not None:
                 self.listener.on_bound(bound)
@@ -145,7 +149,7 @@ class WindowIntegers:
         return self._next(model, point, whole)
 
     @property
-    def _dearest(self) -> int | None:
+    def _worthless_from(self) -> int | None:
         """The cost from which on plans do not matter; None without a plan and a cost cap."""
         return self.known.cost if self.windows.problem.cost_cap is None else self.goal
 
@@ -240,12 +244,6 @@ def _boundary_for(problem: Problem, model: WindowModel, plan: Plan) -> int | Non
             if boundary >= 0 and model.can_be_boundary[boundary]:
                 return boundary
     return None
-
-
-def _first_boundaries(windows: WindowBound, goal: int | None) -> tuple[int, ...]:
-    if goal is None or windows.best is None:
-        return windows.boundaries
-    return windows.fewest_boundaries(goal - (1 + BEGIN) * (goal - windows.best.bound))
 
 
 def _solve(

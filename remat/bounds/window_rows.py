@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,15 +17,74 @@ from remat.graph import Graph
 from remat.plan import Scope
 
 MOST_RUNS = 500_000  # operations times boundaries, so that the checker stays within seconds and megabytes
-Column = tuple[str, int, int, int]  # ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
+Column = tuple[str, int, int, int]  # of windows ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w)
+Terms = list[tuple[int, Column]]  # factors and columns
+Row = tuple[Terms, int]  # whose sum is at least this
 
 
-class WindowRows:
+class RowSums(ABC):
     """Sums multiples of rows: `right` is y b, `weight` is y A by column.
 
-    `add` adds y times one row. The methods named like kinds of rows write one down, or return False if it does not
-    exist. Intervals count from 0.
+    `add` adds y times one row. A method of a subclass, named like its kind, gives a row, or None if it does not exist.
     """
+
+    def __init__(self, graph: Graph, budget_bytes: int) -> None:
+        self.graph, self.budget_bytes, self.producer = graph, budget_bytes, graph.producer
+        self._known: dict[tuple[Any, ...], Row] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the sums."""
+        self.right, self.weight = 0, dict[Column, int]()
+
+    def add(self, kind: str, row: Sequence[int], y: int) -> bool:
+        """Add y times a row; False if it does not exist. The nodes of a tree use the same rows, so they are kept."""
+        key = (kind, *row)
+        if key not in self._known:
+            found: Row | None = getattr(self, kind)(*row)
+            if found is None:
+                return False
+            self._known[key] = found
+        terms, constant = self._known[key]
+        self.right += y * constant
+        for factor, column in terms:
+            self.weight[column] = self.weight.get(column, 0) + y * factor
+        return True
+
+    def value(self, denominator: int, fixed: Mapping[Column, int] = MappingProxyType({})) -> int:
+        """y b plus the sum of the least (c - y A) x over all columns 0 <= x <= 1, times the denominator.
+
+        Columns in `fixed` are 0 or 1.
+        """
+        total = self.right
+        for column, weight in self.weight.items():
+            reduced = self._cost(column) * denominator - weight
+            total += reduced * fixed[column] if column in fixed else min(0, reduced)
+        return total + denominator * sum(
+            self._cost(column) for column, x in fixed.items() if x and column not in self.weight
+        )
+
+    def knapsack_row(self, k: int, room: int, most: int, terms: Sequence[int], where: str) -> Row | None:
+        """Sum of a S[k,v] <= most for the terms v, a, v, a, ..., if no set of these values within the room weighs more.
+
+        Raises:
+            InvalidInput: some set does.
+        """
+        items, weights = terms[::2], terms[1::2]
+        distinct = len(set(items)) == len(items) == len(weights)
+        if not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
+            return None
+        if not is_valid([self.graph.values[v].bytes for v in items], weights, room, most):
+            raise InvalidInput(f"the knapsack row of {where} does not follow from its memory row")
+        return [(-a, ("S", k, k, v)) for v, a in zip(items, weights, strict=True)], -most
+
+    @abstractmethod
+    def _cost(self, column: Column) -> int:
+        """The cost of a column."""
+
+
+class WindowRows(RowSums):
+    """The rows of the window relaxation; intervals count from 0."""
 
     def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], scope: Scope) -> None:
         n = len(graph)
@@ -33,25 +93,21 @@ class WindowRows:
             raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
         if n * len(boundaries) > MOST_RUNS:
             raise InvalidInput(f"a bound with {len(boundaries)} boundaries of {n} operations is too large to check")
-        self.graph, self.t = graph, list(boundaries)
-        self.ways = [operation.all_implementations for operation in graph.operations]
-        self.reads = [frozenset(v for way in ways for v in way.inputs) for ways in self.ways]
-        self.always = [frozenset.intersection(*(frozenset(way.inputs) for way in ways)) for ways in self.ways]
-        self.makes = [frozenset(v for way in ways for v in way.outputs) for ways in self.ways]
-        self.least_cost = [min(way.cost for way in ways) for ways in self.ways]
-        self.producer = graph.producer
+        super().__init__(graph, budget_bytes)
+        self.t = list(boundaries)
+        self.implementations = [operation.all_implementations for operation in graph.operations]
+        inputs = [[frozenset(each.inputs) for each in own] for own in self.implementations]
+        self.reads = [frozenset.union(*own) for own in inputs]
+        self.always = [frozenset.intersection(*own) for own in inputs]
+        self.makes = [frozenset(v for each in own for v in each.outputs) for own in self.implementations]
+        self.least_cost = [min(each.cost for each in own) for own in self.implementations]
         self.users: list[list[int]] = [[] for _ in graph.values]
         for i, read in enumerate(self.reads):
             for v in read:
                 self.users[v].append(i)
         self._order(scope)
         self.has_slots = not graph.has_implementations
-        self.budget_bytes = budget_bytes
         self.room = [budget_bytes - graph.working_set_bytes(t) for t in self.t]
-        self.right = 0
-        self.weight: dict[Column, int] = {}
-        self._constant, self._terms = 0, dict[Column, int]()  # of the row that is being written down
-        self._known: dict[tuple[Any, ...], tuple[int, list[tuple[Column, int]]]] = {}
 
     def _order(self, scope: Scope) -> None:
         """Bit k says what is certain beside boundary k.
@@ -95,29 +151,11 @@ class WindowRows:
         if not all(self.before[t] >> k + 1 & 1 for k, t in enumerate(self.t[:-1])):
             raise InvalidInput("a boundary of the certificate does not depend on the one before it")
 
-    def clear(self) -> None:
-        """Forget the sums."""
-        self.right, self.weight = 0, {}
-
-    def add(self, kind: str, row: Sequence[int], y: int) -> bool:
-        """Add y times a row; False if it does not exist. The nodes of a tree use the same rows, so they are kept."""
-        key = (kind, *row)
-        if key not in self._known:
-            self._constant, self._terms = 0, {}
-            if not getattr(self, kind)(*row):
-                return False
-            self._known[key] = self._constant, list(self._terms.items())
-        constant, terms = self._known[key]
-        self.right += y * constant
-        for column, factor in terms:
-            self.weight[column] = self.weight.get(column, 0) + y * factor
-        return True
-
     def has_column(self, column: Column) -> bool:
         """Whether it is a column, under the name of its shortest window."""
         kind, k, m, i = column
         if kind == "X":
-            return k == m and 0 <= k < len(self.ways) and 0 <= i < len(self.ways[k]) > 1
+            return k == m and 0 <= k < len(self.implementations) and 0 <= i < len(self.implementations[k]) > 1
         if kind != "U" and not self._is_window(k, m):
             return False
         if kind == "S":
@@ -125,19 +163,6 @@ class WindowRows:
         if kind == "U":
             return self._is_stage(k) and 0 <= i < len(self.producer) and m in self._readers(k, i)
         return kind == "R" and self._can_run(k, i) and self._can_run(m, i)
-
-    def value(self, denominator: int, fixed: Mapping[Column, int] = MappingProxyType({})) -> int:
-        """y b plus the sum of the least (c - y A) x over all columns 0 <= x <= 1, times the denominator.
-
-        Columns in `fixed` are 0 or 1.
-        """
-        total = self.right
-        for column, weight in self.weight.items():
-            reduced = self._cost(column) * denominator - weight
-            total += reduced * fixed[column] if column in fixed else min(0, reduced)
-        return total + denominator * sum(
-            self._cost(column) for column, x in fixed.items() if x and column not in self.weight
-        )
 
     def decided(self, denominator: int, least: int) -> dict[Column, int]:
         """The columns whose other value adds `least`, times the denominator, or more."""
@@ -157,158 +182,108 @@ class WindowRows:
     def _costly(self) -> list[tuple[int, Column]]:
         """(cost, column) of the runs in single intervals and of the choices, the most expensive first."""
         columns = [("R", k, k, i) for k, t in enumerate(self.t) for i in range(t + 1) if self._can_run(k, i)]
-        columns += [("X", i, i, w) for i, ways in enumerate(self.ways) if len(ways) > 1 for w in range(len(ways))]
+        several = [(i, len(own)) for i, own in enumerate(self.implementations) if len(own) > 1]
+        columns += [("X", i, i, w) for i, n in several for w in range(n)]
         return sorted(((self._cost(column), column) for column in columns), reverse=True)
 
     def _cost(self, column: Column) -> int:
         kind, k, m, i = column
         if kind == "X":
-            return self.ways[k][i].cost - self.least_cost[k]
+            return self.implementations[k][i].cost - self.least_cost[k]
         return self.least_cost[i] if kind == "R" and k == m else 0
 
-    def need(self, k: int, m: int, v: int) -> bool:
+    def need(self, k: int, m: int, v: int) -> Row | None:
         """S[k,v] + R[k,m,p] >= 1: a first run in the window always reads v, or v is kept and the window is the last."""
         if not self._is_window(k, m) or not self._can_lack(k, v):
-            return False
+            return None
         is_read = any(self._runs_first(k, m, user) and v in self.always[user] for user in self.users[v])
-        if not is_read and not (m + 1 == len(self.t) and self.graph.values[v].keep):
-            return False
-        self._provide(k, m, v)
-        self._constant += 1
-        return True
+        is_kept = m + 1 == len(self.t) and self.graph.values[v].keep
+        return (self._provided(k, m, v), 1) if is_read or is_kept else None
 
-    def edge(self, k: int, m: int, i: int, v: int) -> bool:
+    def edge(self, k: int, m: int, i: int, v: int) -> Row | None:
         """S[k,v] + R[k,m,p] - R[k,m,i] >= 0, for an operation i that always reads v."""
         if not self._is_window(k, m) or not self._can_run(k, i) or not self._can_lack(k, v):
-            return False
-        if v not in self.always[i]:
-            return False
-        self._provide(k, m, v)
-        self._add_run(-1, k, m, i)
-        return True
+            return None
+        return ([*self._provided(k, m, v), self._run(-1, k, m, i)], 0) if v in self.always[i] else None
 
-    def continuity(self, k: int, m: int, v: int) -> bool:
+    def continuity(self, k: int, m: int, v: int) -> Row | None:
         """S[k,v] + R[k,m,p] - S[m+1,v] >= 0."""
         if not self._is_window(k, m) or m + 1 == len(self.t) or not self._can_lack(k, v):
-            return False
-        if not self._is_held(m + 1, v):
-            return False
-        self._provide(k, m, v)
-        self._add(-1, "S", m + 1, m + 1, v)
-        return True
+            return None
+        held = (-1, ("S", m + 1, m + 1, v))
+        return ([*self._provided(k, m, v), held], 0) if self._is_held(m + 1, v) else None
 
-    def join(self, k: int, m: int, i: int) -> bool:
+    def join(self, k: int, m: int, i: int) -> Row | None:
         """Sum of R[j,j,i] for j = k..m - R[k,m,i] >= 0."""
         if not self._is_window(k, m) or not self._can_run(k, i):
-            return False
-        for j in range(k, m + 1):
-            if self._can_run(j, i):
-                self._add_run(1, j, j, i)
-        self._add_run(-1, k, m, i)
-        return True
+            return None
+        singles = [self._run(1, j, j, i) for j in range(k, m + 1) if self._can_run(j, i)]
+        return [*singles, self._run(-1, k, m, i)], 0
 
-    def each(self, k: int, m: int, i: int, j: int) -> bool:
+    def each(self, k: int, m: int, i: int, j: int) -> Row | None:
         """R[k,m,i] - R[j,j,i] >= 0 for k <= j <= m."""
         if not self._is_window(k, m) or not k <= j <= m or not self._can_run(k, i) or not self._can_run(j, i):
-            return False
-        self._add_run(1, k, m, i)
-        self._add_run(-1, j, j, i)
-        return True
+            return None
+        return [self._run(1, k, m, i), self._run(-1, j, j, i)], 0
 
-    def memory(self, k: int) -> bool:
+    def memory(self, k: int) -> Row | None:
         """What is held while t_k runs, beside what it reads, makes and needs, fits the budget."""
         if not 0 <= k < len(self.t):
-            return False
-        left, unit = self.room[k], 0
-        for v, value in enumerate(self.graph.values):
-            if self._is_held(k, v):
-                self._add(-value.bytes, "S", k, k, v)
-                unit = math.gcd(unit, value.bytes)
+            return None
         t = self.t[k]
-        sizes = [self.graph.touched_bytes(way) for way in self.ways[t]]
-        for w, size in enumerate(sizes):
-            if size > min(sizes):
-                self._add(-(size - min(sizes)), "X", t, t, w)
-                unit = math.gcd(unit, size - min(sizes))
-        left -= left % unit if unit else 0  # the left side is a multiple of it
-        self._constant -= left
-        return True
+        sizes = [self.graph.touched_bytes(each) for each in self.implementations[t]]
+        held = [(value.bytes, ("S", k, k, v)) for v, value in enumerate(self.graph.values) if self._is_held(k, v)]
+        more = [(size - min(sizes), ("X", t, t, w)) for w, size in enumerate(sizes) if size > min(sizes)]
+        return within(self.room[k], [*held, *more])
 
-    def knapsack(self, k: int, most: int, *terms: int) -> bool:
+    def knapsack(self, k: int, most: int, *terms: int) -> Row | None:
         """Sum of a S[k,v] <= most, if no set of these values that fits beside t_k weighs more."""
-        items, weights = terms[::2], terms[1::2]
-        distinct = len(set(items)) == len(items) == len(weights)
-        if not 0 <= k < len(self.t) or not 0 <= most <= MOST or not distinct or min(weights, default=0) < 1:
-            return False
-        if not all(0 <= v < len(self.producer) and self._is_held(k, v) for v in items):
-            return False
-        if not is_valid([self.graph.values[v].bytes for v in items], weights, self.room[k], most):
-            raise InvalidInput(f"the knapsack row of boundary {k} does not follow from its memory row")
-        self._constant -= most
-        for v, a in zip(items, weights, strict=True):
-            self._add(-a, "S", k, k, v)
-        return True
+        if not 0 <= k < len(self.t) or not all(0 <= v < len(self.producer) and self._is_held(k, v) for v in terms[::2]):
+            return None
+        return self.knapsack_row(k, self.room[k], most, terms, f"boundary {k}")
 
-    def choice(self, i: int) -> bool:
+    def choice(self, i: int) -> Row | None:
         """(sum of X[i,w] over the implementations w) >= 1."""
-        if not 0 <= i < len(self.ways) or len(self.ways[i]) == 1:
-            return False
-        for w in range(len(self.ways[i])):
-            self._add(1, "X", i, i, w)
-        self._constant += 1
-        return True
+        if not 0 <= i < len(self.implementations) or len(self.implementations[i]) == 1:
+            return None
+        return [(1, ("X", i, i, w)) for w in range(len(self.implementations[i]))], 1
 
-    def chosen(self, k: int, m: int, i: int, v: int) -> bool:
+    def chosen(self, k: int, m: int, i: int, v: int) -> Row | None:
         """S[k,v] + R[k,m,p] - (sum of X[i,w] over the w that read v) >= 0, if i first runs in the window."""
         if not self._is_window(k, m) or not self._can_lack(k, v) or not 0 <= i < len(self.reads):
-            return False
+            return None
         if v not in self.reads[i] or not self._runs_first(k, m, i):
-            return False
-        self._provide(k, m, v)
-        for w, way in enumerate(self.ways[i]):
-            if v in way.inputs:
-                self._add(-1, "X", i, i, w)
-        return True
+            return None
+        readers = [(-1, ("X", i, i, w)) for w, each in enumerate(self.implementations[i]) if v in each.inputs]
+        return [*self._provided(k, m, v), *readers], 0
 
-    def run(self, k: int, j: int, v: int) -> bool:
+    def run(self, k: int, j: int, v: int) -> Row | None:
         """U[k,j,v] - R[k,k,j] >= 0."""
-        if not self._has_need(k, j, v):
-            return False
-        self._add(1, "U", k, j, v)
-        self._add(-1, "R", k, k, j)
-        return True
+        return ([(1, ("U", k, j, v)), (-1, ("R", k, k, j))], 0) if self._has_need(k, j, v) else None
 
-    def later(self, k: int, j: int, v: int) -> bool:
+    def later(self, k: int, j: int, v: int) -> Row | None:
         """U[k,j,v] - U[k,j',v] >= 0 for the next j', or U[k,j,v] - S[k+1,v] >= 0."""
         if not self._has_need(k, j, v):
-            return False
-        self._add(1, "U", k, j, v)
-        if next_need := self._need(k, j + 1, v):
-            self._add(-1, *next_need)
-        return True
+            return None
+        following = self._need(k, j + 1, v)
+        return [(1, ("U", k, j, v)), *([(-1, following)] if following else [])], 0
 
-    def slot(self, k: int, i: int) -> bool:
+    def slot(self, k: int, i: int) -> Row | None:
         """What is resident while operation i runs in the stage of t_(k+1), or would run, fits the budget."""
         if not self._is_stage(k) or not self._can_run(k, i):
-            return False
-        operation = self.graph.operations[i]
-        left, factors = self.budget_bytes - self.graph.fixed_bytes, []
-        if operation.workspace_bytes:
-            factors.append(operation.workspace_bytes)
-            self._add(-operation.workspace_bytes, "R", k, k, i)
+            return None
+        scratch = self.graph.operations[i].workspace_bytes
+        room, terms = self.budget_bytes - self.graph.fixed_bytes, Terms()
+        if scratch:
+            terms.append((scratch, ("R", k, k, i)))
         for v, value in enumerate(self.graph.values):
             if self.producer[v] <= self.t[k]:
-                terms, constant = self._resident(k, i, v)
-                left -= constant * value.bytes
-                factors += [value.bytes] * len(terms)
-                for factor, column in terms:
-                    self._add(-factor * value.bytes, *column)
-        unit = math.gcd(*factors)
-        left -= left % unit if unit else 0  # the left side is a multiple of it
-        self._constant -= left
-        return True
+                resident, constant = self._resident(k, i, v)
+                room -= constant * value.bytes
+                terms += [(factor * value.bytes, column) for factor, column in resident]
+        return within(room, terms)
 
-    def _resident(self, k: int, i: int, v: int) -> tuple[list[tuple[int, Column]], int]:
+    def _resident(self, k: int, i: int, v: int) -> Row:
         """(factors and columns, constant): their sum is 1 only if v is resident at slot i, and else 0 or less."""
         p, is_read = self.producer[v], v in self.graph.operations[self.t[k + 1]].inputs
         if i >= p:
@@ -316,7 +291,7 @@ class WindowRows:
             return ([(1, column)] if column else []), int(is_read)
         if not self._is_at(k, v):
             return ([(1, ("S", k, k, v))] if self._is_held(k, v) else []), 0
-        again: list[tuple[int, Column]] = [(-1, ("R", k, k, p))] if self._can_run(k, p) else []
+        again: Terms = [(-1, ("R", k, k, p))] if self._can_run(k, p) else []
         if is_read:
             return again, 1
         return ([(1, ("S", k + 1, k + 1, v)), *again] if self._is_held(k + 1, v) else []), 0
@@ -367,19 +342,19 @@ class WindowRows:
         """Whether R[k,.,i] has a column."""
         return 0 <= i < len(self.graph) and bool(self.serving[i] >> k & 1)
 
-    def _provide(self, k: int, m: int, v: int) -> None:
-        """Add S[k,v] + R[k,m,p], p the producer of v."""
-        if self._is_held(k, v):
-            self._add(1, "S", k, k, v)
-        if self._can_run(k, self.producer[v]):
-            self._add_run(1, k, m, self.producer[v])
+    def _provided(self, k: int, m: int, v: int) -> Terms:
+        """S[k,v] + R[k,m,p], p the producer of v."""
+        held: Terms = [(1, ("S", k, k, v))] if self._is_held(k, v) else []
+        return [*held, self._run(1, k, m, self.producer[v])] if self._can_run(k, self.producer[v]) else held
 
-    def _add_run(self, factor: int, k: int, m: int, i: int) -> None:
-        """Add a multiple of R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
+    def _run(self, factor: int, k: int, m: int, i: int) -> tuple[int, Column]:
+        """A multiple of R[k,m,i]: the same as a shorter window's where i cannot serve in the last intervals."""
         while m > k and not self._can_run(m, i):
             m -= 1
-        self._add(factor, "R", k, m, i)
+        return factor, ("R", k, m, i)
 
-    def _add(self, factor: int, kind: str, k: int, m: int, which: int) -> None:
-        column = (kind, k, m, which)
-        self._terms[column] = self._terms.get(column, 0) + factor
+
+def within(room: int, terms: Terms) -> Row:
+    """The row "these bytes are within the room", which is rounded down to a multiple of their common divisor."""
+    unit = math.gcd(*(size for size, _ in terms))
+    return [(-size, column) for size, column in terms], -(room - (room % unit if unit else 0))

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from remat.cost.flops import flop_costs
 from remat.cost.gpu import Gpu, gpu_names, load_gpu
 from remat.cost.profile import Noise, Profile, profile_costs
-from remat.cost.roofline import roofline_costs
+from remat.cost.roofline import modelled_costs
 from remat.errors import CostWarning, InvalidInput, unknown_name, warn
 from remat.graph import Graph
 
@@ -64,10 +63,6 @@ def costs_and_noise(
             "use the costs it came with"
         )
     implementations = graph.every_implementation()
-    if model == "flops":
-        costs, unknown = flop_costs(implementations)
-        _warn(unknown, "no FLOP rule, charged one FLOP per byte moved")
-        return graph.with_costs(costs, "flop"), None
     if model == "profile":
         profile = profile_costs(implementations, gpu, cache_folder, device)
         _warn(profile.unmeasured, "not measured, charged by the roofline")
@@ -78,11 +73,12 @@ def costs_and_noise(
                 "scaled to the others; the next call measures them again", CostWarning,
             )  # fmt: skip
         return graph.with_costs(_cautious(graph, profile), "ns"), profile.noise
-    if gpu is None:
+    if model == "roofline" and gpu is None:
         raise InvalidInput(f"cost={model} needs a device; known: {', '.join(gpu_names())}")
-    costs, unknown = roofline_costs(implementations, gpu)
-    _warn(unknown, "no FLOP rule, charged by the bytes they move")
-    return graph.with_costs(costs, "ns"), None
+    costs, unknown = modelled_costs(implementations, gpu if model == "roofline" else None)
+    how = "by the bytes they move" if model == "roofline" else "one FLOP per byte moved"
+    _warn(unknown, f"no FLOP rule, charged {how}")
+    return graph.with_costs(costs, "ns" if model == "roofline" else "flop"), None
 
 
 def _cautious(graph: Graph, profile: Profile) -> list[int]:

@@ -25,10 +25,9 @@ from typing import Any
 
 from remat.child import command as child_command
 from remat.child import environment
-from remat.cost.flops import work_of
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.records import TIME_FIELDS, cache_key, read_fields, write_record
-from remat.cost.roofline import operation_ns
+from remat.cost.roofline import operation_ns, work_of
 from remat.cost.stored import load_stored
 from remat.errors import CostWarning, InvalidInput, MissingPackage, RematError, shortened, unknown_name, warn
 from remat.files import write_text
@@ -229,7 +228,7 @@ def _measure_here(
     for key, signature in missing.items():
         try:
             size = measure(signature)
-        except Exception as error:  # operators raise errors of any class; the class is named in a warning
+        except Exception as error:  # operations raise errors of any class; the class is named in a warning
             failures[key] = shortened(f"{type(error).__name__}: {error}", 160)
             continue
         if size is None:

@@ -1,4 +1,6 @@
-"""Cost = time by the roofline: the slower of arithmetic and memory traffic, plus the launch.
+"""Modelled costs: floating-point operations as in the published experiments, or time by the roofline.
+
+The roofline is the slower of arithmetic and memory traffic, plus the launch.
 
 S. Williams, A. Waterman, D. Patterson: Roofline, CACM 52(4), 2009. Peaks are scaled by achieved
 fractions (`Gpu.efficiency`). Caches, occupancy, choice of algorithm and overlap are not modelled;
@@ -7,9 +9,8 @@ docs/results/roofline.md gives the resulting errors.
 
 from __future__ import annotations
 
-from remat.cost.flops import work_of
 from remat.cost.gpu import Gpu, matrix_dtype, operation_class
-from remat.graph import Graph, Work
+from remat.graph import Graph, Operation, Work
 
 TRAFFIC_KEYS = ("normalization", "pooling", "pooling_backward")
 
@@ -34,12 +35,25 @@ def efficiency_keys(kind: str, is_backward: bool) -> tuple[str | None, str]:
     return name if is_matrix_work else None, name if name in TRAFFIC_KEYS else "memory"
 
 
-def roofline_costs(graph: Graph, gpu: Gpu) -> tuple[list[int], set[str]]:
-    """(cost of each operation in ns [N], kinds without a FLOP rule)."""
-    costs, unknown = [], set()
+def modelled_costs(graph: Graph, gpu: Gpu | None) -> tuple[list[int], set[str]]:
+    """([N] cost of each operation, kinds without a FLOP rule): nanoseconds on a device, or without one FLOPs.
+
+    Layer graphs carry the count of Checkmate's artifact (1 FLOP per multiply-add), which takes precedence; elsewhere a
+    multiply-add counts 2. An operation without a rule costs a FLOP for each byte that it moves.
+    """
+    costs, unknown = [], set[str]()
     for op in graph.operations:
         work = work_of(graph, op)
-        if work.flops is None and not work.is_free:
+        flops = work.flops if gpu is not None or work.published_flops is None else work.published_flops
+        if flops is None and not work.is_free:
             unknown.add(op.kind)
-        costs.append(operation_ns(op.kind, work, gpu, op.is_backward))
+        if gpu is not None:
+            costs.append(operation_ns(op.kind, work, gpu, op.is_backward))
+        else:
+            costs.append(0 if work.is_free else work.bytes_moved if flops is None else flops)
     return costs, unknown
+
+
+def work_of(graph: Graph, op: Operation) -> Work:
+    """The work of `op`; if its frontend gave none, to move its inputs and outputs."""
+    return op.work or Work(bytes_moved=sum(graph.values[v].bytes for v in (*op.inputs, *op.outputs)))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from remat.errors import InvalidInput, RematError, Skip, unknown_name
+from remat.errors import RematError, Skip, unknown_name
 from remat.programs.highs import FEASIBLE, highs_options
 from remat.programs.program import Limits, Program
 
@@ -172,14 +172,6 @@ def get_backend(name: str) -> Backend:
     if name not in BACKENDS:
         raise unknown_name("solver", str(name), BACKENDS)
     return BACKENDS[name]
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Raise `InvalidInput` for an unknown solver or a bad gap among a strategy's options."""
-    get_backend(options.get("solver", "highs"))
-    gap = options.get("mip_gap", 0.0)
-    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap < 1:
-        raise InvalidInput(f"mip_gap must be in [0, 1), not {gap!r}")
 
 
 def _finite_bound(bound: float) -> float:

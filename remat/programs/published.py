@@ -9,8 +9,19 @@ that (8) fixes to zero have no column. Without it any operation may run in any s
     FREE[t, v, k]  v is freed in stage t right after k, one of its users or its producer
     U[t, k]        memory in use when k has been computed in stage t
 
-The columns of the program are R, S, FREE and U, in this order. `checkmate_milp` lists the generalisations and says why
-the optimum stays the same.
+The columns of the program are R, S, FREE and U, in this order.
+
+Generalisations; on graphs with one value per operation and no workspace the program is the published one:
+
+- R belongs to operations, S and FREE to values. A value can be freed after its producer or any
+  of its users (DEPS(k) and k itself).
+- Several outputs: U grows by all of them. If an output is resident while its producer runs again, the simulator
+  counts both copies, then drops one; the model counts both to the end of the stage, as the published model does
+  with S and R both one. No optimum is lost: within a stage users follow the producer, so nothing reads the old
+  copy, and freeing it earlier is never worse.
+- Workspace counts in (9) while its operation runs, and not in U.
+- An operation that must run once has R only in its own stage. Kept values obey (1c) after the last
+  stage too, as if another followed, and are a hazard there. Values of zero bytes need no FREE.
 """
 
 from __future__ import annotations

@@ -219,7 +219,11 @@ class _Builder:
             for k in range(t):
                 if repeatable[k] and t <= last_run[k] and (repeats is None or (t, k) in repeats):
                     self.R[t, k] = self.column(operations[k].cost)
-        self._residency_columns()
+        touched = _touched(graph, self.R) if repeats is not None else None
+        for v, p in enumerate(graph.producer):
+            for t in range(p + 1, min(self.last_held[v], len(graph) - 1) + 1):
+                is_new = touched is None or t - 1 in touched[v]
+                self.S[t, v] = self.column() if is_new else self.S[t - 1, v]
         self.n_integer = len(self.cost)
 
     def column(self, cost: int = 0, upper: int = 1) -> int:
@@ -227,13 +231,6 @@ class _Builder:
         self.cost.append(cost)
         self.upper.append(upper)
         return len(self.cost) - 1
-
-    def _residency_columns(self) -> None:
-        touched = _touched(self.graph, self.R) if self.repeats is not None else None
-        for v, p in enumerate(self.graph.producer):
-            for t in range(p + 1, min(self.last_held[v], len(self.graph) - 1) + 1):
-                is_new = touched is None or t - 1 in touched[v]
-                self.S[t, v] = self.column() if is_new else self.S[t - 1, v]
 
     def _provided(self, t: int, v: int) -> list[tuple[int, int]]:
         """Terms whose sum is at least one if value `v` can be read in stage `t`."""

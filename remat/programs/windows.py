@@ -114,12 +114,13 @@ class Choice:
 
     @classmethod
     def of(cls, graph: Graph, operation: Operation) -> Choice:
-        ways = operation.all_implementations
-        costs, sizes = [way.cost for way in ways], [graph.touched_bytes(way) for way in ways]
-        readers = {v: tuple(w for w, way in enumerate(ways) if v in way.inputs) for way in ways for v in way.inputs}
+        own = operation.all_implementations
+        costs, sizes = [each.cost for each in own], [graph.touched_bytes(each) for each in own]
+        read = {v for each in own for v in each.inputs}
+        readers = {v: tuple(w for w, each in enumerate(own) if v in each.inputs) for v in read}
         return cls(
             tuple(cost - min(costs) for cost in costs), tuple(size - min(sizes) for size in sizes),
-            {v: some for v, some in readers.items() if len(some) < len(ways)},
+            {v: some for v, some in readers.items() if len(some) < len(own)},
         )  # fmt: skip
 
 
@@ -129,11 +130,11 @@ def united(graph: Graph) -> Graph:
         return graph
     operations = []
     for op in graph.operations:
-        ways = op.all_implementations
+        own = op.all_implementations
         operations.append(replace(
-            op, inputs=tuple(sorted({v for way in ways for v in way.inputs})),
-            outputs=tuple(sorted({v for way in ways for v in way.outputs})), cost=min(way.cost for way in ways),
-            workspace_bytes=min(way.workspace_bytes for way in ways), implementations=(),
+            op, inputs=tuple(sorted({v for each in own for v in each.inputs})),
+            outputs=tuple(sorted({v for each in own for v in each.outputs})), cost=min(each.cost for each in own),
+            workspace_bytes=min(each.workspace_bytes for each in own), implementations=(),
         ))  # fmt: skip
     return replace(graph, operations=tuple(operations))
 
@@ -505,7 +506,9 @@ class _Builder:
         for shorter in range(k, m):
             here = can_run & (end == shorter)
             if here.any():
-                columns[here] = self._shorter(k, shorter)[here]
+                if (k, shorter) not in self.R:  # it has rows of its own only if it is one of the windows
+                    self.R[k, shorter] = self._run_columns(k, shorter)
+                columns[here] = self.R[k, shorter][here]
         whole = can_run & (end == m)
         self._new(columns, whole, None)
         many = np.nonzero(whole)[0]
@@ -515,12 +518,6 @@ class _Builder:
         for j, part in enumerate(parts, start=k):
             self._add(EACH, [(columns[many], 1), (part, -1)], 0, key, many, np.full(len(many), j))
         return columns
-
-    def _shorter(self, k: int, m: int) -> np.ndarray:
-        """[N] columns of R[k,m,.], which has rows of its own only if it is one of the windows."""
-        if (k, m) not in self.R:
-            self.R[k, m] = self._run_columns(k, m)
-        return self.R[k, m]
 
     def _window_rows(self, k: int, m: int) -> None:
         """NEED, EDGE and CONTINUITY of the window."""

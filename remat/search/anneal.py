@@ -6,12 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from remat.arrays import GraphArrays
+from remat.arrays import GraphArrays, least_unit
 from remat.graph import Graph
+from remat.plan import Plan
 from remat.search import kernel
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
 from remat.search.randomness import random_state
@@ -28,12 +30,11 @@ FIXED_CHUNK = 8192  # moves of one call in runs that must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
 LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # a plan beyond both repeats too much; memory stays linear in the graph
 REPORT_SHARE = 20.0  # between two reports, in durations of a report
-LARGEST_SUM = 1 << 61  # of bytes, or of costs, over all stages
 # Price of all bytes above the budget in one stage, in costs of the whole graph. From a low price the moves that save
 # the most come first, and the price rises where the excess does not fall. Small graphs get a first plan sooner from a
 # high price, so every other thread begins with it there.
 LOW_PRICE, FIRST_PRICE = 0.001, 0.1
-DEAR = 1.05  # a thread keeps its own plan if the shared one, with less excess, costs more than this times as much
+MUCH_MORE = 1.05  # a thread keeps its own plan if the shared one, with less excess, costs more than so many times it
 NOTHING = 1 << 120  # cost and excess before there is a plan
 
 
@@ -62,6 +63,32 @@ class Best:
             self.order, self.cost, self.excess = order, cost, excess
             return True
 
+    def plan(self, graph: Graph, budget_bytes: int | None = None) -> Plan | None:
+        """The plan on its graph; None if none fits."""
+        if self.order is None or self.excess:
+            return None
+        return Plan.from_order(graph, self.order.tolist(), budget_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What an annealing calls, from any thread.
+
+    Attributes:
+        on_order: gets the computations and cost of better plans that fit: the first at once, later ones so rarely that
+            the calls take a twentieth of the time, and the best at the end.
+        should_stop: is asked every few hundredths of a second.
+        adopt: before each round, returns the computations and cost of the best plan that fits, for use where others
+            look for plans too.
+        on_round: gets the computations and cost of the best plan of each round that fits. These good plans differ more
+            than successive plans of one round.
+    """
+
+    on_order: Callable[[np.ndarray, int], None] | None = None
+    should_stop: Callable[[], bool] = lambda: False
+    adopt: Callable[[], tuple[np.ndarray, int] | None] = lambda: None
+    on_round: Callable[[np.ndarray, int], None] | None = None
+
 
 class Annealer:
     """One annealing run on one state: a seed, a budget, a plan that changes.
@@ -74,8 +101,10 @@ class Annealer:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int, arrays: GraphArrays | None = None) -> None:
         self.arrays = GraphArrays.of(graph) if arrays is None else arrays
         n = len(self.arrays.cost)
-        self.unit = _unit(sum(self.arrays.size_bytes.tolist()) + int(self.arrays.workspace_bytes.max(initial=0)), n)
-        self.cost_unit = _unit(graph.total_cost, n)
+        self.unit = least_unit(
+            sum(self.arrays.size_bytes.tolist()) + int(self.arrays.workspace_bytes.max(initial=0)), n
+        )
+        self.cost_unit = least_unit(graph.total_cost, n)
         self.seed = seed
         total = max(1, graph.total_cost // self.cost_unit)
         self.mean_cost = total / n  # in cost units, as everything inside
@@ -89,10 +118,10 @@ class Annealer:
         order = np.ascontiguousarray(order, dtype=np.int32)
         n = len(self.arrays.cost)
         repeats = int(np.bincount(order, minlength=n).max(initial=1))
-        room = max(self.state.computed.shape[1], 2 * repeats + 4)
+        room = max(self.state.runs.shape[1], 2 * repeats + 4)
         if room > max(LEAST_ROOM, MOST_STATE_BYTES // (4 * (n + 2 * len(self.arrays.size_bytes)))):
             return False
-        if room > self.state.computed.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
+        if room > self.state.runs.shape[1] or 2 * len(order) + 8 * n > len(self.state.arena):
             random = self.state.random.copy()
             self.state = self._new_state(room, 4 * len(order) + 16 * n + 1000)
             self.state.random[:] = random
@@ -158,8 +187,7 @@ class Annealer:
 
     def _new_state(self, room: int, list_room: int) -> State:
         """An empty state; `room` intervals per value and computations per operation."""
-        arrays = self.arrays
-        n, n_values = len(arrays.cost), len(arrays.size_bytes)
+        n, n_values = len(self.arrays.cost), len(self.arrays.size_bytes)
         scalar = np.zeros(N_SCALARS, dtype=np.int64)
         scalar[BUDGET] = self.budget
 
@@ -170,14 +198,9 @@ class Annealer:
             return np.zeros(shape, dtype=np.int64)
 
         return State(
-            arrays.in_start, arrays.in_ids, arrays.out_start, arrays.out_ids, arrays.use_start, arrays.use_ids,
-            arrays.producer,
-            # Sizes are rounded up and the budget down, so that a plan that is found really fits. Costs are rounded
-            # down, so that a plan without repeats reaches the target.
-            -(-arrays.size_bytes // self.unit), arrays.cost // self.cost_unit,
-            -(-arrays.workspace_bytes // self.unit), arrays.keep, arrays.run_once,
+            *self.arrays.in_units(self.unit, self.cost_unit),
             intervals=ints(n_values, 2 * room), n_intervals=ints(n_values),
-            computed=ints(n, room), n_computed=ints(n),
+            runs=ints(n, room), n_runs=ints(n),
             list_start=longs(n), list_length=ints(n), list_room=ints(n), arena=ints(list_room),
             through=longs(n), peak=longs(n), stage_cost=longs(n),
             log=longs(64 * n + 100_000), queue=ints(n + 1), queued=np.zeros(n + 1, dtype=np.bool_),
@@ -186,14 +209,6 @@ class Annealer:
             mark_op=longs(n), mark_value=longs(n_values), last_use=ints(n_values), residence=ints(n_values),
             logged_value=longs(n_values), logged_op=longs(n),
         )  # fmt: skip
-
-
-def _unit(total: int, stages: int) -> int:
-    """The least power of two with which the sum of `total` over the stages fits 64 bits."""
-    unit = 1
-    while total // unit * stages >= LARGEST_SUM:
-        unit *= 2
-    return unit
 
 
 def minimise_cost(
@@ -206,10 +221,7 @@ def minimise_cost(
     deadline: float = float("inf"),
     work_limit: int | None = None,
     target_cost: int = 0,
-    on_order: Callable[[np.ndarray, int], None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    adopt: Callable[[], tuple[np.ndarray, int] | None] = lambda: None,
-    on_round: Callable[[np.ndarray, int], None] | None = None,
+    calls: Calls | None = None,
 ) -> Best:
     """Anneal until the deadline (`time.monotonic()`), the work limit or the target is reached.
 
@@ -217,50 +229,40 @@ def minimise_cost(
         start: computations of a staged plan, which need not fit; by default every operation once.
         work_limit: moves of each thread; threads then share nothing, so that runs repeat exactly.
         target_cost: stop when a plan that fits costs no more (a lower bound).
-        on_order: called with the computations and cost of better plans that fit: the first at once, later
-            ones so rarely that the calls take a twentieth of the time, and the best at the end.
-        should_stop: called every few hundredths of a second, from any thread.
-        adopt: called before each round; returns the computations and cost of the best plan that fits, for
-            use where others look for plans too.
-        on_round: called by any thread with the computations and cost of the best plan of each round that
-            fits. These good plans differ more than successive plans of one round.
 
     Returns:
         The best plan; it fits if its `excess` is 0.
     """
-    best = Best()
-    reporter = Reporter(best, target_cost, on_order)
+    best, calls = Best(), calls or Calls()
+    reporter = Reporter(best, target_cost, calls.on_order)
     # Threads that must repeat exactly keep their plans to themselves: among equal plans the first thread's counts.
     alone = [Best() for _ in range(threads)] if work_limit is not None else []
     arrays = GraphArrays.of(graph)
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
 
     def stop() -> bool:
-        return reporter.stopped.is_set() or time.monotonic() >= deadline or should_stop()
+        return reporter.stopped.is_set() or time.monotonic() >= deadline or calls.should_stop()
 
     def work(index: int) -> None:
         annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
         if work_limit is None:
-            _rounds(annealer, first, best, stop, reporter.report, adopt, on_round, deadline, None)
+            _rounds(annealer, first, best, stop, reporter.report, calls, deadline, None)
         else:
-            _rounds(annealer, first, alone[index], stop, lambda: None, adopt, on_round, deadline, work_limit)
+            _rounds(annealer, first, alone[index], stop, lambda: None, calls, deadline, work_limit)
 
-    def conclude() -> None:
+    try:
+        on_threads(work, threads, reporter.stopped)
+    finally:  # after Ctrl-C too, the best plan counts
         for own in alone:
             if own.order is not None:
                 best.offer(own.order, own.cost, own.excess)
         best.moves = max(best.moves, sum(own.moves for own in alone))
         reporter.report(last=True)
-
-    try:
-        on_threads(work, threads, reporter.stopped)
-    finally:  # after Ctrl-C too, the best plan counts
-        conclude()
     return best
 
 
 class Reporter:
-    """Reports plans that fit to `on_order`, see `minimise_cost`.
+    """Reports plans that fit to `on_order`, see `Calls`.
 
     Attributes:
         stopped: set when a plan reaches the target; the threads then end.
@@ -288,47 +290,25 @@ class Reporter:
 
 
 def on_threads(work: Callable[[int], None], threads: int, stopped: threading.Event) -> None:
-    """Run `work(index)` on every thread and wait for all; Ctrl-C sets `stopped`, which must end them.
+    """Run `work(index)` on every thread and wait for all; Ctrl-C or an error sets `stopped`, which must end them.
 
     A single thread is the caller's own. Raises the first error of a thread, after all have ended.
     """
     if threads == 1:
         work(0)
         return
-    errors: list[BaseException] = []
-
-    def guarded(index: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
         try:
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    crew = [threading.Thread(target=guarded, args=(index,), daemon=True) for index in range(threads)]
-    for thread in crew:
-        thread.start()
-    try:
-        for thread in crew:
-            while thread.is_alive():
-                thread.join(0.1)  # between these waits Python can see Ctrl-C
-    finally:
-        stopped.set()
-        for thread in crew:
-            thread.join()
-    if errors:
-        raise errors[0]
+            for future in [pool.submit(work, index) for index in range(threads)]:
+                future.result()
+        finally:
+            stopped.set()
 
 
 def _rounds(
-    annealer: Annealer,
-    first: np.ndarray,
-    best: Best,
-    stop: Callable[[], bool],
-    report: Callable[[], None],
-    adopt: Callable[[], tuple[np.ndarray, int] | None],
-    on_round: Callable[[np.ndarray, int], None] | None,
-    deadline: float,
-    work_limit: int | None,
-) -> None:
+    annealer: Annealer, first: np.ndarray, best: Best, stop: Callable[[], bool], report: Callable[[], None],
+    calls: Calls, deadline: float, work_limit: int | None,
+) -> None:  # fmt: skip
     """Anneal in rounds of growing length, until the limits or `stop`.
 
     Of each `CYCLE` rounds the first is hot and starts from `first`; the others are warm and start from the best plan of
@@ -346,42 +326,46 @@ def _rounds(
     for index in itertools.count():
         if stop() or left <= 0:
             return
-        rebuild = index % CYCLE == 0
-        better_elsewhere = adopt()
+        better_elsewhere = calls.adopt()
         if better_elsewhere is not None:
-            best.offer(better_elsewhere[0], better_elsewhere[1], 0)
-        order = first
-        if best.excess and own.order is not None and best.order is not None:  # go on towards a plan that fits
-            order = own.order if best.cost > DEAR * own.cost else best.order
-        elif best.order is not None and not rebuild:
-            order = best.order
-        # A low price gives better plans on large graphs, where it rises slowly. On small tight graphs every other
-        # hot round does better with the current price, which every other thread begins at FIRST_PRICE.
-        if rebuild and order is first and (len(first) >= LARGE or (annealer.seed + index // CYCLE) % 2 == 0):
-            annealer.price = annealer.low_price
-        if not annealer.load(order):
-            annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))
+            best.offer(*better_elsewhere, 0)
+        _load_start(annealer, index, first, own, best)
         this = Best()
         this.offer(annealer.order(), annealer.cost, annealer.excess)
         better()
-        n = int(moves)
-        ends = float("inf")
+        n, ends = int(moves), float("inf")
         if work_limit is not None:
             n = left if left < n * (1 + GROWTH) else n
         elif rate and deadline < float("inf"):
             seconds = deadline - time.monotonic()
             if n * (1 + GROWTH) > rate * seconds:  # another round would not end in time, so this is the last
                 n, ends = max(1, int(2 * rate * seconds)), deadline
-        hot = HOT[(index // CYCLE + annealer.seed) % len(HOT)] if rebuild else WARM
+        hot = WARM if index % CYCLE else HOT[(index // CYCLE + annealer.seed) % len(HOT)]
         began = time.monotonic()
         finished = annealer.round(n, hot, COLD, this, stop, better, ends, work_limit is not None)
         with best.lock:
             best.moves += this.moves
-        if on_round is not None and this.order is not None and not this.excess:
-            on_round(this.order, this.cost)
+        if calls.on_round is not None and this.order is not None and not this.excess:
+            calls.on_round(this.order, this.cost)
         if not finished:
             return
         rate = n / max(time.monotonic() - began, 1e-6)
         left -= n
         if (index + 1) % CYCLE == 0:
             moves = min(moves * GROWTH, max(moves, LONGEST_ROUND * len(first)))
+
+
+def _load_start(annealer: Annealer, index: int, first: np.ndarray, own: Best, best: Best) -> None:
+    """Set the annealer to the plan, and the price, with which a round begins; see `_rounds`."""
+    rebuild = index % CYCLE == 0
+    order = first
+    if best.excess and own.order is not None and best.order is not None:  # go on towards a plan that fits
+        order = own.order if best.cost > MUCH_MORE * own.cost else best.order
+    elif best.order is not None and not rebuild:
+        order = best.order
+    # A low price gives better plans on large graphs, where it rises slowly. On small tight graphs every other
+    # hot round does better with the current price, which every other thread begins at FIRST_PRICE.
+    if rebuild and order is first and (len(first) >= LARGE or (annealer.seed + index // CYCLE) % 2 == 0):
+        annealer.price = annealer.low_price
+    if not annealer.load(order):
+        annealer.load(np.arange(len(annealer.arrays.cost), dtype=np.int32))

@@ -140,9 +140,8 @@ class Stretch:
             graph, peak, None if start is None else start.order, seed=seed, work_limit=MOVES,
             target_cost=graph.total_cost,
         )  # fmt: skip
-        if best.order is None or best.excess:
-            return None
-        return self.option(Plan.from_order(self.own, best.order.tolist()))
+        plan = best.plan(self.own)
+        return None if plan is None else self.option(plan)
 
 
 def _need(graph: Graph, op: Operation) -> int:

@@ -16,7 +16,7 @@ from remat.implementation import DEFAULT, Implementation
 from remat.plan import COMPUTE, Plan
 from remat.simulator import simulate
 
-Call = tuple[int, str]  # operation of the full graph, name of its implementation ('' for the default one)
+Call = tuple[int, str]  # operation, name of its implementation ('' for the default one)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Choice:
     def lift(self, plan: Plan, budget_bytes: int | None = None) -> Plan:
         """A plan of `graph` as a plan of the full graph; it needs no more memory."""
         calls = [call for k in plan.order.tolist() for call in self.calls[k]]
-        return Plan.from_order(self.full, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
+        return Plan.from_calls(self.full, calls, budget_bytes)
 
     def order_of(self, full_order: Sequence[int]) -> np.ndarray:
         """[C] int32, computations of `graph`: one wherever `full_order` computes the last operation of its group.
@@ -53,11 +53,6 @@ class Choice:
         operations = self.graph.operations
         kept = [k for at, k in enumerate(order) if at == first[k] or not operations[k].run_once]
         return np.array(kept, dtype=np.int32)
-
-
-def choose(full: Graph, wanted: Sequence[int]) -> Choice | None:
-    """The graph in which operation k runs by implementation `wanted[k]`; see `Choices.choose`."""
-    return Choices(full).choose(wanted)
 
 
 class Choices:
@@ -288,3 +283,20 @@ class Choices:
 def _label(implementation: Implementation) -> str:
     """The name that plans use: '' for the default implementation."""
     return "" if implementation.name == DEFAULT else implementation.name
+
+
+def drop_unread_repeats(graph: Graph, calls: Sequence[Call]) -> list[Call]:
+    """Remove repeats whose outputs nobody reads from (operation, implementation) computations in order."""
+    is_needed = [value.keep for value in graph.values]
+    first = {k: at for at, (k, _) in reversed(list(enumerate(calls)))}
+    kept: list[Call] = []
+    for at, (k, name) in reversed(list(enumerate(calls))):
+        implementation = graph.implementation(k, name)
+        if at != first[k] and not any(is_needed[v] for v in implementation.outputs):
+            continue
+        kept.append((k, name))
+        for v in implementation.outputs:
+            is_needed[v] = False
+        for v in implementation.inputs:
+            is_needed[v] = True
+    return kept[::-1]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from remat.graph import Graph
@@ -59,7 +59,6 @@ def exhaustive(
     *,
     max_states: int = MAX_STATES,
     deadline: float = float("inf"),
-    should_stop: Callable[[], bool] = lambda: False,
     any_plan: bool = False,
 ) -> Exhausted:
     """The cheapest plan of `scope` within the budget, proven; or the best bound that the limits allow.
@@ -69,7 +68,7 @@ def exhaustive(
         deadline: of `time.monotonic()`.
         any_plan: ignore costs; the plan is any that fits and the bound is 0.
     """
-    return _AStar(graph, budget_bytes, parse_scope(scope), any_plan).run(max_states, deadline, should_stop)
+    return _AStar(graph, budget_bytes, parse_scope(scope), any_plan).run(max_states, deadline)
 
 
 _State = tuple[int, int, int]  # operations done, values resident (both bit sets), last repeat of the stage
@@ -91,7 +90,7 @@ class _AStar:
         self.least_refused: int | None = None
         self.useful_cache: dict[int, int] = {}
 
-    def run(self, max_states: int, deadline: float, should_stop: Callable[[], bool]) -> Exhausted:
+    def run(self, max_states: int, deadline: float) -> Exhausted:
         start: _State = (0, 0, -1)
         cost_of: dict[_State, int] = {start: 0}
         parent: dict[_State, tuple[_State, int]] = {}
@@ -113,7 +112,7 @@ class _AStar:
             seen = expanded.setdefault(done, [])
             if any(not resident & ~r and before <= last and price <= cost for r, before, price in seen):
                 continue
-            out_of_time = states % _CLOCK_EVERY == 0 and (time.monotonic() >= deadline or should_stop())
+            out_of_time = states % _CLOCK_EVERY == 0 and time.monotonic() >= deadline
             if states >= max_states or out_of_time:
                 return Exhausted(None, bound, False, None, states)
             seen.append((resident, last, cost))
@@ -164,7 +163,7 @@ class _AStar:
         """Values to hold while k runs, one set for each inclusion-minimal eviction, largest values first."""
         excess = self.needs[k] - self.room
         candidates = []
-        for v in _members(resident):
+        for v in members(resident):
             excess += self.size[v]
             if self.size[v] and not self.inputs[k] >> v & 1:
                 candidates.append((self.size[v], v))
@@ -197,7 +196,7 @@ class _AStar:
 
     def required(self, done: int, resident: int) -> int | None:
         """Operations that must still be computed, as a bit set; None if one of them cannot be."""
-        missing = _members(self.keep & ~resident)
+        missing = members(self.keep & ~resident)
         wanted = self.closure(self.all_done & ~done | bit_set(self.graph.producer[v] for v in missing), resident)
         return None if wanted & done & self.once else wanted
 
@@ -208,7 +207,7 @@ class _AStar:
             k = todo.bit_length() - 1
             todo &= ~(1 << k)
             missing = self.inputs[k] & ~resident
-            while missing:  # the most frequent loop: faster than `_members`
+            while missing:  # the most frequent loop: faster than `members`
                 p = 1 << self.graph.producer[(missing & -missing).bit_length() - 1]
                 missing &= missing - 1
                 if not wanted & p:
@@ -228,7 +227,7 @@ class _AStar:
         return known
 
     def total(self, operations: int) -> int:
-        return sum([self.cost[k] for k in _members(operations)])
+        return sum([self.cost[k] for k in members(operations)])
 
     def plan(self, parent: dict[_State, tuple[_State, int]], state: _State) -> Plan:
         order = []
@@ -246,7 +245,7 @@ def bit_set(ids: Iterable[int]) -> int:
     return bits
 
 
-def _members(bits: int) -> Iterator[int]:
+def members(bits: int) -> Iterator[int]:
     """The ids in a bit set, ascending."""
     while bits:
         yield (bits & -bits).bit_length() - 1

@@ -79,5 +79,4 @@ def _plan(full: Graph, came: dict[State, tuple[State, Step | None]], state: Stat
         state, step = came[state]
         if step is not None:
             calls.append(step)
-    calls.reverse()
-    return Plan.from_order(full, [k for k, _ in calls], budget_bytes, [name for _, name in calls])
+    return Plan.from_calls(full, reversed(calls), budget_bytes)

@@ -9,9 +9,9 @@ import numpy as np
 
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.search.anneal import COLD, WARM, Annealer, Best, minimise_cost
+from remat.search.anneal import COLD, WARM, Annealer, Best, Calls, minimise_cost
 from remat.search.ordering.anneal import anneal_orders
-from remat.search.ordering.relabel import plan_in_original, reordered
+from remat.search.ordering.construct import plan_in_original, reordered
 
 ORDER_SHARE = 0.3  # of the time or moves, to search orders alone
 HALVING_SHARE = 0.6  # of the rest, to search recomputations on each order; what remains improves both together
@@ -95,7 +95,7 @@ class _OrderSearch:
                 found = minimise_cost(
                     relabelled, self.budget_bytes, None if known is None else known.order, seed=self.seed + index,
                     threads=self.threads, deadline=until, work_limit=part, target_cost=self.graph.total_cost,
-                    should_stop=self.should_stop,
+                    calls=Calls(should_stop=self.should_stop),
                 )  # fmt: skip
                 self.found[operations] = found
                 self._offer_found(operations, relabelled, found)
@@ -126,8 +126,8 @@ class _OrderSearch:
                 self._offer_found(operations, relabelled, found)
 
     def _offer_found(self, operations: tuple[int, ...], relabelled: Graph, found: Best) -> None:
-        if found.order is not None and not found.excess and found.cost < self.best_cost:
-            plan = Plan.from_order(relabelled, found.order.tolist(), self.budget_bytes)
+        plan = found.plan(relabelled, self.budget_bytes) if found.cost < self.best_cost else None
+        if plan is not None:
             self.offer(plan_in_original(self.graph, operations, plan), found.cost)
 
     def _rank(self, operations: tuple[int, ...]) -> tuple[int, int]:

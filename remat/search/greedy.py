@@ -8,7 +8,7 @@ to load, which is longer than most of its runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class _Eviction:
         for stage in range(len(graph)):
             if time.monotonic() > deadline:
                 return None
-            needed = self._missing(stage)
+            needed = sorted(with_missing_ancestors(graph, {stage}, self.is_resident))
             for v in graph.operations[stage].inputs:
                 self.next_use[v] = next((u for u in graph.users[v] if u > stage), _NEVER)
             for k in needed:  # ascending, so that the last reader remains
@@ -112,13 +112,19 @@ class _Eviction:
             self.held -= self.size[v]
         return True
 
-    def _missing(self, stage: int) -> list[int]:
-        """Operations to compute in this stage, ascending: `stage` and its absent ancestors."""
-        wanted, todo = {stage}, [stage]
-        while todo:
-            for v in self.graph.operations[todo.pop()].inputs:
-                p = self.graph.producer[v]
-                if not self.is_resident[v] and p not in wanted:
-                    wanted.add(p)
-                    todo.append(p)
-        return sorted(wanted)
+
+def with_missing_ancestors(
+    graph: Graph, wanted: set[int], held: Sequence[bool] | np.ndarray | bytes, known: Collection[int] = ()
+) -> set[int]:
+    """The operations `wanted` and the producers that they need, transitively, of values that are not `held` [V].
+
+    What is `known` is not looked at.
+    """
+    todo, found = list(wanted), set(wanted)
+    while todo:
+        for v in graph.operations[todo.pop()].inputs:
+            p = graph.producer[v]
+            if not held[v] and p not in found and p not in known:
+                found.add(p)
+                todo.append(p)
+    return found

@@ -7,18 +7,21 @@ intervals at their last use. Only the stages that it touches are replayed; in be
 bytes.
 
 This is one file on purpose: the cache of compiled code checks only the file of a function. It would not notice that
-a constant or the layout of the state changed in another file.
+a constant changed in another file. After a change of `GraphArrays`, and of `last_use` or `next_use`, which
+`remat.search.sequence` uses too, empty the cache.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from numba import njit, types
 from numba.experimental import structref
 
+from remat.arrays import GraphArrays
 from remat.search.randomness import below, uniform
 
 # Places in `State.scalar`.
@@ -38,69 +41,33 @@ LARGE = 1000  # operations; in larger graphs fewer long moves are followed to th
 FOLLOW_ALL = 0.2  # share of moves that are followed to their end, because some pay only there
 
 
-class State(NamedTuple):
-    """Arrays only, so that compiled code can take it whole; N operations (and stages), V values.
-
-    Attributes:
-        in_start ... run_once: the graph, as in `GraphArrays`.
-        intervals: [V, 2 C] int32, pairs (a, b), ascending; n_intervals: [V].
-        computed: [N, C] int32, stages in which an operation runs, ascending; n_computed: [N].
-        list_start, list_length, list_room: [N], place of a stage's operations in `arena`.
-        through: [N] int64, bytes resident both when the stage starts and when it ends.
-        peak: [N] int64, most bytes held in the stage; stage_cost: [N] int64.
-        log: the state before the move, for undoing it.
-        queue, queued: stages to bring up to date; seeds: pairs (stage, operation) that must run.
-        random: [1] uint64, the generator's state.
-        scalar: [N_SCALARS] int64; real: [N_REALS] float64.
-        order: the best plan's computations; scratch_*: working space.
-    """
-
-    in_start: np.ndarray
-    in_ids: np.ndarray
-    out_start: np.ndarray
-    out_ids: np.ndarray
-    use_start: np.ndarray
-    use_ids: np.ndarray
-    producer: np.ndarray
-    size: np.ndarray
-    cost: np.ndarray
-    workspace: np.ndarray
-    keep: np.ndarray
-    run_once: np.ndarray
-    intervals: np.ndarray
-    n_intervals: np.ndarray
-    computed: np.ndarray
-    n_computed: np.ndarray
-    list_start: np.ndarray
-    list_length: np.ndarray
-    list_room: np.ndarray
-    arena: np.ndarray
-    through: np.ndarray
-    peak: np.ndarray
-    stage_cost: np.ndarray
-    log: np.ndarray
-    queue: np.ndarray
-    queued: np.ndarray
-    seeds: np.ndarray
-    random: np.ndarray
-    scalar: np.ndarray
-    real: np.ndarray
-    order: np.ndarray
-    scratch_stack: np.ndarray
-    scratch_list: np.ndarray
-    mark_op: np.ndarray
-    mark_value: np.ndarray
-    last_use: np.ndarray
-    residence: np.ndarray
-    logged_value: np.ndarray
-    logged_op: np.ndarray
+# Arrays only, so that compiled code can take it whole; N operations (and stages), V values. The graph's come first.
+#     intervals: [V, 2 C] int32, pairs (a, b), ascending; n_intervals: [V].
+#     runs: [N, C] int32, stages in which an operation runs, ascending; n_runs: [N].
+#     list_start, list_length, list_room: [N], place of a stage's operations in `arena`.
+#     through: [N] int64, bytes resident both when the stage starts and when it ends.
+#     peak: [N] int64, most bytes held in the stage; stage_cost: [N] int64.
+#     log: the state before the move, for undoing it.
+#     queue, queued: stages to bring up to date; seeds: pairs (stage, operation) that must run.
+#     random: [1] uint64, the generator's state.
+#     scalar: [N_SCALARS] int64; real: [N_REALS] float64.
+#     order: the best plan's computations; the others are working space.
+State = namedtuple(
+    "State",
+    (
+        *GraphArrays._fields, "intervals", "n_intervals", "runs", "n_runs", "list_start", "list_length", "list_room",
+        "arena", "through", "peak", "stage_cost", "log", "queue", "queued", "seeds", "random", "scalar", "real",
+        "order", "scratch_stack", "scratch_list", "mark_op", "mark_value", "last_use", "residence", "logged_value",
+        "logged_op",
+    ),
+)  # fmt: skip
 
 
 @structref.register
-class _StateType(types.StructRef):
-    """Numba's type of a `State` that is passed by reference, because a tuple of arrays is copied at every call."""
+class StateType(types.StructRef):
+    """Numba's type of a state that is passed by reference, because a tuple of arrays is copied at every call."""
 
-    def preprocess_fields(self, fields):
+    def preprocess_fields(self, fields: Any) -> Any:
         return tuple((name, types.unliteral(kind)) for name, kind in fields)
 
 
@@ -108,7 +75,7 @@ class ByReference:
     """`State` inside compiled code, which builds it from the tuple; never built in Python."""
 
 
-structref.define_constructor(ByReference, _StateType, list(State._fields))
+structref.define_constructor(ByReference, StateType, list(State._fields))
 
 
 NOT_RESIDENT, THROUGH, ENDS_HERE = 0, 1, 2
@@ -138,29 +105,27 @@ def _starting(s: State, v: int, t: int) -> int:
 
 
 @_compiled
-def _use_before(s: State, v: int, t: int, least: int) -> int:
-    """Last stage in (least, t) that reads v, or `least`."""
-    found = least
+def last_use(s: State, v: int, low: int, high: int) -> int:
+    """Last stage (or slot) in (low, high) that reads v, or `low`."""
+    found = low
     for e in range(s.use_start[v], s.use_start[v + 1]):
         u = s.use_ids[e]
-        for j in range(s.n_computed[u] - 1, -1, -1):
-            stage = s.computed[u, j]
-            if stage < t:
-                found = max(found, stage)
+        for j in range(s.n_runs[u] - 1, -1, -1):
+            if s.runs[u, j] < high:
+                found = max(found, s.runs[u, j])
                 break
     return found
 
 
 @_compiled
-def _use_from(s: State, v: int, t: int, most: int) -> int:
-    """First stage in [t, most) that reads v, or `most`."""
-    found = most
+def next_use(s: State, v: int, low: int, high: int) -> int:
+    """First stage (or slot) in (low, high) that reads v, or `high`."""
+    found = high
     for e in range(s.use_start[v], s.use_start[v + 1]):
         u = s.use_ids[e]
-        for j in range(s.n_computed[u]):
-            stage = s.computed[u, j]
-            if stage >= t:
-                found = min(found, stage)
+        for j in range(s.n_runs[u]):
+            if s.runs[u, j] > low:
+                found = min(found, s.runs[u, j])
                 break
     return found
 
@@ -168,17 +133,17 @@ def _use_from(s: State, v: int, t: int, most: int) -> int:
 @_compiled
 def _computed_before(s: State, k: int, t: int) -> int:
     """Last stage before t in which operation k runs, or -1."""
-    for j in range(s.n_computed[k] - 1, -1, -1):
-        if s.computed[k, j] < t:
-            return s.computed[k, j]
+    for j in range(s.n_runs[k] - 1, -1, -1):
+        if s.runs[k, j] < t:
+            return s.runs[k, j]
     return -1
 
 
 @_compiled
 def _is_computed(s: State, k: int, t: int) -> bool:
     found = False
-    for j in range(s.n_computed[k]):  # compiled code knows no any()
-        found = found or s.computed[k, j] == t
+    for j in range(s.n_runs[k]):  # compiled code knows no any()
+        found = found or s.runs[k, j] == t
     return found
 
 
@@ -214,7 +179,7 @@ def _row(s: State, kind: int, i: int) -> np.ndarray:
     if kind == LOG_VALUE:
         return s.intervals[i]
     if kind == LOG_OP:
-        return s.computed[i]
+        return s.runs[i]
     return s.arena[s.list_start[i] :]
 
 
@@ -243,7 +208,7 @@ def _log_op(s: State, k: int) -> bool:
     if s.logged_op[k] == s.scalar[SNAPSHOT]:
         return True
     s.logged_op[k] = s.scalar[SNAPSHOT]
-    return _log_row(s, LOG_OP, k, s.n_computed[k])
+    return _log_row(s, LOG_OP, k, s.n_runs[k])
 
 
 @_compiled
@@ -297,7 +262,7 @@ def _undo(s: State) -> None:
             if kind == LOG_VALUE:
                 s.n_intervals[i] = n // 2
             elif kind == LOG_OP:
-                s.n_computed[i] = n
+                s.n_runs[i] = n
             else:
                 s.list_length[i] = n
     s.scalar[COST], s.scalar[EXCESS] = s.scalar[START_COST], s.scalar[START_EXCESS]
@@ -374,16 +339,16 @@ def _insert_interval(s: State, v: int, a: int, b: int) -> bool:
 
 @_compiled
 def _insert_computed(s: State, k: int, t: int) -> bool:
-    n = s.n_computed[k]
-    if n == s.computed.shape[1] or not _log_op(s, k):
+    n = s.n_runs[k]
+    if n == s.runs.shape[1] or not _log_op(s, k):
         s.scalar[ABORT] = 1
         return False
     j = n
-    while j > 0 and s.computed[k, j - 1] > t:
-        s.computed[k, j] = s.computed[k, j - 1]
+    while j > 0 and s.runs[k, j - 1] > t:
+        s.runs[k, j] = s.runs[k, j - 1]
         j -= 1
-    s.computed[k, j] = t
-    s.n_computed[k] = n + 1
+    s.runs[k, j] = t
+    s.n_runs[k] = n + 1
     return True
 
 
@@ -391,12 +356,12 @@ def _insert_computed(s: State, k: int, t: int) -> bool:
 def _remove_computed(s: State, k: int, t: int) -> bool:
     if not _log_op(s, k):
         return False
-    n, j = s.n_computed[k], 0
-    while s.computed[k, j] != t:
+    n, j = s.n_runs[k], 0
+    while s.runs[k, j] != t:
         j += 1
     for i in range(j, n - 1):
-        s.computed[k, i] = s.computed[k, i + 1]
-    s.n_computed[k] = n - 1
+        s.runs[k, i] = s.runs[k, i + 1]
+    s.n_runs[k] = n - 1
     return True
 
 
@@ -409,12 +374,12 @@ def _trim(s: State, v: int, t: int) -> bool:
     if not _log_value(s, v):
         return False
     a = s.intervals[v, 2 * j]
-    last = _use_before(s, v, t, a)
+    last = last_use(s, v, a, t)
     if last == a:
         _remove_interval(s, v, j)
     else:
         s.intervals[v, 2 * j + 1] = last
-    if not _shift_range(s, last + 1 if last == a else last, t, -s.size[v]):
+    if not _shift_range(s, last + 1 if last == a else last, t, -s.size_bytes[v]):
         return False
     _touch(s, last)
     return True
@@ -507,21 +472,21 @@ def _profile(s: State, t: int) -> None:
                         s.residence[v] = NOT_RESIDENT
                     elif s.intervals[v, 2 * j + 1] == t:
                         s.residence[v] = ENDS_HERE
-                        held += s.size[v]
+                        held += s.size_bytes[v]
                     else:
                         s.residence[v] = THROUGH
                 s.last_use[v] = i
     peak, cost = held, 0
     for i in range(n):
         k = s.arena[first + i]
-        during = held + s.workspace[k]
+        during = held + s.workspace_bytes[k]
         for e in range(s.out_start[k], s.out_start[k + 1]):
             v = s.out_ids[e]
-            during += s.size[v]  # a second copy counts while the operation runs
+            during += s.size_bytes[v]  # a second copy counts while the operation runs
             if s.residence[v] == NOT_RESIDENT and (s.last_use[v] > i or _starting(s, v, t) >= 0):
-                held += s.size[v]
+                held += s.size_bytes[v]
             elif s.residence[v] == ENDS_HERE and s.last_use[v] == i:
-                held -= s.size[v]
+                held -= s.size_bytes[v]
         peak = max(peak, during)
         cost += s.cost[k]
         for e in range(s.in_start[k], s.in_start[k + 1]):
@@ -531,7 +496,7 @@ def _profile(s: State, t: int) -> None:
                 and s.residence[v] != THROUGH
                 and (s.residence[v] == ENDS_HERE or _starting(s, v, t) < 0)
             ):
-                held -= s.size[v]
+                held -= s.size_bytes[v]
     budget = s.scalar[BUDGET]
     s.scalar[EXCESS] += max(peak - budget, 0) - max(s.peak[t] - budget, 0)
     s.scalar[COST] += cost - s.stage_cost[t]
@@ -610,7 +575,7 @@ def _drop(s: State, v: int, t: int) -> bool:
     if j < 0 or s.run_once[p]:
         return False
     a, b = s.intervals[v, 2 * j], s.intervals[v, 2 * j + 1]
-    left, right = _use_before(s, v, t, a), _use_from(s, v, t, b)
+    left, right = last_use(s, v, a, t), next_use(s, v, t - 1, b)
     if right >= len(s.peak):
         return False  # kept to the end
     # Where p runs in between already, for another of its outputs, v is resident again from there on.
@@ -634,7 +599,7 @@ def _drop(s: State, v: int, t: int) -> bool:
         _seed(s, again, p)
     first = left if left > a else left + 1
     last = again + 1 if again < b else again
-    if not _shift_range(s, first, last, -s.size[v]):
+    if not _shift_range(s, first, last, -s.size_bytes[v]):
         return False
     if not _is_computed(s, p, again) and not _hold_ancestors(s, p, again):
         return False
@@ -672,7 +637,7 @@ def _hold(s: State, v: int, t: int) -> bool:
         if not _insert_interval(s, v, before, end):
             return False
         first, old_end = before + 1, before
-    if not _shift_range(s, first, covered, s.size[v]):
+    if not _shift_range(s, first, covered, s.size_bytes[v]):
         return False
     _touch(s, old_end)
     return True
@@ -728,7 +693,7 @@ def _shift(s: State, k: int, t: int) -> bool:
         return False
     before = _computed_before(s, k, t)
     u = s.in_ids[s.in_start[k] + below(s.random, s.in_start[k + 1] - s.in_start[k])]
-    earlier = _use_before(s, u, t, before)
+    earlier = last_use(s, u, before, t)
     if earlier <= before or earlier < k:
         return False
     _seed(s, earlier, k)
@@ -745,7 +710,7 @@ def _shift(s: State, k: int, t: int) -> bool:
         end, covered = _remove_start(s, v, t)
         if not _insert_interval(s, v, earlier, end):
             return False
-        if not _shift_range(s, earlier + 1, covered, s.size[v]):
+        if not _shift_range(s, earlier + 1, covered, s.size_bytes[v]):
             return False
     _touch(s, earlier)
     _touch(s, t)
@@ -780,7 +745,7 @@ def _random_held(s: State, t: int) -> Any:
             u = t + below(s.random, min(n - t, 2 << (attempt // 3 - 3)))
             degree = s.in_start[u + 1] - s.in_start[u]
             v = s.in_ids[s.in_start[u] + below(s.random, degree)] if degree > 0 else -1
-        if v >= 0 and s.size[v] > 0 and _covering(s, v, t) >= 0:
+        if v >= 0 and s.size_bytes[v] > 0 and _covering(s, v, t) >= 0:
             return v
     return -1
 
@@ -856,7 +821,7 @@ def load_order(state: State, order: np.ndarray) -> bool:
     s: State = ByReference(*state)  # type: ignore[assignment]
     n = len(s.peak)
     s.n_intervals[:] = 0
-    s.n_computed[:] = 0
+    s.n_runs[:] = 0
     s.through[:] = 0
     s.peak[:] = 0
     s.stage_cost[:] = 0
@@ -868,16 +833,16 @@ def load_order(state: State, order: np.ndarray) -> bool:
     if len(order) > len(s.arena):
         return False
     # Birth and last use of each value's current copy; -1: none.
-    birth = np.full(len(s.size), -1, dtype=np.int32)
-    last = np.full(len(s.size), -1, dtype=np.int32)
+    birth = np.full(len(s.size_bytes), -1, dtype=np.int32)
+    last = np.full(len(s.size_bytes), -1, dtype=np.int32)
     stage, at = 0, 0
     for i in range(len(order)):
         k = order[i]
         s.arena[i] = k
-        if s.n_computed[k] == s.computed.shape[1]:
+        if s.n_runs[k] == s.runs.shape[1]:
             return False
-        s.computed[k, s.n_computed[k]] = stage
-        s.n_computed[k] += 1
+        s.runs[k, s.n_runs[k]] = stage
+        s.n_runs[k] += 1
         for e in range(s.in_start[k], s.in_start[k + 1]):
             last[s.in_ids[e]] = stage
         for e in range(s.out_start[k], s.out_start[k + 1]):
@@ -891,13 +856,13 @@ def load_order(state: State, order: np.ndarray) -> bool:
             at = i + 1
             stage += 1
     s.scalar[ARENA_TOP] = len(order)
-    for v in range(len(s.size)):
+    for v in range(len(s.size_bytes)):
         if s.keep[v]:
             last[v] = n
         if last[v] > birth[v] and not _insert_interval(s, v, birth[v], last[v]):
             return False
         for j in range(s.n_intervals[v]):
-            s.through[s.intervals[v, 2 * j] + 1 : min(s.intervals[v, 2 * j + 1], n)] += s.size[v]
+            s.through[s.intervals[v, 2 * j] + 1 : min(s.intervals[v, 2 * j + 1], n)] += s.size_bytes[v]
     for t in range(n):
         _profile(s, t)
     s.scalar[WINDOW_MOVES] = s.scalar[WINDOW_OVER] = 0

@@ -14,7 +14,6 @@ import numba
 import numpy as np
 
 from remat.arrays import GraphArrays
-from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.plan import Plan
 
@@ -55,6 +54,8 @@ class _State(NamedTuple):
     used: np.ndarray  # [1] bytes
     searches: np.ndarray  # [1]
     nodes: np.ndarray  # [1] used
+    order: np.ndarray  # [most] computations
+    stack: np.ndarray  # [N + 1] scratch
 
 
 def run_online(
@@ -86,14 +87,14 @@ def run_online(
         np.array(last), net.run_once.copy(),
         zeros(v, np.bool_), zeros(v, np.bool_), zeros(v, np.bool_), zeros(v), zeros(v, np.float64), zeros(v),
         np.arange(evictions), zeros(evictions, np.float64), zeros(n), zeros(v + 1), zeros(1), zeros(1), zeros(1),
+        zeros(most), zeros(n + 1),
     )  # fmt: skip
-    room, order, stack = budget_bytes - graph.fixed_bytes, zeros(most), zeros(n + 1)
-    done, clock = 0, 1.0
+    room, order, done, clock = budget_bytes - graph.fixed_bytes, state.order, 0, 1.0
     for at in range(0, n + v, CHUNK):
         if should_stop():
             return OnlineRun(order[:done], min(at, n - 1), is_stopped=True)
         span = at, min(at + CHUNK, n + v)
-        done, clock, failed_at = evict_online(net, state, room, NAMES[heuristic], seed, span, order, stack, done, clock)
+        done, clock, failed_at = evict_online(net, state, room, NAMES[heuristic], seed, span, done, clock)
         if failed_at >= 0:
             return OnlineRun(order[:done], failed_at)
     return OnlineRun(order[:done], -1)
@@ -119,26 +120,19 @@ def in_stages(order: Sequence[int]) -> list[int]:
     return staged + sorted(again)
 
 
-def is_ready() -> bool:
-    """Whether nothing has to be compiled first."""
-    return is_compiled(evict_online)
-
-
 @numba.njit(cache=True, nogil=True)
 def evict_online(
-    net: Any, state: Any, room: int, heuristic: int, seed: int, span: tuple[int, int], order: np.ndarray,
-    stack: np.ndarray, done: int, clock: float,
+    net: Any, state: Any, room: int, heuristic: int, seed: int, span: tuple[int, int], done: int, clock: float
 ) -> tuple[int, float, int]:  # fmt: skip
-    """Go on with a run whose first `done` computations are in `order`, and whose time is `clock`.
+    """Go on with a run whose first `done` computations are there, and whose time is `clock`.
 
     Args:
         span: (first, end): of the program's operations, then of the values that it keeps.
-        stack: scratch.
 
     Returns:
         (done, clock, operation for which memory could not be found or -1).
     """
-    n_operations = len(net.cost)
+    n_operations, order, stack = len(net.cost), state.order, state.stack
     if span[0] == 0:
         np.random.seed(seed)  # noqa: NPY002 - compiled code has this generator
     for at in range(span[0], span[1]):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from remat import child
 from remat.compiled import is_compiled
 from remat.search import kernel, online, sequence
-from remat.search.ordering import anneal as orders
+from remat.search.ordering import kernel as ordering
 
 COLD_START_S = 40.0  # with less time nothing is compiled
 POLL_S = 0.1  # seconds between two looks at the child
@@ -30,8 +30,7 @@ def is_ready() -> bool:
     """Whether everything that ``python -m remat.search`` compiles is compiled, in this process or in the cache."""
     global _was_ready
     if not _was_ready:
-        parts = (is_compiled(kernel.anneal), online.is_ready(), sequence.is_ready(), orders.is_ready())
-        _was_ready = all(parts)
+        _was_ready = all(map(is_compiled, (kernel.anneal, online.evict_online, sequence.anneal, ordering.anneal)))
     return _was_ready
 
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.experimental import structref
 
-from remat.arrays import GraphArrays
-from remat.compiled import is_compiled
+from remat.arrays import GraphArrays, least_unit
 from remat.graph import Graph
+from remat.search.kernel import StateType, last_use, next_use
 from remat.search.randomness import below, random_state, uniform
 
 STAGED, FIXED, FREE = range(3)  # which sequences are allowed: the scopes
@@ -28,7 +29,6 @@ COST, BUDGET, RULE, LOG_TOP, N_SEVERAL, FAILED = range(6)  # places in `Sequence
 MOST_PLACES = 64  # of one operation
 SPARSE = 4  # slots per computation, at least
 LOG_ROOM = 2000  # changes of one move
-LARGEST_SUM = 1 << 61
 TRIES = 16  # random values looked at for one that is held at a slot
 # The price of a byte above the budget follows the share of moves that begin above it.
 PRICE_WINDOW, MANY_OVER, FEW_OVER, STEP = 256, 0.8, 0.5, 1.1
@@ -41,58 +41,28 @@ NOTHING = 1 << 62  # cost before there is a sequence that fits
 _compiled: Any = njit(cache=True, nogil=True)
 
 
-class State(NamedTuple):
-    """A sequence in L slots (a power of two), the last one always empty; arrays only.
-
-    Attributes:
-        in_start ... run_once: the graph, as in `GraphArrays`.
-        slots: [L] int32, operation or -1.
-        places: [N, MOST_PLACES] int32, slots of each operation, ascending; n_places: [N].
-        several, several_at: [N] operations with more than one place, and where each is in that list (-1).
-        most, added: [2 L] int64, the segment tree: most bytes below each node, and what was added to all below it.
-        log: [LOG_ROOM, 3] the changes of a move: operation, slot, whether it was put.
-        scalar: int64; random: [1] uint64, the generator's state.
-        best: [L] int32, the cheapest sequence that fits.
-    """
-
-    in_start: np.ndarray
-    in_ids: np.ndarray
-    out_start: np.ndarray
-    out_ids: np.ndarray
-    use_start: np.ndarray
-    use_ids: np.ndarray
-    producer: np.ndarray
-    size_bytes: np.ndarray
-    cost: np.ndarray
-    workspace_bytes: np.ndarray
-    keep: np.ndarray
-    run_once: np.ndarray
-    slots: np.ndarray
-    places: np.ndarray
-    n_places: np.ndarray
-    several: np.ndarray
-    several_at: np.ndarray
-    most: np.ndarray
-    added: np.ndarray
-    log: np.ndarray
-    scalar: np.ndarray
-    random: np.ndarray
-    best: np.ndarray
-
-
-@structref.register
-class _StateType(types.StructRef):
-    """Numba's type of a `State` that is passed by reference, because compiling calls with so many arrays takes long."""
-
-    def preprocess_fields(self, fields: Any) -> Any:
-        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+# A sequence in L slots (a power of two), the last one always empty; arrays only. The graph's come first.
+#     slots: [L] int32, operation or -1.
+#     runs: [N, MOST_PLACES] int32, slots of each operation, ascending; n_runs: [N].
+#     several, several_at: [N] operations with more than one slot, and where each is in that list (-1).
+#     most, added: [2 L] int64, the segment tree: most bytes below each node, and what was added to all below it.
+#     log: [LOG_ROOM, 3] the changes of a move: operation, slot, whether it was put.
+#     scalar: int64; random: [1] uint64, the generator's state.
+#     best: [L] int32, the cheapest sequence that fits.
+State = namedtuple(
+    "State",
+    (
+        *GraphArrays._fields, "slots", "runs", "n_runs", "several", "several_at", "most", "added", "log", "scalar",
+        "random", "best",
+    ),
+)  # fmt: skip
 
 
 class _ByReference:
-    """`State` inside compiled code, which makes it of the tuple; never made in Python."""
+    """`State` inside compiled code, which builds it from the tuple; never built in Python."""
 
 
-structref.define_constructor(_ByReference, _StateType, list(State._fields))
+structref.define_constructor(_ByReference, StateType, list(State._fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +91,9 @@ class Sequencer:
 
     def __init__(self, graph: Graph, budget_bytes: int, rule: int, seed: int) -> None:
         arrays = GraphArrays.of(graph)
-        self.unit = _unit(sum(arrays.size_bytes.tolist()) + sum(arrays.workspace_bytes.tolist()))
-        self.cost_unit = _unit(MOST_PLACES * graph.total_cost)
-        self.net = arrays._replace(
-            size_bytes=-(-arrays.size_bytes // self.unit), workspace_bytes=-(-arrays.workspace_bytes // self.unit),
-            cost=arrays.cost // self.cost_unit,
-        )  # fmt: skip
+        self.unit = least_unit(sum(arrays.size_bytes.tolist()) + sum(arrays.workspace_bytes.tolist()))
+        self.cost_unit = least_unit(MOST_PLACES * graph.total_cost)
+        self.net = arrays.in_units(self.unit, self.cost_unit)
         self.rule, self.budget = rule, max(0, budget_bytes - graph.fixed_bytes) // self.unit
         self.total = max(1.0, float(self.net.cost.sum()))
         self.random = random_state(seed)
@@ -219,16 +186,6 @@ class Sequencer:
         return cost, self.state.best[self.state.best >= 0].tolist() if cost < known else []
 
 
-def is_ready() -> bool:
-    """Whether nothing has to be compiled first."""
-    return is_compiled(anneal)
-
-
-def _unit(total: int) -> int:
-    """The least power of two of which `total` is few enough."""
-    return 1 << max(0, total.bit_length() - LARGEST_SUM.bit_length() + 1)
-
-
 # ---- the segment tree -----------------------------------------------------------------------------
 
 
@@ -277,8 +234,8 @@ def _build(state: State) -> None:
     for p in range(length):
         k = s.slots[p]
         if k >= 0:
-            s.places[k, s.n_places[k]] = p
-            s.n_places[k] += 1
+            s.runs[k, s.n_runs[k]] = p
+            s.n_runs[k] += 1
             s.scalar[COST] += s.cost[k]
             s.most[length + p] += s.workspace_bytes[k]
     bytes_from = np.zeros(length + 1, dtype=np.int64)
@@ -286,8 +243,8 @@ def _build(state: State) -> None:
         _note_several(s, k)
         for e in range(s.out_start[k], s.out_start[k + 1]):
             v = s.out_ids[e]
-            for j in range(s.n_places[k]):
-                p, after = s.places[k, j], _place(s, k, j + 1)
+            for j in range(s.n_runs[k]):
+                p, after = s.runs[k, j], _place(s, k, j + 1)
                 bytes_from[p] += s.size_bytes[v]
                 bytes_from[_end(s, v, p, after) + 1] -= s.size_bytes[v]
     held = 0
@@ -306,42 +263,16 @@ def _place(s: State, k: int, j: int) -> int:
     """The j-th place of an operation; beyond them -1 and L."""
     if j < 0:
         return -1
-    return s.places[k, j] if j < s.n_places[k] else len(s.slots)
+    return s.runs[k, j] if j < s.n_runs[k] else len(s.slots)
 
 
 @_compiled
 def _count_before(s: State, k: int, p: int) -> int:
     """Number of places of an operation before slot p."""
-    j = s.n_places[k]
-    while j > 0 and s.places[k, j - 1] >= p:
+    j = s.n_runs[k]
+    while j > 0 and s.runs[k, j - 1] >= p:
         j -= 1
     return j
-
-
-@_compiled
-def _last_use(s: State, v: int, low: int, high: int) -> int:
-    """The last slot in (low, high) that reads a value, or `low`."""
-    found = low
-    for e in range(s.use_start[v], s.use_start[v + 1]):
-        u = s.use_ids[e]
-        for j in range(s.n_places[u] - 1, -1, -1):
-            if s.places[u, j] < high:
-                found = max(found, s.places[u, j])
-                break
-    return found
-
-
-@_compiled
-def _next_use(s: State, v: int, low: int, high: int) -> int:
-    """The first slot in (low, high) that reads a value, or `high`."""
-    found = high
-    for e in range(s.use_start[v], s.use_start[v + 1]):
-        u = s.use_ids[e]
-        for j in range(s.n_places[u]):
-            if s.places[u, j] > low:
-                found = min(found, s.places[u, j])
-                break
-    return found
 
 
 @_compiled
@@ -349,7 +280,7 @@ def _end(s: State, v: int, made: int, after: int) -> int:
     """The last slot that holds the copy of a value made in a slot; the next copy is made in slot `after`."""
     if s.keep[v] and after == len(s.slots):
         return after - 1
-    return _last_use(s, v, made, after)
+    return last_use(s, v, made, after)
 
 
 @_compiled
@@ -372,7 +303,7 @@ def _gap(s: State, k: int, p: int) -> int:
     while left >= 0:
         other = s.slots[left]
         if other >= 0:
-            if not is_staged or other < k or s.places[other, 0] == left:
+            if not is_staged or other < k or s.runs[other, 0] == left:
                 break
             if other == k:
                 return -1
@@ -389,11 +320,11 @@ def _gap(s: State, k: int, p: int) -> int:
 def _note_several(s: State, k: int) -> None:
     """Bring the list of operations with several places up to date."""
     at = s.several_at[k]
-    if s.n_places[k] > 1 and at < 0:
+    if s.n_runs[k] > 1 and at < 0:
         s.several[s.scalar[N_SEVERAL]] = k
         s.several_at[k] = s.scalar[N_SEVERAL]
         s.scalar[N_SEVERAL] += 1
-    elif s.n_places[k] <= 1 and at >= 0:
+    elif s.n_runs[k] <= 1 and at >= 0:
         s.scalar[N_SEVERAL] -= 1
         last = s.several[s.scalar[N_SEVERAL]]
         s.several[at] = last
@@ -409,14 +340,14 @@ def _put(s: State, k: int, p: int) -> None:
     for e in range(s.out_start[k], s.out_start[k + 1]):
         v, size = s.out_ids[e], s.size_bytes[s.out_ids[e]]
         if before >= 0 and _end(s, v, before, after) > p:
-            _add(s.most, s.added, _last_use(s, v, before, p) + 1, p - 1, -size)
+            _add(s.most, s.added, last_use(s, v, before, p) + 1, p - 1, -size)
         else:
             _add(s.most, s.added, p, p, size)
     _read(s, k, p, 1)
-    for i in range(s.n_places[k], j, -1):
-        s.places[k, i] = s.places[k, i - 1]
-    s.places[k, j] = p
-    s.n_places[k] += 1
+    for i in range(s.n_runs[k], j, -1):
+        s.runs[k, i] = s.runs[k, i - 1]
+    s.runs[k, j] = p
+    s.n_runs[k] += 1
     s.slots[p] = k
     s.scalar[COST] += s.cost[k]
     _note_several(s, k)
@@ -427,15 +358,15 @@ def _take(s: State, k: int, p: int) -> None:
     """Undo the computation of operation k in slot p; another copy serves those who read its outputs."""
     j = _count_before(s, k, p)
     before, after = _place(s, k, j - 1), _place(s, k, j + 1)
-    for i in range(j, s.n_places[k] - 1):
-        s.places[k, i] = s.places[k, i + 1]
-    s.n_places[k] -= 1
+    for i in range(j, s.n_runs[k] - 1):
+        s.runs[k, i] = s.runs[k, i + 1]
+    s.n_runs[k] -= 1
     s.slots[p] = -1
     s.scalar[COST] -= s.cost[k]
     for e in range(s.out_start[k], s.out_start[k + 1]):
         v, size = s.out_ids[e], s.size_bytes[s.out_ids[e]]
         if before >= 0 and _end(s, v, p, after) > p:
-            _add(s.most, s.added, _last_use(s, v, before, p) + 1, p - 1, size)
+            _add(s.most, s.added, last_use(s, v, before, p) + 1, p - 1, size)
         else:
             _add(s.most, s.added, p, p, -size)
     _read(s, k, p, -1)
@@ -456,7 +387,7 @@ def _read(s: State, k: int, p: int, sign: int) -> None:
 @_compiled
 def _change(s: State, k: int, p: int, is_put: bool) -> bool:
     """Put or take a computation and log it; False if there is no room for it."""
-    if s.scalar[LOG_TOP] == LOG_ROOM or (is_put and s.n_places[k] == MOST_PLACES):
+    if s.scalar[LOG_TOP] == LOG_ROOM or (is_put and s.n_runs[k] == MOST_PLACES):
         return False
     if is_put:
         _put(s, k, p)
@@ -492,11 +423,11 @@ def _recompute(s: State) -> bool:
             continue
         j = _count_before(s, k, p)
         made, after = _place(s, k, j - 1), _place(s, k, j)
-        if made < 0 or after == p or _end(s, v, made, after) <= p or _last_use(s, v, made, p + 1) == p:
+        if made < 0 or after == p or _end(s, v, made, after) <= p or last_use(s, v, made, p + 1) == p:
             continue
-        use = min(_next_use(s, v, p, after), len(s.slots) - 1)
+        use = min(next_use(s, v, p, after), len(s.slots) - 1)
         if s.scalar[RULE] == STAGED:
-            use = min(use, s.places[len(s.cost) - 1, 0])
+            use = min(use, s.runs[len(s.cost) - 1, 0])
         if use <= p + 1:
             return False
         at = _gap(s, k, use if uniform(s.random) < AT_USE else p + 2 + below(s.random, use - p - 1))
@@ -520,7 +451,7 @@ def _follow(s: State, share: float) -> bool:
             if _end(s, v, made, after) > p:
                 continue
             at = _gap(s, maker, p)
-            if at > _last_use(s, v, made, p) and not _change(s, maker, at, True):
+            if at > last_use(s, v, made, p) and not _change(s, maker, at, True):
                 return False
     return True
 
@@ -532,10 +463,10 @@ def _drop(s: State) -> bool:
         return False
     k = s.several[below(s.random, int(s.scalar[N_SEVERAL]))]
     first = 0 if s.scalar[RULE] == FREE else 1
-    j = first + below(s.random, int(s.n_places[k]) - first)
+    j = first + below(s.random, int(s.n_runs[k]) - first)
     if j == 0 and not _is_unread(s, k, 0):
         return False
-    if not _change(s, k, s.places[k, j], False):
+    if not _change(s, k, s.runs[k, j], False):
         return False
     i = 0
     while i < s.scalar[LOG_TOP]:
@@ -544,7 +475,7 @@ def _drop(s: State) -> bool:
         for e in range(s.in_start[k], s.in_start[k + 1]):
             maker = s.producer[s.in_ids[e]]
             j = _count_before(s, maker, p) - 1
-            if j > 0 and _is_unread(s, maker, j) and not _change(s, maker, s.places[maker, j], False):
+            if j > 0 and _is_unread(s, maker, j) and not _change(s, maker, s.runs[maker, j], False):
                 return False
     return True
 
@@ -552,7 +483,7 @@ def _drop(s: State) -> bool:
 @_compiled
 def _is_unread(s: State, k: int, j: int) -> bool:
     """Whether nothing reads the outputs of the j-th computation of operation k."""
-    p, after, unread = s.places[k, j], _place(s, k, j + 1), True
+    p, after, unread = s.runs[k, j], _place(s, k, j + 1), True
     for e in range(s.out_start[k], s.out_start[k + 1]):
         unread = unread and _end(s, s.out_ids[e], p, after) == p
     return unread
@@ -566,18 +497,18 @@ def _shift(s: State) -> bool:
         k, j = below(s.random, len(s.cost)), 0
     elif s.scalar[N_SEVERAL]:
         k = s.several[below(s.random, int(s.scalar[N_SEVERAL]))]
-        j = 1 + below(s.random, int(s.n_places[k]) - 1)
+        j = 1 + below(s.random, int(s.n_runs[k]) - 1)
     else:
         return False
-    p, low, high = s.places[k, j], _place(s, k, j - 1), _place(s, k, j + 1)
+    p, low, high = s.runs[k, j], _place(s, k, j - 1), _place(s, k, j + 1)
     if j == 0:
         high = min(high, len(s.slots) - 1)
         for e in range(s.in_start[k], s.in_start[k + 1]):
-            low = max(low, s.places[s.producer[s.in_ids[e]], 0])
+            low = max(low, s.runs[s.producer[s.in_ids[e]], 0])
         for e in range(s.out_start[k], s.out_start[k + 1]):
-            high = _next_use(s, s.out_ids[e], p, high)
+            high = next_use(s, s.out_ids[e], p, high)
     elif s.scalar[RULE] == STAGED:
-        high = min(high, s.places[len(s.cost) - 1, 0])
+        high = min(high, s.runs[len(s.cost) - 1, 0])
     high = min(high, len(s.slots) - 1)
     if high - low < 2:
         return False

@@ -11,11 +11,29 @@ from typing import Any
 import numpy as np
 
 from remat.context import Context
+from remat.errors import InvalidPlan
 from remat.graph import Graph
+from remat.plan import Plan
 from remat.programs.interval import IntervalModel
+from remat.solvers._polish import StagedSolver
 
-# In a run that repeats exactly: work for one program, and without a work limit its largest share of the time.
+# In a run that repeats exactly: work for one program in CP-SAT's deterministic time, about seconds, and without a
+# work limit its largest share of the time.
 REPEATED_WORK, REPEATED_SHARE = 5.0, 0.04
+
+
+class IntervalSolver(StagedSolver):
+    """A solver of the retention-interval program."""
+
+    def keep_solution(self, built: IntervalModel, values: Any) -> None:
+        """Keep the plan of a solution if it is better."""
+        plan = Plan.from_order(self.graph, built.order(values), self.context.problem.budget_bytes)
+        if not self.keep(plan):
+            raise InvalidPlan("the program's plan does not fit the budget that it was given")
+
+    def is_unlimited(self, built: IntervalModel) -> bool:
+        """Whether no plan as cheap as the best one runs any operation more often than the model's limits."""
+        return is_unlimited(self.graph, built.limits, None if self.best is None else self.best[0])
 
 
 def tensorflow_came_first() -> bool:
@@ -32,16 +50,10 @@ def new_solver(context: Context, seconds: float) -> Any:
     solver.parameters.num_workers = context.solver_threads
     solver.parameters.random_seed = context.options.seed % 2**31
     if context.repeats:
-        solver.parameters.max_deterministic_time = _repeated_work(context)
+        share = math.inf if context.options.work_limit else REPEATED_SHARE * context.options.time_limit_s
+        solver.parameters.max_deterministic_time = min(REPEATED_WORK, share)
     solver.parameters.max_time_in_seconds = seconds
     return solver
-
-
-def _repeated_work(context: Context) -> float:
-    """Limit of one program in a run that must repeat exactly, in CP-SAT's deterministic time (about seconds)."""
-    if context.options.work_limit is not None:
-        return REPEATED_WORK
-    return min(REPEATED_WORK, REPEATED_SHARE * context.options.time_limit_s)
 
 
 def solve_interruptibly(solver: Any, model: Any, callback: Any = None) -> Any:

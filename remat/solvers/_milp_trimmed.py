@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from remat.programs.highs import Answer, highs_options, solve_program
 from remat.programs.program import TOLERANCE, Limits, half_unit_is_lost, least_whole
 from remat.programs.staged import StagedModel, build_staged_model, stages_of
 from remat.simulator import simulate
-from remat.solution import Candidate, Outcome
+from remat.solution import Outcome
 from remat.solvers._polish import StagedSolver, drop_needless_repeats, scope_note
 
 WHO = "checkmate_milp"
@@ -50,8 +49,7 @@ class _Trimmed(StagedSolver):
     ) -> None:  # fmt: skip
         super().__init__(context, who, "highs")
         self.mip_gap, self.should_stop, self.repeats = mip_gap, should_stop, repeats
-        self.stats: dict[str, Any] = {"solver": "highs", "rounds": 0, "nodes": 0}
-        self.decided = False
+        self.stats = {"solver": "highs", "rounds": 0, "nodes": 0}
 
     def run(self) -> Outcome:
         context, graph = self.context, self.graph
@@ -115,22 +113,12 @@ class _Trimmed(StagedSolver):
         if self.context.problem.scope is not Scope.STAGED:
             message = f"no staged plan fits; nothing is proven for scope {self.context.problem.scope}"
             return self._outcome(message, timed_out=False)
-        # If there is a plan this is a contradiction, which `remat.solve` reports.
-        candidates = () if self.best is None else (Candidate(self.best[1]),)
-        return Outcome(candidates, infeasible=True, stats=self.stats)
+        self.infeasible = True
+        return self.outcome("")
 
     def _outcome(self, without_plan: str, *, timed_out: bool = True) -> Outcome:
-        scope = self.context.problem.scope
-        bound = self.bound if scope is Scope.STAGED else None
-        if self.best is not None:
-            candidates, message = (Candidate(self.best[1]),), scope_note(scope)
-            return Outcome(
-                candidates, bound=bound, proven_by=self.solver, message=message, stats=self.stats, decided=self.decided
-            )
-        return Outcome(
-            bound=bound, proven_by=self.solver, timed_out=timed_out, message=without_plan, stats=self.stats,
-            decided=self.decided,
-        )  # fmt: skip
+        message = without_plan if self.best is None else scope_note(self.context.problem.scope)
+        return self.outcome(message, timed_out=timed_out)
 
 
 def stages_beyond(plan: Plan, running_bytes: np.ndarray, budget_bytes: int) -> set[int]:

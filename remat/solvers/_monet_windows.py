@@ -17,7 +17,7 @@ from remat.plan import Plan
 from remat.programs.highs import highs_options, solve_program
 from remat.programs.monet import MonetModel, build_model
 from remat.programs.program import Limits
-from remat.solvers._polish import drop_unread_repeats
+from remat.search.choices import drop_unread_repeats
 
 WHO = "windows of MONeT's program"
 LONGEST_S, LEAST_S = 4.0, 0.1  # of one solve
@@ -40,8 +40,7 @@ def improve_by_windows(context: Context, plan: Plan, threads: int) -> int | None
         model = build_model(context.problem.graph, context.problem.budget_bytes)
     except Skip:  # the graph is not a forward pass followed by a backward pass
         return None
-    names = plan.choices or [""] * plan.n_computations
-    point = model.point(list(zip(plan.order.tolist(), names, strict=True)))
+    point = model.point(plan.calls)
     return None if point is None else _Windows(context, model, point, threads).run()
 
 
@@ -56,14 +55,11 @@ class _Windows:
         self.is_optimal = False  # a window with everything in it was solved to the end
 
     def run(self) -> int:
-        solves = vain = 0
-        while vain < IN_VAIN and not self._is_over():
+        context, solves, vain = self.context, 0, 0
+        while vain < IN_VAIN and not self.is_optimal and context.remaining_s() > LEAST_S and not context.is_solved():
             vain = 0 if self._solve(solves) else vain + 1
             solves += 1
         return solves
-
-    def _is_over(self) -> bool:
-        return self.is_optimal or self.context.remaining_s() <= LEAST_S or self.context.is_solved()
 
     def _solve(self, turn: int) -> bool:
         """Solve one window; whether the plan is better."""
@@ -102,5 +98,4 @@ class _Windows:
     def _offer(self) -> None:
         problem = self.context.problem
         calls = drop_unread_repeats(problem.graph, self.model.calls(self.best))
-        names = [name for _, name in calls]
-        self.context.offer(Plan.from_order(problem.graph, [k for k, _ in calls], problem.budget_bytes, names), WHO)
+        self.context.offer(Plan.from_calls(problem.graph, calls, problem.budget_bytes), WHO)

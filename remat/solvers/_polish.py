@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
+from remat.solution import Candidate, Outcome
 
 
 def scope_note(scope: Scope) -> str:
@@ -22,12 +25,16 @@ class StagedSolver:
     Attributes:
         best: (cost, plan) of the cheapest plan that fits, None without one.
         bound: proven for staged plans, None without one.
+        infeasible: it is proven that no staged plan fits; if there is a plan, `remat.solve` reports a contradiction.
+        decided: whether a restricted problem was solved to its end.
     """
 
     def __init__(self, context: Context, who: str, solver: str) -> None:
         self.context, self.graph, self.who, self.solver = context, context.problem.graph, who, solver
         self.best: tuple[int, Plan] | None = None
         self.bound: int | None = None
+        self.infeasible = self.decided = False
+        self.stats: dict[str, Any] = {}
 
     def keep(self, plan: Plan) -> bool:
         """Keep the plan if it fits and is better; whether it fits."""
@@ -39,29 +46,29 @@ class StagedSolver:
             self.context.offer(plan, self.who)
         return True
 
+    def outcome(
+        self, message: str, *, timed_out: bool | None = None, parameters: Mapping[str, Any] = MappingProxyType({})
+    ) -> Outcome:
+        """The best plan and what is proven; in a wider scope nothing is.
+
+        Args:
+            timed_out: whether the time limit is why there is no plan; by default as the clock says.
+        """
+        context, staged = self.context, self.context.problem.scope is Scope.STAGED
+        candidates = () if self.best is None else (Candidate(self.best[1], parameters),)
+        infeasible = self.infeasible and staged
+        timed_out = context.is_late() if timed_out is None else timed_out
+        return Outcome(
+            candidates, self.bound if staged else None, infeasible, timed_out and not candidates and not infeasible,
+            message, self.stats, decided=self.decided, proven_by=self.solver,
+        )  # fmt: skip
+
     def keep_bound(self, bound: int) -> None:
         """Keep the bound if it is better; in a wider scope it is not offered."""
         if self.bound is None or bound > self.bound:
             self.bound = bound
             if self.context.problem.scope is Scope.STAGED:
                 self.context.offer_bound(bound, self.who, self.solver)
-
-
-def drop_unread_repeats(graph: Graph, calls: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Remove repeats whose outputs nobody reads from (operation, implementation) computations in order."""
-    is_needed = [value.keep for value in graph.values]
-    first = {k: at for at, (k, _) in reversed(list(enumerate(calls)))}
-    kept: list[tuple[int, str]] = []
-    for at, (k, name) in reversed(list(enumerate(calls))):
-        implementation = graph.implementation(k, name)
-        if at != first[k] and not any(is_needed[v] for v in implementation.outputs):
-            continue
-        kept.append((k, name))
-        for v in implementation.outputs:
-            is_needed[v] = False
-        for v in implementation.inputs:
-            is_needed[v] = True
-    return kept[::-1]
 
 
 def drop_needless_repeats(graph: Graph, plan: Plan, budget_bytes: int, deadline: float) -> Plan:

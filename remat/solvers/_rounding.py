@@ -11,36 +11,25 @@ import numpy as np
 
 from remat.bounds.lp import model_columns, solve_relaxation
 from remat.context import Context
-from remat.errors import InvalidInput, Skip
+from remat.errors import Skip
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.programs.highs import interior_point
 from remat.programs.published import build
 from remat.programs.staged import build_staged_model
+from remat.registry import POSITIVE, SHARE
 from remat.search.anneal import minimise_cost
+from remat.search.greedy import with_missing_ancestors
 from remat.search.ready import ready_by
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 
 LARGEST_COLUMNS = 400_000
 RELAXATIONS = TRIMMED, PUBLISHED = "trimmed", "published"
+ALLOWED = {"epsilon": SHARE, "samples": POSITIVE, "relaxation": RELAXATIONS, "improve": bool}
 NOT_IN_TIME = "the relaxation was not solved in time; raise time_limit"
 LP_SHARE = 0.7  # largest share of the time for the relaxation
 IMPROVE_MOVES = 200_000  # of the search, beyond the paper
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Raise `InvalidInput` for a value that rounding cannot use."""
-    epsilon = options.get("epsilon", 0.1)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < 1:
-        raise InvalidInput(f"epsilon must be in [0, 1), not {epsilon!r}")
-    samples = options.get("samples", 1)
-    if type(samples) is not int or samples < 1:
-        raise InvalidInput(f"samples must be a positive integer, not {samples!r}")
-    if options.get("relaxation", TRIMMED) not in RELAXATIONS:
-        raise InvalidInput(f"relaxation must be one of {', '.join(RELAXATIONS)}, not {options['relaxation']!r}")
-    if not isinstance(options.get("improve", True), bool):
-        raise InvalidInput(f"improve must be true or false, not {options['improve']!r}")
 
 
 def relaxed_residency(
@@ -104,13 +93,7 @@ def cheapest_runs(graph: Graph, S_TV: np.ndarray) -> list[int] | None:
         else:
             fresh = [v for v, value in enumerate(graph.values) if value.keep and not S_TV[t, v]]
         wanted |= {graph.producer[v] for v in fresh if graph.producer[v] < t}
-        todo = list(wanted)
-        while todo:
-            for v in graph.operations[todo.pop()].inputs:
-                p = graph.producer[v]
-                if not S_TV[t, v] and p not in wanted:
-                    wanted.add(p)
-                    todo.append(p)
+        wanted = with_missing_ancestors(graph, wanted, S_TV[t])
         if any(k != t and graph.operations[k].run_once for k in wanted):
             return None
         order.extend(sorted(wanted))
@@ -155,8 +138,8 @@ def round_all(
             deadline=context.deadline - 0.1, work_limit=context.options.work_limit or IMPROVE_MOVES,
         )  # fmt: skip
         stats["improve_s"] = time.monotonic() - began
-        if found.order is not None and not found.excess:
-            plan = Plan.from_order(graph, found.order.tolist(), context.problem.budget_bytes)
+        plan = found.plan(graph, context.problem.budget_bytes)
+        if plan is not None:
             candidates.append(Candidate(plan, {"improved": True}))
     message = note if candidates else f"none of {tried} roundings fits the budget"
     return Outcome(tuple(candidates), message=message, stats=stats)

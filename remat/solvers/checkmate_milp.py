@@ -9,20 +9,20 @@ from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, model_columns
 from remat.context import Context
-from remat.errors import InvalidInput, Skip, unknown_name
+from remat.errors import InvalidInput, Skip
 from remat.plan import Plan, Scope
 from remat.problem import Problem
-from remat.programs import backends
-from remat.programs.backends import Answer, Backend, Verdict, get_backend
+from remat.programs.backends import BACKENDS, Answer, Backend, Verdict, get_backend
 from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
 from remat.programs.published import Equations, build, estimate_nonzeros
-from remat.registry import strategy
+from remat.registry import POSITIVE, SHARE, strategy
+from remat.search.choices import drop_unread_repeats
 from remat.search.greedy import greedy_eviction
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_peak import solve_peak
 from remat.solvers._milp_trimmed import MARGIN_S, limits_of, solve_trimmed
-from remat.solvers._polish import drop_needless_repeats, drop_unread_repeats, scope_note
+from remat.solvers._polish import drop_needless_repeats, scope_note
 from remat.solvers.search import quick_plan
 
 FORMULATIONS = ("trimmed", "published", "peak")
@@ -31,21 +31,18 @@ MAX_NONZEROS = 20_000_000
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise `InvalidInput` for a value that `checkmate_milp` cannot use."""
-    backends.check_options(options)
-    solver, formulation = options.get("solver", "highs"), options.get("formulation", "published")
-    if formulation not in FORMULATIONS:
-        raise unknown_name("formulation", str(formulation), FORMULATIONS)
+    """Raise `InvalidInput` for a formulation that needs another solver."""
+    solver, formulation = options.get("solver", "highs"), options.get("formulation") or "published"
     if formulation != "published" and solver != "highs":
         raise InvalidInput(
             f"formulation={formulation} needs solver=highs; with solver={solver} use formulation=published"
         )
-    nonzeros = options.get("max_nonzeros", 1)
-    if type(nonzeros) is not int or nonzeros < 1:
-        raise InvalidInput(f"max_nonzeros must be a positive integer, not {nonzeros!r}")
 
 
-@strategy("checkmate_milp", proves=True, isolated=True, check=check_options, version=1)
+@strategy(
+    "checkmate_milp", proves=True, isolated=True, check=check_options, version=1,
+    allowed={"solver": BACKENDS, "formulation": FORMULATIONS, "mip_gap": SHARE, "max_nonzeros": POSITIVE},
+)  # fmt: skip
 def checkmate_milp(
     problem: Problem,
     context: Context,
@@ -60,18 +57,7 @@ def checkmate_milp(
     Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
     2020. (6) and (7) are linearised with the largest value that each count of hazards can take.
 
-    Generalised to operations and values; on graphs with one value per operation and no workspace it is the published
-    model:
-
-    - R belongs to operations, S and FREE to values. A value can be freed after its producer or any
-      of its users (DEPS(k) and k itself).
-    - Several outputs: U grows by all of them. If an output is resident while its producer runs again, the simulator
-      counts both copies, then drops one; the model counts both to the end of the stage, as the published model does
-      with S and R both one. No optimum is lost: within a stage users follow the producer, so nothing reads the old
-      copy, and freeing it earlier is never worse.
-    - Workspace counts in (9) while its operation runs, and not in U.
-    - An operation that must run once has R only in its own stage. Kept values obey (1c) once more, as
-      if a stage followed the last, and are a hazard there. Values of zero bytes need no FREE.
+    `remat.programs.published` generalises it to operations and values.
 
     Variables that (8) fixes to zero are not created, and U ends with the stage's own operation, because later entries
     of a row of U change nothing. Fixed bytes are subtracted from the budget; sizes are divided by their greatest

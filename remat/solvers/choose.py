@@ -36,7 +36,7 @@ from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import SHORT_S, greedy_eviction
-from remat.search.ordering.relabel import plan_in_original, reordered
+from remat.search.ordering.construct import plan_in_original, reordered
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
 from remat.solvers._monet_windows import improve_by_windows
@@ -236,7 +236,7 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
 def _choice_of(full: Graph, plan: Plan) -> list[int]:
     """[N] index of the first implementation but the default one in which a plan runs each operation; 0 without one."""
     wanted = [0] * len(full)
-    for k, name in zip(plan.order.tolist(), plan.choices, strict=False):
+    for k, name in plan.calls:
         if name and not wanted[k]:
             wanted[k] = [implementation.name for implementation in full.operations[k].all_implementations].index(name)
     return wanted
@@ -282,7 +282,10 @@ class _ChoiceSearch:
     def run(self, until: float) -> None:
         """Search until the time `until`, or until nothing has helped for a long time."""
         repeats = self.context.repeats
-        limit = _fixed_choices(self.context, self.moves) if repeats else 1 << 60
+        limit, work_limit = 1 << 60, self.context.options.work_limit
+        if repeats:
+            counted = work_limit // self.moves if work_limit else self.context.steps_in(REPEATS_PER_S * OUTER_SHARE)
+            limit = max(2, counted)
         until = self.context.deadline - OUTER_SHARE * self.context.remaining_s() if repeats else until
 
         def done() -> bool:
@@ -473,7 +476,7 @@ class _ChoiceSearch:
     def _leanest(self, plan: Plan) -> tuple[int, ...]:
         """[N] index of the implementation with the least workspace among those in which a plan runs each operation."""
         leanest: dict[int, int] = {}
-        for k, name in dict.fromkeys(zip(plan.order.tolist(), plan.choices or itertools.repeat(""), strict=False)):
+        for k, name in dict.fromkeys(plan.calls):
             implementations = self.choices.implementations[k]
             i = [implementation.name for implementation in implementations].index(name or DEFAULT)
             if k not in leanest or implementations[i].workspace_bytes < implementations[leanest[k]].workspace_bytes:
@@ -484,7 +487,7 @@ class _ChoiceSearch:
 def _used(context: Context) -> dict[str, int]:
     """Number of operations of each kind in each implementation of the best plan, e.g. ``{"relu:mask": 3}``."""
     graph, plan = context.problem.graph, context.incumbent.plan
-    calls = set() if plan is None else set(zip(plan.order.tolist(), plan.choices, strict=False))
+    calls = () if plan is None else set(plan.calls)
     counts = Counter(f"{graph.operations[k].kind}:{name}" for k, name in calls if name)
     return dict(sorted(counts.items()))
 
@@ -505,12 +508,6 @@ def _exhaust(context: Context) -> Outcome | None:
         if plan is None
         else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound, proven_by="exhaustive")
     )
-
-
-def _fixed_choices(context: Context, moves: int) -> int:
-    if context.options.work_limit is not None:
-        return max(2, context.options.work_limit // moves)
-    return max(2, context.steps_in(REPEATS_PER_S * OUTER_SHARE))
 
 
 def _solve_choice(

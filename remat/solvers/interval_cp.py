@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 
 from remat.context import CUT_S, Context
-from remat.errors import InvalidPlan
-from remat.plan import Plan, Scope
+from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.interval import build_intervals, run_stages
 from remat.registry import strategy
 from remat.search.ready import is_ready
-from remat.solution import Candidate, Outcome
-from remat.solvers._cp_sat import is_unlimited, new_solver, proven_cost, solve_interruptibly, tensorflow_came_first
-from remat.solvers._polish import StagedSolver, scope_note
+from remat.solution import Outcome
+from remat.solvers._cp_sat import (
+    IntervalSolver,
+    new_solver,
+    proven_cost,
+    solve_interruptibly,
+    tensorflow_came_first,
+)
+from remat.solvers._polish import scope_note
 from remat.solvers.search import quick_plan, search_staged
 
 WHOLE_OPERATIONS = 300  # of the largest graph for which the whole program comes first
@@ -49,11 +54,10 @@ def interval_cp(problem: Problem, context: Context) -> Outcome:
     return _Intervals(context).run()
 
 
-class _Intervals(StagedSolver):
+class _Intervals(IntervalSolver):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "interval_cp", "cp-sat")
-        self.infeasible = False
-        self.stats: dict[str, Any] = {"solves": 0}
+        self.stats["solves"] = 0
 
     def run(self) -> Outcome:
         context = self.context
@@ -65,15 +69,10 @@ class _Intervals(StagedSolver):
             self._whole()
         if self.best is not None and not self._solved():
             self._neighbourhoods()
-        staged = context.problem.scope is Scope.STAGED
         message = "" if context.is_solved() else scope_note(context.problem.scope)
         if self.best is None and not self.infeasible:
             message = "no plan found; portfolio and search find plans sooner"
-        candidates = () if self.best is None else (Candidate(self.best[1]),)
-        infeasible = self.infeasible and staged
-        timed_out = not candidates and not infeasible and context.is_late()
-        bound = self.bound if staged else None
-        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats, proven_by=self.solver)
+        return self.outcome(message)
 
     def _first_plan(self) -> None:
         context = self.context
@@ -151,18 +150,10 @@ class _Intervals(StagedSolver):
         solver = new_solver(context, seconds)
         status = solve_interruptibly(solver, built.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            plan = Plan.from_order(self.graph, built.order(solver), context.problem.budget_bytes)
-            if not self.keep(plan):
-                raise InvalidPlan("the program's plan does not fit the budget that it was given")
-        if not fixed:
-            self._conclude(built, solver, status == cp_model.INFEASIBLE)
+            self.keep_solution(built, solver)
+        if not fixed and self.is_unlimited(built):  # else the limit C on runs may bind
+            if status == cp_model.INFEASIBLE:
+                self.infeasible = True  # a contradiction if there is a plan, which `remat.solve` reports
+            else:
+                self.keep_bound(proven_cost(built, solver))
         return status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-
-    def _conclude(self, built: Any, solver: Any, infeasible: bool) -> None:
-        """Keep what the whole program proves, a bound or that no plan fits, unless its limit C on runs may bind."""
-        if not is_unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
-            return
-        if infeasible:
-            self.infeasible = True  # a contradiction if there is a plan, which `remat.solve` reports
-            return
-        self.keep_bound(proven_cost(built, solver))

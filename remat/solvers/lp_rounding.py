@@ -6,12 +6,12 @@ from remat.context import Context
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.solution import Outcome
-from remat.solvers._rounding import NOT_IN_TIME, TRIMMED, check_options, relaxed_residency, round_all
+from remat.solvers._rounding import ALLOWED, NOT_IN_TIME, TRIMMED, relaxed_residency, round_all
 
 THRESHOLDS = tuple(i / 10 for i in range(1, 10))
 
 
-@strategy("lp_rounding", isolated=True, check=check_options)
+@strategy("lp_rounding", isolated=True, allowed=ALLOWED)
 def lp_rounding(
     problem: Problem, context: Context, *, epsilon: float = 0.1, relaxation: str = TRIMMED, improve: bool = True
 ) -> Outcome:

@@ -8,10 +8,10 @@ from remat.context import Context
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.solution import Outcome
-from remat.solvers._rounding import NOT_IN_TIME, TRIMMED, check_options, relaxed_residency, round_all
+from remat.solvers._rounding import ALLOWED, NOT_IN_TIME, TRIMMED, relaxed_residency, round_all
 
 
-@strategy("lp_rounding_random", isolated=True, check=check_options)
+@strategy("lp_rounding_random", isolated=True, allowed=ALLOWED)
 def lp_rounding_random(
     problem: Problem,
     context: Context,

@@ -5,27 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from remat.context import CUT_S, Context
-from remat.errors import InvalidInput, InvalidPlan
-from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.programs.interval import IntervalModel, build_intervals
-from remat.registry import strategy
+from remat.registry import POSITIVE, strategy
 from remat.simulator import plain_peak
-from remat.solution import Candidate, Outcome
-from remat.solvers._cp_sat import is_unlimited, new_solver, proven_cost, solve_interruptibly, tensorflow_came_first
-from remat.solvers._polish import StagedSolver, scope_note
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Raise `InvalidInput` for a number of runs that cannot be."""
-    most_runs = options.get("most_runs", 2)
-    if type(most_runs) is not int or most_runs < 1:
-        raise InvalidInput(f"most_runs must be a positive integer, not {most_runs!r}")
+from remat.solution import Outcome
+from remat.solvers._cp_sat import (
+    IntervalSolver,
+    is_unlimited,
+    new_solver,
+    proven_cost,
+    solve_interruptibly,
+    tensorflow_came_first,
+)
+from remat.solvers._polish import scope_note
 
 
 @strategy(
-    "moccasin", baseline=True, proves=True, isolated=True, check=check_options, must_isolate=tensorflow_came_first
-)
+    "moccasin", baseline=True, proves=True, isolated=True, allowed={"most_runs": POSITIVE},
+    must_isolate=tensorflow_came_first,
+)  # fmt: skip
 def moccasin(problem: Problem, context: Context, *, most_runs: int = 2) -> Outcome:
     """The retention-interval program in its two published phases (MOCCASIN, Bartan et al., ICML 2023).
 
@@ -44,29 +43,20 @@ def moccasin(problem: Problem, context: Context, *, most_runs: int = 2) -> Outco
     author={Bartan, Burak and Li, Haoming and Teague, Harris and Lott, Christopher and Dilkina, Bistra},
     booktitle={ICML}, year={2023}}
     """
-    return _Published(context).run(most_runs)
+    return _Published(context, "moccasin", "cp-sat").run(most_runs)
 
 
-class _Published(StagedSolver):
-    def __init__(self, context: Context) -> None:
-        super().__init__(context, "moccasin", "cp-sat")
-        self.infeasible = False
-        self.stats: dict[str, Any] = {}
-
+class _Published(IntervalSolver):
     def run(self, most_runs: int) -> Outcome:
         context, budget = self.context, self.context.problem.budget_bytes
         peak = max(plain_peak(self.graph), budget)
         built = build_intervals(self.graph, budget, most_runs, most_bytes=peak)
         if built is not None and self._fit(built):
             self._cheapest(built)
-        staged = context.problem.scope is Scope.STAGED
-        candidates = () if self.best is None else (Candidate(self.best[1], {"most_runs": most_runs}),)
         late = " with its time" if context.is_late() else ""
-        message = scope_note(context.problem.scope) if candidates else f"its first phase ended{late}, above the budget"
-        infeasible = self.infeasible and staged
-        timed_out = not candidates and not infeasible and context.is_late()
-        bound = self.bound if staged else None
-        return Outcome(candidates, bound, infeasible, timed_out, message, self.stats, proven_by=self.solver)
+        above = f"its first phase ended{late}, above the budget"
+        message = above if self.best is None else scope_note(context.problem.scope)
+        return self.outcome(message, parameters={"most_runs": most_runs})
 
     def _fit(self, built: IntervalModel) -> bool:
         """The first phase; its solution becomes the hint of the second. Whether it is within the budget."""
@@ -90,7 +80,7 @@ class _Published(StagedSolver):
             self.stats["first_phase_above_bytes"] = above * built.memory_unit
             self.infeasible = status == cp_model.OPTIMAL and is_unlimited(self.graph, built.limits, None)
             return False
-        self._keep(built, solver)
+        self.keep_solution(built, solver)
         _hint(built.model, solver)
         built.model.add(built.room == least)
         return True
@@ -103,21 +93,16 @@ class _Published(StagedSolver):
 
         class Offer(cp_model.CpSolverSolutionCallback):
             def on_solution_callback(self) -> None:
-                solve._keep(built, self)
+                solve.keep_solution(built, self)
 
         built.model.minimize(built.cost)
         solver, _ = self._solved(built.model, Offer())
-        if is_unlimited(self.graph, built.limits, None if self.best is None else self.best[0]):
+        if self.is_unlimited(built):
             self.keep_bound(proven_cost(built, solver))
 
     def _solved(self, model: Any, callback: Any = None) -> tuple[Any, Any]:
         solver = new_solver(self.context, max(0.05, self.context.remaining_s() - CUT_S))
         return solver, solve_interruptibly(solver, model, callback)
-
-    def _keep(self, built: IntervalModel, values: Any) -> None:
-        plan = Plan.from_order(self.graph, built.order(values), self.context.problem.budget_bytes)
-        if not self.keep(plan):
-            raise InvalidPlan("the program's plan does not fit the budget that it was given")
 
 
 def _hint(model: Any, solver: Any) -> None:

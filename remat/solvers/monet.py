@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +13,22 @@ from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan
 from remat.problem import Problem
-from remat.programs.backends import Verdict, check_options, get_backend
+from remat.programs.backends import BACKENDS, Verdict, get_backend
 from remat.programs.monet import MonetModel, build_model, estimate_columns
 from remat.programs.program import Limits
-from remat.registry import strategy
+from remat.registry import SHARE, strategy
+from remat.search.choices import drop_unread_repeats
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
-from remat.solvers._polish import drop_unread_repeats
 
 MAX_COLUMNS = 400_000
 # Of the budget, for plans to start from; most time, and share of the time, for each.
 BUDGET_SHARES, START_S, START_SHARE = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6), 5.0, 0.05
 
 
-@strategy("monet", isolated=True, check=check_options, implementations="own", version=2)
+@strategy(
+    "monet", isolated=True, allowed={"solver": BACKENDS, "mip_gap": SHARE}, implementations="own", version=2,
+)  # fmt: skip
 def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap: float = 9e-5) -> Outcome:
     """MONeT's integer program: implementations and checkpoints jointly, through cvxpy.
 
@@ -71,7 +73,8 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
         if answer.verdict is Verdict.INFEASIBLE:
             return Outcome(message="MONeT's program has no solution; other plans may still exist", stats=stats)
         return Outcome(message="the solver found no solution in time", timed_out=True, stats=stats)
-    plan = _plan(context.problem, drop_unread_repeats(graph, model.calls(answer.x)))
+    calls = drop_unread_repeats(graph, model.calls(answer.x))
+    plan = Plan.from_calls(graph, calls, problem.budget_bytes)
     trace = simulate(graph, plan)
     objective = float(model.cost @ np.round(answer.x)) + model.cost_constant
     stats |= {"objective": round(objective * model.cost_unit), "peak": trace.peak_bytes}
@@ -86,10 +89,9 @@ def _start(context: Context, model: MonetModel) -> np.ndarray | None:
     has only its warm start, because the clock ends these searches.
     """
     for plan in _starts(context):
-        calls = _calls(plan)
-        found = model.point(calls)
+        found = model.point(plan.calls)
         if found is not None:
-            context.offer(_plan(context.problem, calls), "start")
+            context.offer(Plan.from_calls(context.problem.graph, plan.calls, context.problem.budget_bytes), "start")
             return found
     return None
 
@@ -111,12 +113,3 @@ def _starts(context: Context) -> Iterator[Plan]:
         plan = context.run_strategy(member, "search", {}, isolate=False).plan
         if plan is not None:
             yield plan
-
-
-def _plan(problem: Problem, calls: Sequence[tuple[int, str]]) -> Plan:
-    return Plan.from_order(problem.graph, [k for k, _ in calls], problem.budget_bytes, [name for _, name in calls])
-
-
-def _calls(plan: Plan) -> list[tuple[int, str]]:
-    """(operation, implementation) of each computation."""
-    return list(zip(plan.order.tolist(), plan.choices or [""] * plan.n_computations, strict=True))

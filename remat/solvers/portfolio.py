@@ -24,10 +24,18 @@ from remat.search.greedy import SHORT_S, greedy_plans
 from remat.search.online import online_plan
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome
-from remat.solvers._families import family_plans, start_plans
 from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
-from remat.solvers.search import COLD, DEADLINE_MARGIN_S, SMALL, fixed_moves, quick_plan, search_staged
+from remat.solvers.search import (
+    COLD,
+    DEADLINE_MARGIN_S,
+    SMALL,
+    family_plans,
+    fixed_moves,
+    quick_plan,
+    search_staged,
+    start_plans,
+)
 
 EXHAUSTIVE_OPERATIONS = 24  # on larger graphs A* rarely ends
 EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 50_000, 0.5  # most states, and share of the time
@@ -453,8 +461,17 @@ class _Run:
     def side_by_side(self) -> None:
         """One thread proves and the others search; after the proof all search."""
         context = self.context
+
+        def prove() -> None:
+            own = context.with_options(threads=1)
+            self._starts(own)
+            self.prove(own)
+            if not self._done():
+                seed = context.options.seed + SEED_STEP
+                self.search(own.with_options(seed=seed, warm_start=context.incumbent.plan), 1)
+
         # Not a daemon: a process that ends inside the prover's solver would crash.
-        prover = _Thread(lambda: self._prove_then_search(context.with_options(threads=1)), daemon=False)
+        prover = _Thread(prove, daemon=False)
         threads = context.options.threads - 1
         searcher = _Thread(lambda: self.search(context.with_options(warm_start=context.incumbent.plan), threads))
         try:
@@ -474,13 +491,6 @@ class _Run:
         for thread in (searcher, prover):
             if thread.error is not None:
                 raise thread.error
-
-    def _prove_then_search(self, context: Context) -> None:
-        self._starts(context)
-        self.prove(context)
-        if not self._done():
-            seed = context.options.seed + SEED_STEP
-            self.search(context.with_options(seed=seed, warm_start=context.incumbent.plan), 1)
 
     def without_search(self) -> None:
         """Greedy eviction, baselines and the proof, until a child has compiled the search."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from remat.compiled import is_compiled
 from remat.context import Context
+from remat.errors import Skip
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
-from remat.registry import strategy
-from remat.search.anneal import Best, Reporter, minimise_cost, on_threads
+from remat.registry import Strategy, get_strategy, strategies, strategy
+from remat.search.anneal import Best, Calls, Reporter, minimise_cost, on_threads
 from remat.search.chain import chain_plan
 from remat.search.greedy import SHORT_S, greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
@@ -23,8 +25,7 @@ from remat.search.online import online_plan
 from remat.search.ready import is_ready, ready_by
 from remat.search.sequence import NOTHING, STAGED, Sequencer
 from remat.simulator import simulate
-from remat.solution import Candidate, Outcome
-from remat.solvers._families import family_plans
+from remat.solution import Candidate, Outcome, candidates_of
 
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
@@ -70,10 +71,10 @@ def search(problem: Problem, context: Context) -> Outcome:
         cut = not context.is_solved() and best.moves < limit * context.options.threads
     if context.is_solved():
         return Outcome(stats=stats, cut_by_clock=cut)  # a plan that was offered is optimal
-    if best.order is None or best.excess:
+    plan = best.plan(graph, context.problem.budget_bytes)
+    if plan is None:
         message = f"no plan found after {best.moves:,} moves; nothing is proven"
         return Outcome(message=message, timed_out=cut is not False, stats=stats, cut_by_clock=cut)
-    plan = Plan.from_order(graph, best.order.tolist(), context.problem.budget_bytes)
     return Outcome((Candidate(plan, {"seed": context.options.seed}),), stats=stats, cut_by_clock=cut)
 
 
@@ -83,7 +84,7 @@ def search_staged(
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
 
-    `on_round` gets the best plan of each round, see `minimise_cost`.
+    `on_round` gets the best plan of each round, see `Calls`.
     """
     graph = context.problem.graph
     if context.is_over():
@@ -106,17 +107,18 @@ def search_staged(
         start = cheaper
         offer(start, 0)
 
+    calls = Calls(offer, lambda: should_stop() or context.is_solved(), adopt, on_round)
+
     def stages(begin: np.ndarray | None, deadline: float, seed: int) -> Best:
         return minimise_cost(
             graph, context.problem.budget_bytes, begin, seed=seed, threads=threads, deadline=deadline,
-            work_limit=context.options.work_limit, target_cost=graph.total_cost, on_order=offer,
-            should_stop=lambda: should_stop() or context.is_solved(), adopt=adopt, on_round=on_round,
+            work_limit=context.options.work_limit, target_cost=graph.total_cost, calls=calls,
         )  # fmt: skip
 
     deadline = context.deadline - DEADLINE_MARGIN_S
     if context.repeats:
         return stages(start, deadline, context.options.seed)
-    cycles = _Cycles(context, threads, offer, lambda: should_stop() or context.is_solved(), stages)
+    cycles = _Cycles(context, threads, offer, calls.should_stop, stages)
     return cycles.run(start, deadline)
 
 
@@ -210,9 +212,7 @@ def quick_plan(context: Context) -> Plan | None:
         graph, context.problem.budget_bytes, first_order(context), seed=context.options.seed, work_limit=QUICK_MOVES,
         deadline=context.share_ends(QUICK_SHARE), target_cost=graph.total_cost,
     )  # fmt: skip
-    if best.order is None or best.excess:
-        return None
-    return Plan.from_order(graph, best.order.tolist(), context.problem.budget_bytes)
+    return best.plan(graph, context.problem.budget_bytes)
 
 
 def fixed_moves(context: Context) -> int:
@@ -234,18 +234,23 @@ def first_order(context: Context) -> np.ndarray | None:
         *greedy_plans(graph, budget_bytes, deadline=context.deadline, most_s=most_s),
         online_plan(graph, budget_bytes, context.is_over),
     ]
-    costs = [
-        (trace.cost, i) for i, plan in enumerate(starts) if plan is not None and plan.scope is Scope.STAGED
-        and (trace := simulate(graph, plan)).peak_bytes <= budget_bytes
-    ]  # fmt: skip
-    if costs:
-        return starts[min(costs)[1]].order
-    fitting = []
-    for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)):
-        trace = simulate(graph, plan)
-        if plan.scope is Scope.STAGED and trace.peak_bytes <= budget_bytes:
-            fitting.append((trace.cost, len(fitting), plan))
-    return min(fitting)[2].order if fitting else None
+    found = _cheapest(context.problem, filter(None, starts))
+    if found is None:
+        found = _cheapest(
+            context.problem, (plan for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)))
+        )
+    return None if found is None else found.order
+
+
+def _cheapest(problem: Problem, plans: Iterable[Plan]) -> Plan | None:
+    """The cheapest staged plan that fits, the first one of equals; None if none does."""
+    best: tuple[int, Plan] | None = None
+    for plan in plans:
+        trace = simulate(problem.graph, plan)
+        fits = plan.scope is Scope.STAGED and trace.peak_bytes <= problem.budget_bytes
+        if fits and (best is None or trace.cost < best[0]):
+            best = trace.cost, plan
+    return None if best is None else best[1]
 
 
 def _cheaper_by_blocks(context: Context, start: np.ndarray | None, threads: int) -> np.ndarray | None:
@@ -266,3 +271,46 @@ def _cheaper_by_blocks(context: Context, start: np.ndarray | None, threads: int)
         if first.peak_bytes <= budget_bytes and first.cost <= simulate(graph, plan).cost:
             return None
     return plan.order
+
+
+def start_plans(context: Context) -> Iterator[tuple[str, Plan]]:
+    """(strategy name, plan) of each plan of the strategies that give starts, also of those beyond the budget.
+
+    A strategy that would be compiled first is left out, because nothing could interrupt that.
+    """
+    for chosen in map(get_strategy, strategies()):
+        if chosen.gives_starts and (chosen.compiles is None or is_compiled(chosen.compiles)):
+            for plan in _plans(chosen, context):
+                yield chosen.name, plan
+
+
+def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
+    """(strategy name, plan) of the strategies that ignore the budget, until the time `until` (`time.monotonic`).
+
+    Plans beyond the budget are among them.
+
+    The strategies take turns, so that a long family does not delay a short one.
+    """
+    limited = context.until(until)
+    waiting = [
+        (chosen.name, _plans(chosen, limited))
+        for chosen in map(get_strategy, strategies())
+        if chosen.ignores_budget and not chosen.isolated
+    ]
+    while waiting:
+        for entry in list(waiting):
+            if time.monotonic() > until:
+                return
+            plan = next(entry[1], None)
+            if plan is None:
+                waiting.remove(entry)
+            else:
+                yield entry[0], plan
+
+
+def _plans(chosen: Strategy, context: Context) -> Iterator[Plan]:
+    try:
+        for candidate in candidates_of(chosen(context, {})):
+            yield candidate.plan
+    except Skip:
+        pass  # the strategy does not apply to this graph

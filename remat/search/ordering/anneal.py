@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from remat.arrays import GraphArrays
-from remat.compiled import is_compiled
 from remat.graph import Graph
 from remat.search.ordering import kernel
 from remat.search.ordering.construct import constructive_orders
@@ -18,6 +17,7 @@ from remat.search.randomness import random_state
 FIRST_ROUND = 50_000  # moves from each start; doubled after every pass over the starts
 CHUNK = 20_000  # moves between two looks at the clock
 HOT, COLD = 1.0, 0.002  # temperatures in mean value sizes
+COUNT = 4  # orders returned
 WORK_LIMIT = 20_000_000  # moves, when neither a deadline nor a limit is given
 
 
@@ -36,21 +36,15 @@ class Order:
     excess_bytes: int
 
 
-def measure_order(graph: Graph, operations: Sequence[int], budget_bytes: int = 0) -> Order:
-    """Peak and excess of a topological order, which is not checked."""
-    return _measure(graph, GraphArrays.of(graph), np.array(operations, dtype=np.int64), budget_bytes)
-
-
 def anneal_orders(
     graph: Graph,
     budget_bytes: int = 0,
     seed: int = 0,
     deadline: float = float("inf"),
     work_limit: int | None = None,
-    count: int = 4,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Order]:
-    """The `count` best distinct orders found, best first: least peak down to the budget, then least excess.
+    """The `COUNT` best distinct orders found, best first: least peak down to the budget, then least excess.
 
     Args:
         budget_bytes: fixed bytes included; a peak below it is no better. The default asks for the least peak.
@@ -82,7 +76,7 @@ def anneal_orders(
         return left > 0 and time.monotonic() < deadline and not should_stop()
 
     while goes_on():
-        for start in best()[:count]:
+        for start in best()[:COUNT]:
             order, out = np.array(start.operations, dtype=np.int64), np.empty(len(graph), dtype=np.int64)
             done, hot = 0, HOT * mean
             while done < moves and goes_on():
@@ -93,11 +87,11 @@ def anneal_orders(
                 hot, done, left = cold, done + n, left - n
                 order_out = add(out)
                 if order_out.excess_bytes == 0:
-                    return best()[:count]
+                    return best()[:COUNT]
             add(order)
-        found = {order.operations: order for order in best()[: 4 * count]}
+        found = {order.operations: order for order in best()[: 4 * COUNT]}
         moves *= 2
-    return best()[:count]
+    return best()[:COUNT]
 
 
 def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_bytes: int) -> Order:
@@ -106,8 +100,3 @@ def _measure(graph: Graph, arrays: GraphArrays, operations: np.ndarray, budget_b
     running = kernel.measure(arrays, operations).running
     above = np.maximum(running - (budget_bytes - graph.fixed_bytes), 0)
     return Order(tuple(operations.tolist()), graph.fixed_bytes + int(running.max()), int(above.sum()))
-
-
-def is_ready() -> bool:
-    """Whether nothing has to be compiled first."""
-    return is_compiled(kernel.anneal)
