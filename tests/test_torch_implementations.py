@@ -340,7 +340,7 @@ for slope in SLOPES:
 
 of_images = pytest.mark.parametrize(
     ("dtype", "memory_format", "shape"),
-    itertools.product(DTYPES, LAYOUTS, [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)]), ids=str,
+    [*itertools.product(DTYPES, LAYOUTS, [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)])], ids=str,
 )  # fmt: skip
 
 
