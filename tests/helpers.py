@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from remat.context import Context
+from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
 from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
+
+
+@contextlib.contextmanager
+def refused(match: str, kind: type[Exception] = InvalidInput) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """What happens inside is refused in one line that says `match`, a regular expression."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
 
 
 def context_of(graph: Graph, budget_bytes: int, *, seconds: float = 60.0, **more: Any) -> Context:

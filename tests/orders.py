@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 import remat
 
 
-def dropping_order(graph: remat.Graph, dropped: Callable[[int, set[int]], set[int]]) -> list[int]:
-    """Operations in their order; what was dropped is made again where it is read.
-
-    Args:
-        dropped: (operation just computed in order, resident values) -> values to drop then.
-    """
+def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
+    """Operations in their order; every value that may be made again is dropped after each operation with probability
+    `drop`, and made again where it is read."""
     order: list[int] = []
     resident: set[int] = set()
 
@@ -33,16 +28,7 @@ def dropping_order(graph: remat.Graph, dropped: Callable[[int, set[int]], set[in
 
     for k in range(len(graph)):
         compute(k)
-        resident -= dropped(k, resident)
-    return order
-
-
-def random_order(graph: remat.Graph, rng: np.random.Generator, drop: float) -> list[int]:
-    """Every value that may be made again is dropped after each operation with probability `drop`."""
-
-    def dropped(_k: int, resident: set[int]) -> set[int]:
         again = [v for v in sorted(resident) if not graph.operations[graph.producer[v]].run_once]
         again = [v for v in again if graph.values[v].bytes and not graph.values[v].keep]
-        return {v for v in again if rng.random() < drop}
-
-    return dropping_order(graph, dropped)
+        resident -= {v for v in again if rng.random() < drop}
+    return order

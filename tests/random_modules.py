@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import random
 import re
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch_helpers
 from random_loops import Loop, attach, differentiable, loop_of, squares
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,7 +67,12 @@ def check(seed: int) -> str:
         plain, there = copy.deepcopy(case), _there(case)
         attach(plain.model, plain.loop.hooks)
         peak = there + _measured(plain.model, plain)
-        outcomes = [_under(case, there + int(share * (peak - there)), seed) for share in SHARES]
+        outcomes = []
+        for share in SHARES:
+            try:
+                outcomes.append(_under(case, there + int(share * (peak - there)), seed))
+            except remat.InvalidInput as error:
+                outcomes.append(_refusal(str(error)))
     defects = [outcome for outcome in outcomes if not outcome.startswith(("ok", "refused"))]
     refused = [outcome for outcome in outcomes if outcome.startswith("refused")]
     if defects:
@@ -81,23 +88,13 @@ SAID = "ok: 1 warned that sums of gradients differ"
 
 
 def _under(case: Case, budget_bytes: int, seed: int) -> str:
-    """The outcome of one budget."""
-    try:
-        return _trained(case, budget_bytes, seed)
-    except remat.InvalidInput as error:
-        return _refusal(str(error))
-
-
-def _trained(case: Case, budget_bytes: int, seed: int) -> str:
-    """As `_under`; what is refused raises."""
     plain, ours = copy.deepcopy(case), copy.deepcopy(case)
     for each in (plain, ours):
         attach(each.model, each.loop.hooks)
     with ours.context():
-        module = rt.rematerialize(
-            ours.model, ours.args, budget_bytes, sample_kwargs=ours.kwargs, cost="flops", strategy="search",
-            time_limit_s=0.5, cache_folder=CACHE, **ours.loop.options,
-        )  # fmt: skip
+        module = torch_helpers.rematerialize(
+            ours.model, ours.args, budget_bytes, sample_kwargs=ours.kwargs, cache_folder=CACHE, **ours.loop.options
+        )
     changed = _unlike(_state(plain.model), _state(ours.model))
     if changed:
         return f"different: planning changes {changed}"
@@ -109,12 +106,10 @@ def _trained(case: Case, budget_bytes: int, seed: int) -> str:
     for step in range(STEPS):
         theirs, mine = _step(plain.model, plain, seed + step), _step(module, ours, seed + step)
         unlike = _unlike(theirs, mine)
+        if unlike and _is_said(theirs, mine, told, "autocast" in case.parts):
+            return SAID
         if unlike:
-            return (
-                SAID
-                if _is_said(theirs, mine, told, "autocast" in case.parts)
-                else f"different: {unlike} in step {step + 1}"
-            )
+            return f"different: {unlike} in step {step + 1}"
     return _peak(module, ours, budget_bytes, told, " after training")
 
 
@@ -151,18 +146,13 @@ def _reads_all(case: Case) -> bool:
 
 
 def _measured(model: nn.Module, case: Case) -> int:
-    """Peak of a step of the loop, beside what was there; gradients, buffers and random numbers stay."""
-
-    def run() -> None:
-        case.loop.run(model, case.args, case.kwargs, case.context())
-
-    state, peak = _copied_state(model), 0
-    with undone(model, case.args, case.kwargs, "cpu") as leaves:
-        for _ in range(2):  # the first step compiles and chooses kernels; a number in a dict that moved on would again
+    """Peak of a step of the loop, beside what was there; gradients, buffers, attributes and random numbers stay."""
+    peak = 0
+    for _ in range(2):  # the first step compiles and chooses kernels
+        with undone(model, case.args, case.kwargs, "cpu") as leaves:
             for x in leaves:
                 x.grad = None
-            peak = measured_peak(run)
-            _restore_state(model, state)
+            peak = measured_peak(lambda: case.loop.run(model, case.args, case.kwargs, case.context()))
     return peak
 
 
@@ -175,17 +165,13 @@ def _refusal(message: str) -> str:
 
 
 def _there(case: Case) -> int:
-    tensors = (*case.model.state_dict(keep_vars=True).values(), *case.model.parameters(), *case.model.buffers())
-    return _bytes_of((*tensors, *tree_leaves((case.args, case.kwargs))))
-
-
-def _bytes_of(tensors: tuple[Any, ...]) -> int:
-    storages = (x.untyped_storage() for x in tensors if isinstance(x, Tensor))
+    named = case.model.state_dict(keep_vars=True).values(), case.model.parameters(), case.model.buffers()
+    tensors = [*itertools.chain(*named), *tree_leaves((case.args, case.kwargs))]
+    storages = [x.untyped_storage() for x in tensors if isinstance(x, Tensor)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _step(model: nn.Module, case: Case, seed: int) -> dict[str, Tensor]:
-    """Everything that a step of plain SGD leaves behind."""
     leaves = [x for x in tree_leaves((case.args, case.kwargs)) if isinstance(x, Tensor) and x.requires_grad]
     for x in (*model.parameters(), *leaves):
         x.grad = None
@@ -193,15 +179,12 @@ def _step(model: nn.Module, case: Case, seed: int) -> dict[str, Tensor]:
     outputs, loss = case.loop.run(model, case.args, case.kwargs, case.context())
     left = {"loss": loss.detach(), "random state": torch.get_rng_state()}
     left |= {f"output {i}": x.detach() for i, x in enumerate(tree_leaves(outputs)) if isinstance(x, Tensor)}
-    gradients = {name: p.grad for name, p in model.named_parameters()} | {
-        f"input {i}": x.grad for i, x in enumerate(leaves)
-    }
-    left |= {f"gradient of {name}": x for name, x in gradients.items() if x is not None}
+    left |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
+    left |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves)}
     left |= {f"buffer {name}": b for name, b in model.named_buffers()} | _state(model)
     if case.loop.keeps_gradients:
-        kept = {f"gradient of output {i}": x.grad for i, x in enumerate(differentiable(outputs)) if not x.is_leaf}
-        left |= {name: x for name, x in kept.items() if x is not None}
-    left = {name: x.clone() for name, x in left.items()}
+        left |= {f"gradient of output {i}": x.grad for i, x in enumerate(differentiable(outputs)) if not x.is_leaf}
+    left = {name: x.clone() for name, x in left.items() if x is not None}
     with torch.no_grad():
         for p in model.parameters():
             if p.grad is not None:
@@ -213,20 +196,9 @@ STATE = "state"  # name of the attribute in which parts keep what moves from ste
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Numbers and tensors in attributes."""
     held = [(name, m.__dict__[STATE]) for name, m in model.named_modules() if STATE in m.__dict__]
     leaves = ((f"state {i} of {name}", x) for name, state in held for i, x in enumerate(tree_leaves(state)))
     return {name: torch.as_tensor(x).detach() for name, x in leaves if x is not None}
-
-
-def _copied_state(model: nn.Module) -> list[Any]:
-    return [copy.deepcopy(m.__dict__.get(STATE)) for m in model.modules()]
-
-
-def _restore_state(model: nn.Module, state: list[Any]) -> None:
-    for m, held in zip(model.modules(), state, strict=True):
-        if STATE in m.__dict__:
-            m.__dict__[STATE] = copy.deepcopy(held)
 
 
 def _unlike(theirs: dict[str, Tensor], mine: dict[str, Tensor]) -> str:
@@ -283,50 +255,33 @@ class Shape:
     sizes: tuple[int, ...]
 
     @property
-    def batch(self) -> int:
-        return self.sizes[0]
-
-    @property
     def width(self) -> int:
         """Features of a step or row; channels of an image."""
         return self.sizes[1] if self.kind == "image" else self.sizes[-1]
 
 
-class Applies(nn.Module):
-    """A function of a tensor, and of modules, parameters and buffers of its own."""
-
+class Applies(torch_helpers.Applies):
     def __init__(self, function: Callable[..., Tensor], **parts: Any):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
+        super().__init__(function, 0, **parts)
 
 
 PARTS: dict[str, dict[str, Make]] = {"image": {}, "sequence": {}, "rows": {}}
 
 
+def _add(*kinds: str, **makers: Make) -> None:
+    """Add parts for tensors of these kinds, by all kinds if none is named."""
+    for kind in kinds or tuple(PARTS):
+        PARTS[kind] |= makers
+
+
 def part(*kinds: str) -> Callable[[Make], Make]:
-    """Add what makes a part for tensors of these kinds, by all kinds if none is named."""
-
-    def add(made: Make) -> Make:
-        for kind in kinds or tuple(PARTS):
-            PARTS[kind][made.__name__] = made
-        return made
-
-    return add
+    """Add what makes a part."""
+    return lambda make: _add(*kinds, **{make.__name__: make}) or make
 
 
 def _function(*kinds: str, **functions: Callable[[Any, Tensor], Tensor]) -> None:
     """Add parts that are a function alone."""
-    for name, function in functions.items():
-        for kind in kinds or tuple(PARTS):
-            PARTS[kind][name] = lambda _rng, _shape, function=function: Applies(function)
+    _add(*kinds, **{name: lambda _rng, _shape, f=function: Applies(f) for name, function in functions.items()})
 
 
 ACTIVATIONS: tuple[Callable[[bool], nn.Module], ...] = (
@@ -337,11 +292,6 @@ ACTIVATIONS: tuple[Callable[[bool], nn.Module], ...] = (
     lambda _: nn.Sigmoid(), lambda _: nn.LogSigmoid(), lambda _: nn.Softsign(), lambda _: nn.Tanhshrink(),
     lambda _: nn.Softshrink(0.2), lambda _: nn.Hardshrink(0.2),
 )  # fmt: skip
-
-
-@part()
-def activation(rng: random.Random, _shape: Shape) -> nn.Module:
-    return rng.choice(ACTIVATIONS)(rng.random() < 0.4)
 
 
 @part()
@@ -359,11 +309,6 @@ def convolution(rng: random.Random, shape: Shape) -> nn.Module:
         channels, channels * rng.choice([1, 1, 2]), kernel, stride=rng.choice([1, 1, 2]), padding=kernel // 2,
         groups=groups, bias=rng.random() < 0.7, padding_mode=rng.choice(["zeros", "zeros", "circular", "reflect"]),
     )  # fmt: skip
-
-
-@part("image")
-def transposed_convolution(rng: random.Random, shape: Shape) -> nn.Module:
-    return nn.ConvTranspose2d(shape.width, max(2, shape.width // 2), 2, stride=rng.choice([1, 2]))
 
 
 @part("image")
@@ -401,15 +346,6 @@ def normalised_weights(rng: random.Random, shape: Shape) -> nn.Module:
     return rng.choice([parametrizations.spectral_norm, parametrizations.weight_norm])(layer)
 
 
-@part("image")
-def squeeze_and_excite(_rng: random.Random, shape: Shape) -> nn.Module:
-    n = shape.width
-    return Applies(
-        lambda self, x: x * torch.sigmoid(self.b(F.relu(self.a(x.mean((2, 3)))))).unflatten(1, (-1, 1, 1)),
-        a=nn.Linear(n, 4), b=nn.Linear(4, n),
-    )  # fmt: skip
-
-
 _function(
     "image",
     channels_last=lambda _, x: x.contiguous(memory_format=torch.channels_last),
@@ -435,18 +371,10 @@ def recurrent(rng: random.Random, shape: Shape) -> nn.Module:
 
 @part("sequence")
 def cells(rng: random.Random, shape: Shape) -> nn.Module:
-    kind, width = rng.choice([nn.LSTMCell, nn.GRUCell, nn.RNNCell]), rng.choice([8, 16])
-    return Cells(kind(shape.width, width), rng.choice([0.0, 0.0, 0.2]))
-
-
-class Cells(nn.Module):
     """A loop of a recurrent cell, with dropout on its state."""
+    kind, width = rng.choice([nn.LSTMCell, nn.GRUCell, nn.RNNCell]), rng.choice([8, 16])
 
-    def __init__(self, cell: nn.Module, p: float):
-        super().__init__()
-        self.cell, self.p = cell, p
-
-    def forward(self, x: Tensor) -> Tensor:
+    def function(self: Any, x: Tensor) -> Tensor:
         state, made = None, []
         for one in x.unbind(1):
             state = self.cell(one, state)
@@ -454,10 +382,12 @@ class Cells(nn.Module):
             made.append(F.dropout(hidden, self.p, self.training) if self.p else hidden)
         return torch.stack(made, 1)
 
+    return Applies(function, cell=kind(shape.width, width), p=rng.choice([0.0, 0.0, 0.2]))
+
 
 @part("sequence")
 def attention(rng: random.Random, shape: Shape) -> nn.Module:
-    heads = 2 if shape.width % 2 == 0 else 1
+    heads = _heads(shape)
     if rng.random() < 0.4:
         layer = nn.MultiheadAttention(shape.width, heads, rng.choice([0.0, 0.1]), batch_first=True)
         weights = rng.random() < 0.5
@@ -470,20 +400,6 @@ def attention(rng: random.Random, shape: Shape) -> nn.Module:
         return y.transpose(1, 2).flatten(2)
 
     return Applies(function, project=nn.Linear(shape.width, 3 * shape.width))
-
-
-@part("sequence")
-def encoder_layer(rng: random.Random, shape: Shape) -> nn.Module:
-    heads = 2 if shape.width % 2 == 0 else 1
-    return nn.TransformerEncoderLayer(
-        shape.width, heads, 32, rng.choice([0.0, 0.1]), rng.choice(["relu", "gelu"]), batch_first=True,
-        norm_first=rng.random() < 0.5,
-    )  # fmt: skip
-
-
-@part("sequence", "rows")
-def linear(rng: random.Random, shape: Shape) -> nn.Module:
-    return nn.Linear(shape.width, rng.choice([shape.width, 16, 48]), bias=rng.random() < 0.7)
 
 
 @part("sequence", "rows")
@@ -521,11 +437,6 @@ def table(rng: random.Random, shape: Shape) -> nn.Module:
     return Applies(
         lambda self, x: (y if (y := self.layer((x > 0).long())).dim() == 2 else y.sum(1)) + x.mean(), layer=layer
     )
-
-
-@part("rows")
-def bilinear(_rng: random.Random, shape: Shape) -> nn.Module:
-    return Applies(lambda self, x: self.layer(x, torch.tanh(x)), layer=nn.Bilinear(shape.width, shape.width, 8))
 
 
 _function(
@@ -567,34 +478,69 @@ _function(
 )  # fmt: skip
 
 
+_add(
+    activation=lambda rng, _shape: rng.choice(ACTIVATIONS)(rng.random() < 0.4),
+    learned_scale=lambda _rng, shape: Applies(
+        lambda self, x: x * self.scale + self.scale.square().mean(),
+        scale=nn.Parameter(torch.rand((shape.width, 1, 1) if shape.kind == "image" else (shape.width,))),
+    ),
+    stateful=lambda rng, _shape: Applies(_remember, reads=rng.random() < 0.5, state={"n": 0, "last": None, "sums": []}),
+    drifting=lambda _rng, _shape: Applies(_drift, level=torch.ones(()), weight=nn.Parameter(torch.zeros(()))),
+    counting=lambda _rng, _shape: Applies(_count, state=0),
+)
+_add(
+    "image",
+    transposed_convolution=lambda rng, shape: nn.ConvTranspose2d(
+        shape.width, max(2, shape.width // 2), 2, stride=rng.choice([1, 2])
+    ),
+    squeeze_and_excite=lambda _rng, shape: Applies(
+        lambda self, x: x * torch.sigmoid(self.b(F.relu(self.a(x.mean((2, 3)))))).unflatten(1, (-1, 1, 1)),
+        a=nn.Linear(shape.width, 4), b=nn.Linear(4, shape.width),
+    ),
+)  # fmt: skip
+_add(
+    "sequence",
+    encoder_layer=lambda rng, shape: nn.TransformerEncoderLayer(
+        shape.width, _heads(shape), 32, rng.choice([0.0, 0.1]), rng.choice(["relu", "gelu"]), batch_first=True,
+        norm_first=rng.random() < 0.5,
+    ),
+)  # fmt: skip
+_add(
+    "sequence", "rows",
+    linear=lambda rng, shape: nn.Linear(shape.width, rng.choice([shape.width, 16, 48]), bias=rng.random() < 0.7),
+)  # fmt: skip
+_add(
+    "rows",
+    bilinear=lambda _rng, shape: Applies(
+        lambda self, x: self.layer(x, torch.tanh(x)), layer=nn.Bilinear(shape.width, shape.width, 8)
+    ),
+)
+
+
+def _heads(shape: Shape) -> int:
+    return 2 if shape.width % 2 == 0 else 1
+
+
+def _drift(self: Any, x: Tensor) -> Tensor:
+    """A buffer is read and then moved."""
+    y = x * self.level + self.weight
+    if self.training:
+        self.level.mul_(0.9).add_(0.01 * x.detach().mean())
+    return y
+
+
+def _count(self: Any, x: Tensor) -> Tensor:
+    self.state = self.state + 1
+    return x * 1
+
+
 def _written(x: Tensor, where: Any, factor: float) -> Tensor:
     x = x * 1
     x[where] *= factor
     return x
 
 
-@part()
-def drifting(_rng: random.Random, shape: Shape) -> nn.Module:
-    """A buffer that is read and then moved."""
-
-    def function(self: Any, x: Tensor) -> Tensor:
-        y = x * self.level + self.weight
-        if self.training:
-            self.level.mul_(0.9).add_(0.01 * x.detach().mean())
-        return y
-
-    return Applies(function, level=torch.ones(()), weight=nn.Parameter(torch.zeros(())))
-
-
-@part()
-def learned_scale(_rng: random.Random, shape: Shape) -> nn.Module:
-    sizes = (shape.width, 1, 1) if shape.kind == "image" else (shape.width,)
-    return Applies(lambda self, x: x * self.scale + self.scale.square().mean(), scale=nn.Parameter(torch.rand(sizes)))
-
-
 class _Reversal(torch.autograd.Function):
-    """The same tensor, whose gradient is reversed."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
@@ -620,8 +566,6 @@ class _Swish(torch.autograd.Function):
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounded to eighths, with a straight-through gradient."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return (x * 8).round() / 8
@@ -638,57 +582,25 @@ _function(
 )  # fmt: skip
 
 
-class Stateful(nn.Module):
-    """Counts its calls, and keeps its last tensor and sums, in attributes.
-
-    Attributes:
-        state: {"n": calls, "last": of the last call, "sums": of all calls}.
-    """
-
-    def __init__(self, reads: bool):
-        super().__init__()
-        self.reads = reads
-        self.state: dict[str, Any] = {"n": 0, "last": None, "sums": []}
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.state["n"] += 1
-        last = self.state["last"]
-        if self.reads and last is not None:
-            x = x + 0.1 * last.mean()
-        self.state["last"] = x.detach()
-        return x
+def _remember(self: Any, x: Tensor) -> Tensor:
+    """Counts its calls, and keeps its last tensor and sums, in attributes; `reads` the last tensor or not."""
+    self.state["n"] += 1
+    last = self.state["last"]
+    if self.reads and last is not None:
+        x = x + 0.1 * last.mean()
+    self.state["last"] = x.detach()
+    return x
 
 
-@part()
-def stateful(rng: random.Random, _shape: Shape) -> nn.Module:
-    return Stateful(rng.random() < 0.5)
-
-
-@part()
-def counting(_rng: random.Random, _shape: Shape) -> nn.Module:
-    def function(self: Any, x: Tensor) -> Tensor:
-        self.state = self.state + 1
-        return x * 1
-
-    made = Applies(function)
-    made.state = 0  # pyright: ignore[reportArgumentType]
-    return made
-
-
-class Residual(nn.Module):
+def _residual(self: Any, x: Tensor) -> Tensor:
     """What parts make of a tensor, and the tensor, where the two fit; written over the first or not."""
-
-    def __init__(self, parts: list[nn.Module], in_place: bool):
-        super().__init__()
-        self.parts, self.in_place = nn.Sequential(*parts), in_place
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.parts(x * 1 if self.in_place else x)
-        if y.shape != x.shape:
-            return y
-        return (y * 1).add_(x) if self.in_place else x + y
+    y = self.parts(x * 1 if self.in_place else x)
+    if y.shape != x.shape:
+        return y
+    return (y * 1).add_(x) if self.in_place else x + y
 
 
+# From a tensor of one kind to one of another
 BRIDGES: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("image", "sequence"): lambda x: x.flatten(2).transpose(1, 2)[:, :8],
     ("image", "rows"): lambda x: x.mean((2, 3)),
@@ -699,23 +611,12 @@ BRIDGES: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 }
 
 
-class Bridge(nn.Module):
-    """From a tensor of one kind to one of another."""
-
-    def __init__(self, source: str, target: str):
-        super().__init__()
-        self.kinds = source, target
-
-    def forward(self, x: Tensor) -> Tensor:
-        return BRIDGES[self.kinds](x)
-
-
 class Net(nn.Module):
     """Parts one after the other, on one input or the sum of several, and what is returned of it all.
 
     Attributes:
         taken: positions of the parts whose results are returned besides.
-        returns: how: ``last``, ``tuple``, ``dict``, ``views``, ``mixed`` or ``loss``.
+        returns: how, of `RETURNS`.
     """
 
     def __init__(self, parts: list[nn.Module], taken: list[int], returns: str, joins: str):
@@ -741,22 +642,23 @@ class Net(nn.Module):
                 taken.append(x)
         if self.last is not None:
             x = self.last.apply(x)
-        if self.returns == "last":
-            return x
-        if self.returns == "loss":
-            return x.float().square().mean() + sum(y.float().mean() for y in taken)
-        if self.returns == "tuple":
-            return (x, *taken)
-        if self.returns == "dict":
-            constant = {"best": x.argmax(-1), "fixed": x.detach() * 1}
-            return {"last": x, "taken": taken, "none": None, "n": len(taken)} | constant
-        if self.returns == "views":
-            return x, x[:1], [y.flatten() for y in taken if y is not x]
-        return {"mean": x.float().square().mean(), "last": x, "given": given, "weight": next(self.parameters()),
-                "again": (x, taken)}  # fmt: skip
+        return RETURNS[self.returns](self, given, x, taken)
 
 
-RETURNS = ("last", "last", "tuple", "tuple", "dict", "views", "mixed", "loss", "loss")
+RETURNS: dict[str, Callable[[Net, Tensor, Tensor, list[Tensor]], Any]] = {
+    "last": lambda _net, _given, x, _taken: x,
+    "loss": lambda _net, _given, x, taken: x.float().square().mean() + sum(y.float().mean() for y in taken),
+    "tuple": lambda _net, _given, x, taken: (x, *taken),
+    "dict": lambda _net, _given, x, taken: {
+        "last": x, "taken": taken, "none": None, "n": len(taken), "best": x.argmax(-1), "fixed": x.detach() * 1
+    },
+    "views": lambda _net, _given, x, taken: (x, x[:1], [y.flatten() for y in taken if y is not x]),
+    "mixed": lambda net, given, x, taken: {
+        "mean": x.float().square().mean(), "last": x, "given": given, "weight": next(net.parameters()),
+        "again": (x, taken),
+    },
+}  # fmt: skip
+OFTEN = ("last", "last", "tuple", "tuple", "dict", "views", "mixed", "loss", "loss")
 
 
 def make(seed: int) -> Case:
@@ -797,7 +699,7 @@ def _draw(rng: random.Random) -> Case:
     builder = _Builder(rng, first, dtype)
     parts = builder.parts(rng.randint(4, 12))
     taken = sorted(rng.sample(range(len(parts)), rng.choice([0, 1, 1, 2])))
-    net = Net(parts, taken, rng.choice(RETURNS), rng.choice(["add", "gate"]))
+    net = Net(parts, taken, rng.choice(OFTEN), rng.choice(["add", "gate"]))
     model = net.to(dtype)
     more = random.Random(f"more {rng.random()}")
     net.last = more.choice(FUNCTIONS) if more.random() < 0.08 else None
@@ -842,10 +744,12 @@ class _Builder:
                 one, name = self.rng.choice(made), "shared"
             elif luck < 0.2:
                 inner = [self._choose()[0] for _ in range(self.rng.randint(1, 3))]
-                one, name = Residual(inner, self.rng.random() < 0.3), "residual"
+                in_place = self.rng.random() < 0.3
+                one, name = Applies(_residual, parts=nn.Sequential(*inner), in_place=in_place), "residual"
             elif luck < 0.28:
                 target = self.rng.choice([k for k in PARTS if k != self.kind])
-                one, name = Bridge(self.kind, target), f"to_{target}"
+                bridge = BRIDGES[self.kind, target]
+                one, name = Applies(lambda _, x, bridge=bridge: bridge(x)), f"to_{target}"
             else:
                 one, name = self._choose()
             if self._take(one):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from analysis.execution import implementation_figure
 from experiments import implementations
 from experiments.steps import offers as offers_of
 from experiments.steps import torch_sizes
 from experiments.steps.measure import NOTHING, measured
-from experiments.steps.table import cells
 from experiments.table import Table
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
@@ -80,46 +75,6 @@ def test_why_an_implementation_is_in_no_plan_is_computed() -> None:
     assert reasons["slow"] == "1 of 1: not faster than the default, and saves no memory"
     assert reasons["over"] == "1 of 1: a later operation reads the value that it overwrites"
     assert reasons["packed"].startswith("1 of 1: 1.05 of the default's time, to save at most")
-
-
-def test_joint_plans_are_compared_with_default_ones() -> None:
-    def row(choice: str, budget: str, peak: int, overhead: float, ratio: float) -> dict[str, Any]:
-        return {
-            **G, "method": "portfolio", "parameter": budget, "implementations": choice, "budget_bytes": 110,
-            "predicted_peak_bytes": 100, "chosen": {}, "measured_peak_bytes": peak, "predicted_overhead": overhead,
-            "measured_ratio": ratio, "same_as": "plain", "ratio_quartiles": [ratio - 0.05, ratio + 0.1],
-            "gradient_error": 0.0,
-        }  # fmt: skip
-
-    note = "no plan of 'g' within 50 B (UNKNOWN)"
-    none = {**G, "method": "portfolio", "parameter": "0.5", "implementations": "default", "budget_bytes": 50}
-    none["note"] = note
-    rows = [row("default", "0.8", 100, 0.1, 1.2), none, row("joint", "0.8", 104, 0.045, 1.08)]
-    rows.append(row("joint", "0.5", 90, 0.5, 1.5))
-    assert "+20.0% (+15 to +30)" in cells(rows[0], implementations.MEASURED)
-    *_, default, joint, _, beside = implementations.summary(rows).splitlines()
-    assert default == "| `default` | 1 | 1.0000 | 1 of 1 | 0.0e+00 | 1.09 to 1.09 (median 1.09) |"  # 1.2 / 1.1
-    assert joint == "| `joint` | 2 | 1.0400 | 2 of 2 | 0.0e+00 | 1.00 to 1.03 (median 1.02) |"
-    assert "0.95 to 0.95 (median 0.95) of the default plan's time by prediction and 0.90 to 0.90" in beside
-    assert beside.endswith("Budgets with a joint plan only: 1; with a default plan only: 0.")
-    without = dict(zip(implementations.MEASURED, cells(none, implementations.MEASURED), strict=True))
-    filled = {"model, batch (operations)": "g, 1 (3)", "budget": "0.5: 0.0 MB", "implementations": "default"}
-    assert {column: cell for column, cell in without.items() if cell} == filled | {"remark": note}
-
-
-def test_the_figure_marks_a_budget_without_a_plan() -> None:
-    """And no mark covers another of the same panel."""
-    rows = Table("implementations").rows()
-    marks: dict[str, dict[str, list[float]]] = {"D": {}, "o": {}, "x": {}}
-    for axes in implementation_figure(rows).axes:
-        for line in axes.lines:
-            if line.get_marker() in marks:
-                marks[str(line.get_marker())].setdefault(axes.get_title(), []).extend(line.get_xdata())
-    without = [row["model"] for row in rows if row["method"] == "portfolio" and not row["predicted_peak_bytes"]]
-    assert {model: len(x) for model, x in marks["x"].items() if x} == collections.Counter(without)
-    for model in marks["o"]:
-        x = sorted(place for kind in marks.values() for place in kind.get(model, ()))
-        assert min(b - a for a, b in itertools.pairwise(x)) > 0.1
 
 
 def test_every_committed_row_has_a_measurement_or_says_why_not() -> None:

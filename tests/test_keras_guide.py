@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tf_helpers import simulated_peak
 
-import remat.tf as rtf
 from remat.cost import apply_cost
 from remat.tf import _plan
 from remat.tf.portable import StepMeasurement
@@ -54,17 +53,3 @@ def test_the_start_page_runs(tmp_path, monkeypatch):
         exec(compile(block, f"start/{page.name}, block {i + 1}", "exec"), names)
     assert names["model"].remat.plan.recomputed
     assert (tmp_path / "model.keras").is_file()
-
-
-MESSAGES = re.compile(r"^\| `([^`]+)`(?:, `([^`]+)`)? \|", re.MULTILINE)
-
-
-def test_messages_of_the_guide_are_those_of_the_package():
-    """Each quoted piece of a message is in the code, so that a search for it finds the table."""
-    sources = " ".join(path.read_text() for path in Path(rtf.__file__).parents[1].rglob("*.py"))
-    text = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that go on in the next line
-    quoted = [piece for found in MESSAGES.findall(GUIDE.read_text()) for piece in found if piece]
-    assert len(quoted) == 14
-    for piece in quoted:
-        for part in piece.split("..."):
-            assert part.strip() in text, piece

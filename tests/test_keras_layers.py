@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import refused
 
 from remat.errors import InvalidInput, MissingPackage
 from remat.extraction import extract
@@ -42,7 +43,6 @@ def vgg19(keras: Any) -> Graph:
 
 
 def reads(graph: Graph, name: str) -> set[str]:
-    """Names of the values that an operation reads."""
     op = next(op for op in graph.operations if op.name == name)
     return {graph.values[v].name for v in op.inputs}
 
@@ -237,10 +237,10 @@ def test_models_without_a_layer_graph_are_refused(keras: Any) -> None:
     class Subclassed(keras.Model):
         pass
 
-    with pytest.raises(InvalidInput, match="subclassed"):
+    with refused("subclassed"):
         layer_graph(Subclassed())
     x = keras.Input((None, None, 3))
-    with pytest.raises(InvalidInput, match="open axis"):
+    with refused("open axis"):
         layer_graph(keras.Model(x, keras.layers.Conv2D(1, 1)(x)))
 
 
@@ -377,7 +377,7 @@ def test_signatures_rebuild_their_layers(keras: Any, vgg19: Graph) -> None:
 
 
 def test_importing_the_frontend_imports_no_framework() -> None:
-    code = "import sys, remat.tf.models, remat.tf.networks.segmentation; print(*sys.modules)"
+    code = "import sys, remat.tf.models, remat.tf.networks.segmentation, remat.tf.operation_graph; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"keras", "tensorflow", "torch"} & set(modules)
 
@@ -407,9 +407,8 @@ def test_bad_input_is_refused_without_importing_keras(
     monkeypatch: pytest.MonkeyPatch, bad: ModelSpec, word: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(InvalidInput, match=word) as caught:
+    with refused(word):
         extract(bad)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

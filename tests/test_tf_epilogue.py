@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import refused
 from orders import random_order
 from tf_helpers import (
     LOSS,
@@ -11,26 +12,21 @@ from tf_helpers import (
     attention,
     batch_for,
     built,
+    captured_function,
     convolutional,
     drawing_twice,
-    eagerly,
+    eager_iteration,
     keras,
     layers,
     needs_compiler,
+    planned_step,
     specs_of,
     state_of,
     tf,
 )
 
-import remat
 import remat.tf as rtf
-from remat.errors import InvalidInput
-from remat.execution import StepPlan
 from remat.plan import Scope
-from remat.tf._plan import fingerprint
-from remat.tf._step import PlannedStep
-from remat.tf.api import Objective
-from remat.tf.capture import capture_step, trace
 from remat.tf.emit import emit
 
 pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
@@ -60,9 +56,9 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
             assert sorted(k for k in merged if k >= len(captured.planned)) == list(
                 range(len(captured.planned), len(captured.graph))
             )
-            run = _run_as(captured, merged)
+            run = planned_step(captured, merged, whole=True)
         else:
-            run = _eager_iteration(model, optimizer_)
+            run = eager_iteration(model, optimizer_)
         variables = [*model.variables, *optimizer_.variables]
         before = state_of(variables)
         found = []
@@ -72,24 +68,6 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
         assert found[0] != [a.tobytes() for a in before]
         results[planned] = found
     assert results[True] == results[False]
-
-
-def _run_as(captured, order):
-    """`captured` run in `order`, which the simulator accepts."""
-    plan = remat.Plan.from_order(captured.graph, order)
-    remat.simulate(captured.graph, plan)
-    made = StepPlan(plan, captured.graph, fingerprint(captured, ""), "", None, None, {}, "flops")
-    return PlannedStep(captured, made)
-
-
-def _eager_iteration(model, optimizer):
-    objective = Objective(model, LOSS)
-
-    def run(x, y):
-        _, _, gradients = eagerly(objective.differentiate, x, y, optimizer.scale_loss)
-        eagerly(optimizer.apply, gradients, model.trainable_variables)
-
-    return run
 
 
 def _three_matrices():
@@ -110,14 +88,9 @@ def _three_matrices():
     return step, matrices
 
 
-def _captured(step, *specs):
-    function = trace(step, specs)
-    return capture_step(function, "s", {})
-
-
 def test_an_update_waits_for_the_loss_and_for_the_last_reader_by_hand():
     step, _ = _three_matrices()
-    captured = _captured(step, tf.TensorSpec((2, 4)))
+    captured = captured_function(step, tf.TensorSpec((2, 4)))
     n, kinds = len(captured.planned), [op.kind for op in captured.graph.operations]
     plain = captured.epilogue.merged(range(n))
     updates = [k for k in plain if k >= n]
@@ -145,17 +118,17 @@ def test_a_plan_that_reads_a_variable_after_its_update_is_refused():
         table.assign_sub(tf.convert_to_tensor(tape.gradient(loss, table)))
         return loss
 
-    captured = _captured(step, tf.TensorSpec((2,), "int32"))
+    captured = captured_function(step, tf.TensorSpec((2,), "int32"))
     assert captured.graph.operations[0].kind == "ResourceGather"
     order = captured.epilogue.merged(range(len(captured.planned)))
     emit(captured, order)
-    with pytest.raises(InvalidInput, match=r"\(ResourceGather\) after its variable has changed"):
+    with refused(r"\(ResourceGather\) after its variable has changed"):
         emit(captured, [*order, 0])
 
 
 def test_solvers_see_that_an_applied_gradient_goes():
     step, _ = _three_matrices()
-    captured = _captured(step, tf.TensorSpec((2, 4)))
+    captured = captured_function(step, tf.TensorSpec((2, 4)))
     seen = captured.epilogue.for_solvers(captured.graph, captured.planned, 0)
     gradients = [v for k in range(len(seen), len(captured.graph)) for v in captured.graph.operations[k].inputs]
     assert len(gradients) == 3
@@ -204,7 +177,7 @@ def test_a_budget_below_all_gradients_is_met():
     assert step.budget_bytes < 1.5 * variables
     assert step.measure().peak_bytes <= step.budget_bytes
     assert step.measure().peak_bytes == pytest.approx(step.predicted_peak_bytes, rel=0.02)
-    with pytest.raises(InvalidInput, match=r"applying the gradients alone needs 1\d\.\d\d MB"):
+    with refused(r"applying the gradients alone needs 1\d\.\d\d MB"):
         rtf.compile(model, LOSS, keras.optimizers.SGD(global_clipnorm=1.0), *specs_of(batch), budget="12.5MB", **QUICK)
 
 

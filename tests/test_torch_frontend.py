@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import refused
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.utils._pytree import tree_iter  # noqa: E402
 from torch.utils.flop_counter import (  # noqa: E402
     FlopCounterMode,
     conv_backward_flop,
     sdpa_backward_flop,
     sdpa_flop,
 )
+from torch_helpers import Applies  # noqa: E402
 
 import remat  # noqa: E402
 from remat import extraction  # noqa: E402
 from remat.frontends import spec  # noqa: E402
-from remat.plan import COMPUTE, Plan  # noqa: E402
 from remat.torch.frontend import build  # noqa: E402
 from remat.torch.frontend import graphs as frontend  # noqa: E402
 from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
@@ -42,124 +41,6 @@ from remat.torch.networks.vgg import vgg16, vgg19  # noqa: E402
 
 aten = torch.ops.aten
 logging.getLogger("torch.__trace").propagate = False  # pytest would format every trace event of the compiler
-
-
-def execute(step: Any, plan: Plan) -> tuple[Any, dict[int, Any], list[int]]:
-    """Run a plan with real tensors: (loss, gradient per primal, bytes held while each operation ran).
-
-    An interpreter of its own, for these tests only: it knows the traced calls, not how the graph was
-    derived from them. Values are dropped exactly when the plan says so; views are made again on demand.
-    """
-    graph, joint = step.graph, step.training_graph
-    fixed = dict(zip(joint.places.values(), (joint.primals[i] for i in joint.places), strict=True))
-    for node in joint.module.graph.nodes:
-        if node.op == "placeholder" and node not in fixed:
-            fixed[node] = torch.ones(node.meta["val"].shape, dtype=node.meta["val"].dtype)
-        if node.op == "get_attr":
-            fixed[node] = getattr(joint.module, node.target)
-    results: dict[Any, Any] = {}
-    owner = {node: k for k, nodes in enumerate(step.nodes) for node in nodes}
-    resident: dict[int, Any] = {}
-
-    def fetch(node: Any) -> Any:
-        if node in fixed:
-            return fixed[node]
-        if node in owner:
-            return results[node]
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), fetch)
-        if node.target is operator.getitem:
-            part = args[0][args[1]]
-            assert part is not None, f"{node} was freed"
-            return part
-        return node.target(*args, **kwargs)
-
-    def drop(value: int) -> None:
-        node = next(n for n in owner if value in set(tree_iter(step.storage[n])))
-        places = step.storage[node]
-        if isinstance(places, int):
-            del results[node]
-        else:
-            results[node] = tuple(None if place == value else x for place, x in zip(places, results[node], strict=True))
-        del resident[value]
-
-    held = []
-    with torch.no_grad():
-        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-            if kind != COMPUTE:
-                drop(i)
-                continue
-            before = sum(resident.values())
-            for node in step.nodes[i]:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), fetch)
-                results[node] = node.target(*args, **kwargs)
-                places = list(tree_iter(step.storage[node], is_leaf=lambda x: x is None))
-                made = list(tree_iter(results[node], is_leaf=lambda x: x is None))
-                for place, tensor in zip(places, made, strict=True):
-                    if isinstance(place, int):
-                        resident[place] = tensor.untyped_storage().nbytes()
-            if graph.operations[i].kind == "remat.update_buffers":
-                for primal, node in zip(joint.mutated, joint.outputs, strict=False):
-                    joint.primals[primal].copy_(fetch(node))
-            held.append(before + sum(resident[v] for v in graph.operations[i].outputs))
-        gradients = joint.outputs[joint.n_forward_outputs :]
-        loss = fetch(joint.outputs[joint.n_mutations]).clone()
-        return loss, {i: fetch(node).clone() for i, node in enumerate(gradients) if node is not None}, held
-
-
-def check_against_eager(model: nn.Module, args: tuple[Any, ...], recompute: bool = True) -> remat.Graph:
-    """Loss, gradients and buffers of the plain order and of a recomputing plan, bit for bit; bytes exactly."""
-    model.train()
-    untouched = {name: t.detach().clone() for name, t in model.state_dict().items()}
-    step = frontend.step_with_loss(model, args, name="check")
-    assert all(torch.equal(t, untouched[name]) for name, t in model.state_dict().items())
-    graph = step.graph.with_costs([op.work.flops or 0 for op in step.graph.operations], "flop")
-    plain = Plan.from_order(graph, range(len(graph)))
-    plans = [plain]
-    if recompute:
-        plans.append(remat.min_budget(graph).plan)
-        assert plans[1].n_computations > len(graph)
-        assert remat.simulate(graph, plans[1]).peak_bytes < remat.simulate(graph, plain).peak_bytes
-
-    torch.manual_seed(0)
-    wrapped, step_args = build.loss_step(model, args, None)
-    loss = wrapped(*step_args)
-    loss.backward()
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    assert loss.isfinite()
-    for plan in plans:
-        with torch.no_grad():
-            for name, t in model.state_dict().items():
-                t.copy_(untouched[name])
-        torch.manual_seed(0)
-        got, gradients, held = execute(step, plan)
-        assert torch.equal(got, loss)
-        by_parameter = {id(step.training_graph.primals[i]): g for i, g in gradients.items()}
-        trained = [p for p in model.parameters() if p.grad is not None]
-        assert len(by_parameter) == len(trained)
-        assert all(torch.equal(by_parameter[id(p)], p.grad) for p in trained)
-        assert all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
-        trace = remat.simulate(graph, plan)
-        workspace = [graph.operations[k].workspace_bytes for k in trace.order]
-        assert (trace.running_bytes - graph.fixed_bytes - workspace).tolist() == held
-    return graph
-
-
-class Small(nn.Module):
-    """Convolution, batch norm, in-place ReLU, a split and a concatenation, pooling, linear."""
-
-    def __init__(self, dropout: float = 0.0):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.more, self.norm_2 = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
-        self.drop, self.head = nn.Dropout(dropout), nn.Linear(8, 5)
-        self.unused = nn.Parameter(torch.zeros(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.norm(self.conv(x)), inplace=True)
-        left, right = x.chunk(2, dim=1)
-        x = self.drop(torch.cat([right, left * 2], dim=1))
-        x = F.relu(self.norm_2(self.more(x)))
-        return self.head(F.max_pool2d(x, 2).mean((2, 3)))
 
 
 def test_hand_computed_mlp() -> None:
@@ -198,9 +79,30 @@ def test_hand_computed_mlp() -> None:
     assert (signature["fw"], signature["op"], signature["kwargs"]) == ("torch", "aten.addmm.default", {})
 
 
+def small(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Convolution, batch norm, in-place ReLU, a split and a concatenation, pooling, linear."""
+    x = F.relu(self.norm(self.conv(x)), inplace=True)
+    left, right = x.chunk(2, dim=1)
+    x = self.drop(torch.cat([right, left * 2], dim=1))
+    x = F.relu(self.norm_2(self.more(x)))
+    return self.head(F.max_pool2d(x, 2).mean((2, 3)))
+
+
+def graph_of(model: nn.Module, *args: torch.Tensor) -> remat.Graph:
+    """The graph, whose capture leaves the model as it is."""
+    before = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    graph = frontend.training_graph_of(model, args, name="graph")
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    return graph
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_small_network_executes_bit_equal(dropout: float) -> None:
-    graph = check_against_eager(Small(dropout), (torch.randn(4, 3, 12, 12),), recompute=not dropout)
+def test_buffers_are_updated_once_and_at_the_end(dropout: float) -> None:
+    model = Applies(
+        small, 0, conv=nn.Conv2d(3, 8, 3, padding=1), norm=nn.BatchNorm2d(8), more=nn.Conv2d(8, 8, 3),
+        norm_2=nn.BatchNorm2d(8), drop=nn.Dropout(dropout), head=nn.Linear(8, 5), unused=nn.Parameter(torch.zeros(3)),
+    )  # fmt: skip
+    graph = graph_of(model, torch.randn(4, 3, 12, 12))
     update = [op for op in graph.operations if op.run_once]
     assert [op.kind for op in update] == ["remat.update_buffers"]
     assert len(update[0].inputs) == 4  # mean and variance of two layers; the counters are made within
@@ -210,57 +112,32 @@ def test_small_network_executes_bit_equal(dropout: float) -> None:
     assert all(len(op.outputs) == 2 for op in dropped)
 
 
-def test_tiny_gpt2_executes_bit_equal() -> None:
+def test_attention_is_one_operation() -> None:
     model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.0)
-    ids = torch.randint(0, 50, (2, 2, 16))
-    graph = check_against_eager(model, (ids[0], ids[1]))
-    kinds = [op.kind for op in graph.operations]
+    kinds = [op.kind for op in graph_of(model, *torch.randint(0, 50, (2, 2, 16))).operations]
     assert kinds.count("aten._scaled_dot_product_flash_attention_for_cpu") == 2
 
 
-def test_resnet18_executes_bit_equal() -> None:
-    check_against_eager(resnet18(num_classes=10), (torch.randn(2, 3, 32, 32),))
-
-
-class Drifting(nn.Module):
-    """A buffer that is read, then overwritten: its reader must not run again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-        self.register_buffer("level", torch.ones(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.linear(x) + self.level)
-        self.level.mul_(0.5)
-        return self.linear(x)
-
-
 def test_reader_of_an_overwritten_buffer_runs_once() -> None:
-    graph = check_against_eager(Drifting(), (torch.randn(3, 6),), recompute=False)
+    def drifting(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.a(x) + self.level)
+        self.level.mul_(0.5)
+        return self.a(x)
+
+    graph = graph_of(Applies(drifting, 6, level=torch.ones(6)), torch.randn(3, 6))
     assert [op.kind for op in graph.operations if op.run_once] == ["aten.add", "remat.update_buffers"]
 
 
 def test_spectral_norm_assigns_attributes_besides_its_buffers() -> None:
-    model = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
-    graph = frontend.training_graph_of(model, (torch.randn(2, 8),), name="spectral")
+    graph = graph_of(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), torch.randn(2, 8))
     assert sum(op.kind == "remat.update_buffers" for op in graph.operations) == 1
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_each_recurrent_layer_is_one_operation_and_bit_equal(layer: type[nn.Module]) -> None:
-    model = Recurrent()
-    model.lstm = layer(8, 16, num_layers=2, batch_first=True)
-    graph = check_against_eager(nn.Sequential(nn.Linear(8, 8), model), (torch.randn(2, 5, 8),), recompute=False)
+def test_each_recurrent_layer_is_one_operation(layer: type[nn.Module]) -> None:
+    rows = layer(8, 16, num_layers=2, batch_first=True)
+    model = Applies(lambda self, x: self.head(self.rows(self.a(x))[0][:, -1]), 8, rows=rows, head=nn.Linear(16, 4))
+    graph = graph_of(model, torch.randn(2, 5, 8))
     layers = [op for op in graph.operations if op.kind == "remat.recurrent"]
     backward = [op for op in graph.operations if op.kind == "remat.recurrent_backward"]
     gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[layer]
@@ -510,11 +387,7 @@ def test_convolutions_match_the_published_profile(instances: Path, instance: str
 
 
 def breaks_the_graph() -> nn.Module:
-    class Model(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-            return super().forward(x) if x.sum() > 0 else x
-
-    return Model(32, 32)
+    return Applies(lambda self, x: self.a(x) if x.sum() > 0 else x, 32)
 
 
 def frozen() -> nn.Module:
@@ -522,7 +395,7 @@ def frozen() -> nn.Module:
 
 
 def needs_numbers() -> nn.Module:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4))
+    model = classifier()
     assert model[1].weight.sum().item() != 0  # fails on the meta device
     return model
 
@@ -536,28 +409,24 @@ def classifier(classes: int = 4) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("factory", "changes", "word"),
     [
+        ("breaks_the_graph", {}, "the model looks at values .*: control flow and shapes must not depend on them"),
+        ("frozen", {}, "gradient"),
+        ("wrong_size", {}, "sample input"),
         (
-            {"target": f"{__name__}:breaks_the_graph"},
-            "the model looks at values .*: control flow and shapes must not depend on them",
-        ),
-        ({"target": f"{__name__}:frozen"}, "gradient"),
-        ({"target": f"{__name__}:wrong_size"}, "sample input"),
-        (
-            {"target": f"{__name__}:classifier", "options": {"clases": 3}},
+            "classifier", {"options": {"clases": 3}},
             r"'clases'; options of the factory \(of a run: model\.options\.NAME\): classes=4$",
         ),
-        ({"target": f"{__name__}:classifier", "options": {"loss": "crossentropy"}}, "cross_entropy"),
-        ({"target": f"{__name__}:classifier", "dtype": "float31"}, "float32"),
-        ({"target": f"{__name__}:classifier", "input_size": ()}, "input_size"),
-        ({"target": ""}, "package.module:factory"),
+        ("classifier", {"options": {"loss": "crossentropy"}}, "cross_entropy"),
+        ("classifier", {"dtype": "float31"}, "float32"),
+        ("classifier", {"input_size": ()}, "input_size"),
+        ("classifier", {"target": ""}, "package.module:factory"),
     ],
-)
-def test_user_errors_are_one_line(changes: dict[str, Any], word: str) -> None:
-    with pytest.raises(remat.InvalidInput, match=word) as caught:
-        extraction.extract(spec_of(**{"target": "", **changes}))
-    assert "\n" not in str(caught.value)
+)  # fmt: skip
+def test_user_errors_are_one_line(factory: str, changes: dict[str, Any], word: str) -> None:
+    with refused(word):
+        extraction.extract(spec_of(**{"target": f"{__name__}:{factory}", **changes}))
 
 
 def test_dtype_and_options_reach_the_model() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import refused
 from orders import random_order
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch_helpers import Net, squares, with_updates_by_name  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch_helpers import MARKS, QUICK, Applies, Net, squares, with_updates_by_name  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
@@ -36,27 +38,19 @@ from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed  
 from remat.torch.step.emit import emit  # noqa: E402
 from remat.torch.step.training_graph import Update  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+pytestmark = MARKS
 IMAGES = (8, 3, 16, 16)
 Make = Callable[[Any], torch.optim.Optimizer]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", remat.cost.CostWarning)
-        yield
 
 
 def images(n: int = IMAGES[0]) -> torch.Tensor:
     return torch.randn(n, *IMAGES[1:])
 
 
-def rematerialize(
-    model: nn.Module, args: tuple[Any, ...], optimizer: Any, budget: Any = "1GB", **options: Any
-) -> rt.Rematerialized:
-    options = {"cost": "flops", "time_limit_s": 0.3, "strategy": "search", "optimizer_in_backward": True} | options
-    return rt.rematerialize(model, args, budget, optimizer=optimizer, **options)
+def rematerialize(model: nn.Module, args: tuple[Any, ...], optimizer: Any, budget: Any = "1GB", **options: Any) -> Any:
+    return rt.rematerialize(
+        model, args, budget, optimizer=optimizer, **{**QUICK, "optimizer_in_backward": True, **options}
+    )
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -150,7 +144,7 @@ def test_schedulers_closures_and_other_shapes() -> None:
             for schedule in schedules:
                 schedule.step()
     assert_same(plain, optimizer, ours, in_backward)
-    assert {op.kind for op in ours._planner.plans.popitem()[1].graph.operations} >= {UPDATE_KIND}
+    assert UPDATE_KIND in {op.kind for op in ours.prepare((images(5),))[0].graph.operations}
     in_backward.zero_grad()
     x = images()
 
@@ -237,30 +231,16 @@ def test_updates_by_an_optimizer_that_is_only_named(name: str, kind: str, option
     assert step.graph.final_bytes - updated.final_bytes == sum(p.numel() * p.element_size() for p in Net().parameters())
 
 
-class Tied(nn.Module):
+def tied(self: Any, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A table that is used twice, a frozen layer, one without a gradient, a view of a parameter, and two outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(10, 16), nn.Linear(16, 10, bias=False)
-        self.head.weight = self.table.weight
-        self.frozen, self.unused, self.layer = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
-        self.scale, self.other = nn.Parameter(torch.ones(2, 16)), nn.Linear(16, 3)
-        self.frozen.requires_grad_(False)
-
-    def forward(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.tanh(self.layer(self.layer(self.table(index))))
-        x = torch.tanh(self.frozen(x * self.scale[0])) * self.scale.view(-1)[16:]
-        return self.head(x), torch.sqrt(self.other(x).square())
+    x = torch.tanh(self.a(self.a(self.table(index))))
+    x = torch.tanh(self.frozen(x * self.scale[0])) * self.scale.view(-1)[16:]
+    return F.linear(x, self.table.weight), torch.sqrt(self.other(x).square())
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that repeats readers after updates: the planner moves these."""
-    for place in ("planner", "eager"):  # memory does not matter here
-        monkeypatch.setattr(
-            f"remat.torch.planning.{place}.profile_workspaces", lambda graph, *_: ([0] * len(graph), {})
-        )
     orders: list[list[int]] = []
 
     def find_plan(graph: Graph, budget_bytes: int, *_: Any) -> Any:
@@ -269,7 +249,10 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(eager, "find_plan", find_plan)
     index = torch.randint(0, 10, (5,))
-    plain = Tied()
+    plain = Applies(
+        tied, table=nn.Embedding(10, 16), frozen=nn.Linear(16, 16).requires_grad_(False), other=nn.Linear(16, 3),
+        scale=nn.Parameter(torch.ones(2, 16)),
+    )  # fmt: skip
     model = copy.deepcopy(plain)
     optimizer, in_backward = adam(plain), adam(model)
     ours = rematerialize(model, (index,), in_backward)
@@ -325,7 +308,7 @@ def test_a_plan_that_reads_after_an_update_is_repaired_or_made_again() -> None:
     assert found(11) == ([0, 1, 2, 4, 0, 3, 5], 1)  # the update is moved, and the gradient held for longer
     assert found(9) == ([0, 1, 4, 5, 2, 3], 2)  # it waits for the operation for whose sake the reader was repeated
     assert found(8) == ([0, 1, 2, 3, 4, 5], 3)  # the reader runs once
-    with pytest.raises(remat.InvalidInput, match=r"no plan of 'late' within 7 B .* its last use: 8 B .* to suffice"):
+    with refused(r"no plan of 'late' within 7 B .* its last use: 8 B .* to suffice"):
         found(7)
     assert len(asked) == 5
     assert [op.name for op in asked[-1].operations][-1] == "update"
@@ -341,9 +324,8 @@ def _is_valid(graph: Graph, order: Sequence[int]) -> bool:
 
 
 def assert_refused(says: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(remat.InvalidInput, match=says) as error:
+    with refused(says):
         call()
-    assert "\n" not in str(error.value)
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -9,20 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import refused
 
 pytest.importorskip("torch")
 
 import torch
 from torch import Tensor, nn
+from torch_helpers import MARKS
 
 import remat.torch as rt
 from experiments.steps import shard_ranks
-from remat.errors import InvalidInput
 from remat.torch.parts.opaque import followed_step
 from remat.torch.resident.shard import Sharding, bytes_per_rank
 from remat.torch.step.blocks import repeated_blocks
 
-pytestmark = pytest.mark.usefixtures("warm_search", "torch_cache", "torch_seed")
+pytestmark = MARKS
 ROOT = Path(__file__).parents[1]
 WIDTH = 16
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
@@ -104,10 +105,9 @@ def test_a_plan_for_ranks_that_are_not_there() -> None:
     assert planned.plan.fixed_bytes == held["parameters"] + held["optimizer state"] + args[0].numel() * 4
     assert list(planned.plan.parts) == repeated_blocks(model) == ["blocks.0", "blocks.1"]
     assert "on each of 2 ranks" in str(planned.plan)
-    with pytest.raises(InvalidInput, match=r"start 2 processes \(torchrun --nproc-per-node=2\)") as error:
+    with refused(r"start 2 processes \(torchrun --nproc-per-node=2\)"):
         planned(*args)
-    assert "\n" not in str(error.value)
-    with pytest.raises(InvalidInput, match=r"prepare\(\) does not plan for a sharded model"):
+    with refused(r"prepare\(\) does not plan for a sharded model"):
         planned.prepare(args)
 
 
@@ -141,23 +141,22 @@ def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
     ],
 )
 def test_refusals_are_one_line(options, message) -> None:
-    with pytest.raises(InvalidInput, match=message) as error:
+    with refused(message):
         rt.rematerialize(Net(), rows(), 0.8, **{"shard": 2, **QUICK, **options})
-    assert "\n" not in str(error.value)
 
 
 def test_models_that_cannot_be_divided() -> None:
     plain = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
-    with pytest.raises(InvalidInput, match="the model has no row of modules of one class"):
-        rt.rematerialize(plain, rows(), 0.8, shard=2, **QUICK)
-    scaled = Net()
+    scaled, tied = Net(), Net()
     scaled.scale = nn.Parameter(torch.ones(()))
-    with pytest.raises(InvalidInput, match="does not divide the parameter 'scale'"):
-        rt.rematerialize(scaled, rows(), 0.8, shard=2, **QUICK)
-    tied = Net()
     tied.blocks[1][0].weight = tied.blocks[0][0].weight
-    with pytest.raises(InvalidInput, match=r"the parameter 'blocks.0.0.weight' is in several parts"):
-        rt.rematerialize(tied, rows(), 0.8, shard=2, **QUICK)
+    for model, message in (
+        (plain, "the model has no row of modules of one class"),
+        (scaled, "does not divide the parameter 'scale'"),
+        (tied, r"the parameter 'blocks.0.0.weight' is in several parts"),
+    ):
+        with refused(message):
+            rt.rematerialize(model, rows(), 0.8, shard=2, **QUICK)
 
 
 @pytest.fixture
@@ -177,11 +176,11 @@ def test_groups_and_models_that_are_divided_already() -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (1,))
-    with pytest.raises(InvalidInput, match=r"shard=2, but torch.distributed runs 1 process"):
+    with refused(r"shard=2, but torch.distributed runs 1 process"):
         rt.rematerialize(Net(), rows(), 0.8, shard=2, **QUICK)
     for options in ({"shard": 1}, {}):
         model = parallelize_module(Net(), mesh, {"head": ColwiseParallel()})
-        with pytest.raises(InvalidInput, match=r"'head.weight' is a DTensor: tensor parallelism is not planned"):
+        with refused(r"'head.weight' is a DTensor: tensor parallelism is not planned"):
             rt.rematerialize(model, rows(), 0.8, **options)
-        with pytest.raises(InvalidInput, match="the model is sharded already: give the plain model and shard="):
+        with refused("the model is sharded already: give the plain model and shard="):
             rt.rematerialize(fully_shard(Net(), mesh=mesh), rows(), 0.8, **options)

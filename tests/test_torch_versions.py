@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -51,6 +52,9 @@ def test_the_rule_finds_each_form() -> None:
         assert not list(private_names(ast.parse(source), {"_own"})), source
 
 
+OPERATOR = re.compile(r"(^|\.)aten(\.|$)")
+
+
 def private_names(tree: ast.AST, own: set[str]) -> Iterator[tuple[int, str]]:
     """(line, name) of everything that begins with an underscore and is not the package's own.
 
@@ -58,58 +62,40 @@ def private_names(tree: ast.AST, own: set[str]) -> Iterator[tuple[int, str]]:
     """
     for node in ast.walk(tree):
         for name in names_in(node):
-            parts = name.split(".")
-            private = any(is_private(part) and part not in own for part in parts)
-            if private or parts[0] == "functorch" or name.startswith("torch.fx.experimental"):
+            private = any(re.match("_(?!_)", part) and part not in own for part in name.split("."))
+            if private or re.match(r"functorch\b|torch\.fx\.experimental", name):
                 yield node.lineno, name  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def names_in(node: ast.AST) -> list[str]:
+def names_in(node: ast.AST) -> Iterator[str]:
     """What a node imports or looks up; a key of `meta` as ``_meta_<key>``."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Attribute):
-        return [] if is_operator(node.value) else [node.attr]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and isinstance(node.args[1], ast.Constant):
-        return [str(node.args[1].value)]
-    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(".meta.get"):
-        return meta_key(node.args[0])
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "meta":
-        return meta_key(node.slice)
-    return []
-
-
-def meta_key(key: ast.expr) -> list[str]:
-    return [f"_meta_{key.value}"] if isinstance(key, ast.Constant) and key.value != "val" else []
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def is_operator(node: ast.expr) -> bool:
-    """``aten``, ``torch.ops.aten`` or an attribute of either."""
-    while isinstance(node, ast.Attribute) and node.attr != "aten":
-        node = node.value
-    return ast.unparse(node) in ("aten", "torch.ops.aten")
+    match node:
+        case ast.Import(names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module, names):
+            yield from (f"{module}.{alias.name}" for alias in names)
+        case ast.Attribute(value, name) if not OPERATOR.search(ast.unparse(value)):
+            yield name
+        case ast.Call(ast.Name("getattr"), [_, ast.Constant(name), *_]):
+            yield str(name)
+        case ast.Call(ast.Attribute(ast.Attribute(attr="meta"), "get"), [ast.Constant(key), *_]) | ast.Subscript(
+            ast.Attribute(attr="meta"), ast.Constant(key)
+        ) if key != "val":
+            yield f"_meta_{key}"
 
 
 def defined_names(tree: ast.AST) -> Iterator[str]:
     """Functions, classes, imported modules of remat, keywords, and attributes that are assigned, by `__dict__` too."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("remat"):
-            yield from (node.module or "").split(".")
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.keyword) and node.arg:
-            yield node.arg
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".__dict__"):
-            yield ast.unparse(node.slice).strip("'")
+        match node:
+            case ast.FunctionDef(name) | ast.ClassDef(name) | ast.keyword(str(name)):
+                yield name
+            case ast.Attribute(_, name, ast.Store()):
+                yield name
+            case ast.ImportFrom(str(module), names) if module.startswith("remat"):
+                yield from (*module.split("."), *(alias.name for alias in names))
+            case ast.Subscript(ast.Attribute(attr="__dict__"), ast.Constant(name)):
+                yield str(name)
 
 
 def test_an_old_pytorch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +139,7 @@ def draws_anew(_state: Any, target: Callable[..., Any], *args: Any, **kwargs: An
 
 def test_a_newer_pytorch_that_changes_results_is_refused(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(torch, "__version__", "2.16.0")
-    refused = (
-        r"newer than 2\.15.* gives other results than the plain step \(gradient of .*\): pip install 'torch<2\.16'$"
-    )
+    refused = r"newer than 2\.15.* gives other results than the plain step \(gradient of .*: pip install 'torch<2\.16'$"
     with monkeypatch.context() as patch:
         patch.setattr(_random, "with_random_state", draws_anew)
         with pytest.raises(MissingPackage, match=refused):
@@ -165,9 +149,8 @@ def test_a_newer_pytorch_that_changes_results_is_refused(monkeypatch: pytest.Mon
 
 
 def test_the_check_repeats_dropout_and_batch_norm() -> None:
-    model = torch.nn.Sequential(
-        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)
-    )
+    layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(*layers)
     plan = self_check._recomputing(model, torch.randn(4, 4), "cpu").plan
     assert {"addmm", "_native_batch_norm_legit_functional", "native_dropout"} <= set(plan.recomputed)
 

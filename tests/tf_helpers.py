@@ -16,6 +16,7 @@ keras = pytest.importorskip("keras", reason="keras is not installed: pip install
 tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install 'remat[tensorflow]'")
 
 import remat  # noqa: E402
+import remat.tf as rtf  # noqa: E402
 from remat.execution import Peaks  # noqa: E402
 from remat.tf import _heap, _plan  # noqa: E402
 from remat.tf._step import PlannedStep  # noqa: E402
@@ -126,15 +127,47 @@ def eagerly(function, *arguments):
         tf.config.run_functions_eagerly(False)
 
 
+def compiled(planned, model, *how, budget="1GB", **options):
+    """The model, compiled, within a budget or to run eagerly."""
+    model.compile(*how, run_eagerly=not planned, **options)
+    return rtf.fit_within(model, budget, **QUICK) if planned else model
+
+
+def assert_as_eager(train):
+    """``train(planned)`` returns a model that it trained and what it saw, which are those of eager mode to the bit."""
+    results = []
+    for planned in (True, False):
+        keras.utils.set_random_seed(0)
+        model, seen = train(planned)
+        results.append((seen, bits_of([], [*model.variables, *model.optimizer.variables])))
+    assert results[0] == results[1]
+
+
+def eager_iteration(model, optimizer):
+    """A step and its update in eager mode: (prediction, loss)."""
+    objective = Objective(model, LOSS)
+
+    def run(x, y):
+        prediction, loss, gradients = eagerly(objective.differentiate, x, y, optimizer.scale_loss)
+        eagerly(optimizer.apply, gradients, model.trainable_variables)
+        return prediction, loss
+
+    return run
+
+
 def captured_step(model, batch):
     objective = Objective(model, LOSS)
     function = trace(objective.step, specs_of(batch))
     return objective, capture_step(function, "m", {}, objective.values[0], objective.gradients)
 
 
-def planned_step(step, order):
-    """A step that executes `order`, planned by nobody."""
-    full = [*order, *range(len(step.planned), len(step.graph))]
+def captured_function(step, *specs):
+    return capture_step(trace(step, specs), "s", {})
+
+
+def planned_step(step, order, whole=False):
+    """A step that executes `order`, planned by nobody; updates come last unless it is the `whole` order."""
+    full = order if whole else [*order, *range(len(step.planned), len(step.graph))]
     plan = remat.Plan.from_order(step.graph, full)
     remat.simulate(step.graph, plan)
     return PlannedStep(step, remat.execution.StepPlan(
