@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval
 import pytest
 from browser import started
 
+import remat
+from remat import registry
 from remat.search import __main__ as search_main
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: tests press Ctrl-C
@@ -90,6 +92,14 @@ def kernels_not_measured(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         from remat.tf._workspace import Footprint
 
         monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Registers a strategy, named "scripted", that does what it is told; gone after the test."""
+    remat.strategies()  # the others are found first, or they would be gone after the test too
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    return lambda run, **flags: remat.strategy("scripted", **flags)(run)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 from remat.context import Context
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
+from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
 
@@ -41,6 +42,10 @@ def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s:
         time.sleep(every_s)
     return time.monotonic() - began
 
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
+FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
 
 SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
 COSTS = (5, 1, 9, 2)

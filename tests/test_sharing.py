@@ -33,17 +33,6 @@ LEAST = remat.min_budget(CHAIN).bytes
 MOST = simulate(CHAIN, Plan.from_order(CHAIN, range(len(CHAIN)))).peak_bytes
 
 
-@pytest.fixture
-def scripted(monkeypatch):
-    remat.strategies()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-
-    def register(run, **flags):
-        remat.strategy("scripted", **flags)(run)
-
-    return register
-
-
 def cheapest(budget: int) -> Plan:
     plan = solve_sweep(CHAIN, [budget], "checkmate_milp", isolate=False)[0].plan
     assert plan is not None
