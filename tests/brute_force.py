@@ -18,6 +18,11 @@ from remat import Graph, Operation, Value
 from remat.implementation import Implementation
 
 COMPUTE, FREE = 0, 1
+# What the operations of a `random_graph` may have.
+KINDS: tuple[dict[str, float], ...] = (
+    {}, {"multi_output": 0.5}, {"workspace": 3}, {"keep": 0.3}, {"once": 0.4},
+    {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
+)  # fmt: skip
 
 
 class Rejected(Exception):

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brute_force import least_budget, optimum, random_graph, replay
+from brute_force import KINDS, least_budget, optimum, random_graph, replay
 
 from remat import Graph, simulate
 from remat.plan import Scope
 from remat.search.exhaustive import exhaustive
 
 SCOPES = ("staged", "fixed_order", "free")
-KINDS = [
-    {},
-    {"multi_output": 0.5},
-    {"workspace": 3},
-    {"keep": 0.3},
-    {"once": 0.4},
-    {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
-]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_equals_brute_force(kind: int, scope: str):
-    rng = np.random.default_rng(kind)
-    decided = {"plan": 0, "none": 0}
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_brute_force(kind: dict[str, float], scope: str):
+    rng = np.random.default_rng(KINDS.index(kind))
+    decided = {"plan": 0, "repeats": 0, "none": 0}
     for trial in range(16):
-        graph = random_graph(rng, 1 + trial % 6, min_bytes=trial % 3 // 2, **KINDS[kind])
+        graph = random_graph(rng, 1 + trial % 6, min_bytes=trial % 3 // 2, **kind)
         low = graph.largest_working_set()[0]
         for budget in range(max(low - 1, 0), low + 3):
             truth = optimum(graph, budget, scope)
@@ -42,23 +34,11 @@ def test_equals_brute_force(kind: int, scope: str):
                 steps = list(zip(found.plan.kinds.tolist(), found.plan.ids.tolist(), strict=True))
                 assert replay(graph, steps).cost == truth
                 decided["plan"] += 1
+                decided["repeats"] += truth > graph.total_cost
             else:
                 decided["none"] += 1
                 assert found.next_bytes is None or budget < found.next_bytes
-    assert min(decided.values()) > 10
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_optimum_with_recomputation(scope: str):
-    rng = np.random.default_rng(11)
-    repeats = 0
-    for _ in range(60):
-        graph = random_graph(rng, 6, min_bytes=1, min_cost=1, multi_output=0.2)
-        budget = graph.largest_working_set()[0]
-        found = exhaustive(graph, budget, scope)
-        assert (found.bound if found.plan else None) == optimum(graph, budget, scope)
-        repeats += found.plan is not None and simulate(graph, found.plan).cost > graph.total_cost
-    assert repeats >= 2
+    assert min(decided.values()) > 4
 
 
 @pytest.mark.parametrize("scope", SCOPES)

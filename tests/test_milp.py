@@ -9,13 +9,12 @@ import json
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, training_chain
+from brute_force import KINDS, optimum, random_graph, training_chain
+from helpers import DIAMOND
 
 from remat import (
     Graph,
-    InvalidInput,
     Plan,
-    Scope,
     Skip,
     Status,
     load_graph,
@@ -30,16 +29,6 @@ from remat.programs.program import Limits
 from remat.programs.published import build, estimate_nonzeros
 from remat.search.greedy import greedy_eviction
 
-DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-KINDS = {
-    "plain": {},
-    "two outputs": {"multi_output": 0.5},
-    "scratch memory": {"workspace": 3},
-    "kept values": {"keep": 0.3},
-    "run once": {"once": 0.3, "keep": 0.1},
-    "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
-}
-
 
 def here(graph, budget, **options):
     """`solve` without a process of its own."""
@@ -52,7 +41,7 @@ def test_optimum_is_that_of_exhaustive_search(kind, formulation):
     rng = np.random.default_rng(3)
     infeasible = recomputing = 0
     for _ in range(30):
-        graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **KINDS[kind])
+        graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **kind)
         least = graph.largest_working_set()[0]
         for budget in (least, least + 1):
             if simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes <= budget:
@@ -69,13 +58,6 @@ def test_optimum_is_that_of_exhaustive_search(kind, formulation):
                 recomputing += expected > graph.total_cost
     assert infeasible
     assert recomputing >= 2
-
-
-def test_known_staged_infeasibility():
-    assert optimum(DIAMOND, 6, "staged") is None
-    assert optimum(DIAMOND, 6, "fixed_order") == 7
-    assert here(DIAMOND, 6).status is Status.INFEASIBLE
-    assert here(DIAMOND, 7).cost == optimum(DIAMOND, 7, "staged") == 6
 
 
 @pytest.mark.parametrize("scope", ["fixed_order", "free"])
@@ -134,22 +116,6 @@ def test_an_import_is_not_a_licence(monkeypatch):
         broken.probe()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"solver": "gurobbi"}, "did you mean gurobi"),
-        ({"formulation": "tight"}, "unknown formulation"),
-        ({"mip_gap": -1}, "mip_gap"),
-        ({"mip_gap": "small"}, "mip_gap"),
-        ({"max_nonzeros": 0}, "max_nonzeros"),
-        ({"solvr": "highs"}, "did you mean solver"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_runs(options, words):
-    with pytest.raises(InvalidInput, match=words):
-        solve(DIAMOND, 7, "checkmate_milp", **options)
-
-
 def test_a_model_that_is_too_large_is_skipped():
     solution = here(DIAMOND, 7, max_nonzeros=10)
     assert solution.status is Status.SKIPPED
@@ -158,7 +124,7 @@ def test_a_model_that_is_too_large_is_skipped():
 
 def test_the_estimate_is_close_to_what_is_built():
     rng = np.random.default_rng(5)
-    for kind in KINDS.values():
+    for kind in KINDS:
         graph = random_graph(rng, 40, min_bytes=1, **kind)
         made = build(graph).program(1).matrix.nnz
         assert 0.7 * made < estimate_nonzeros(graph) < 1.5 * made
@@ -285,12 +251,6 @@ def test_running_once_needs_no_solver(monkeypatch):
     backend = scripted(monkeypatch)
     solution = here(DIAMOND, 9)
     assert (solution.status, solution.cost, backend.calls) == (Status.OPTIMAL, 5, 0)
-
-
-def test_isolated_solve_equals_the_one_here():
-    solution = solve(DIAMOND, 7, "checkmate_milp", threads=1, time_limit_s=60)
-    assert (solution.status, solution.cost, solution.scope) == (Status.FEASIBLE, 6, Scope.STAGED)
-    assert (solution.gap, solution.proven_by) == (0, "highs")
 
 
 @pytest.mark.parametrize("gib", [9, 10])

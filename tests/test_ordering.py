@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph
+from brute_force import KINDS, optimum, random_graph
 
 from remat import Graph, InvalidGraph, InvalidInput, Plan, load_graph, simulate
 from remat.frontends import synthetic
@@ -17,8 +17,6 @@ from remat.search.free import _restarted, _shifted, free_plan
 from remat.search.ordering.anneal import anneal_orders, measure_order
 from remat.search.ordering.construct import constructive_orders
 from remat.search.ordering.relabel import plan_in_original, reordered
-
-KINDS = [{}, {"multi_output": 0.4}, {"workspace": 3}, {"keep": 0.3}, {"multi_output": 0.4, "workspace": 2, "keep": 0.2}]
 
 
 def is_topological(graph: Graph, order) -> bool:

@@ -123,8 +123,9 @@ def test_what_users_get_wrong(arguments, words):
 
 
 def test_a_graph_without_operations_is_refused():
-    with pytest.raises(InvalidInput, match="no operations"):
-        solve(Graph("empty", (), ()), 9, "checkpoint_all")
+    for call in (lambda graph: solve(graph, 9, "checkpoint_all"), remat.min_budget):
+        with pytest.raises(InvalidInput, match="no operations"):
+            call(Graph("empty", (), ()))
 
 
 def test_two_strategies_of_one_name_are_refused(scripted):

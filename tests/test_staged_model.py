@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph
+from brute_force import KINDS, random_graph
 
-from remat import Plan, Scope, Status, simulate, solve_sweep
+from remat import Plan, Scope, simulate
 from remat.programs.staged import build_staged_model, last_stages
 from remat.search.anneal import minimise_cost
-
-KINDS = {
-    "plain": {},
-    "several outputs": {"multi_output": 0.5},
-    "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15},
-}
 
 
 def plans(graph, budgets):
@@ -26,12 +20,12 @@ def plans(graph, budgets):
         yield plan
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[-1]])
 def test_every_plan_is_a_point_of_the_relaxation(kind):
     rng = np.random.default_rng(1)
     repeats = 0
     for _ in range(40):
-        graph = random_graph(rng, 8, min_cost=1, **KINDS[kind])
+        graph = random_graph(rng, 8, min_cost=1, **kind)
         peak = simulate(graph, Plan.from_order(graph, range(8))).peak_bytes
         for plan in plans(graph, range(graph.largest_working_set()[0], peak + 1)):
             trace = simulate(graph, plan)
@@ -60,23 +54,3 @@ def test_the_last_use_is_that_of_a_repeated_user():
     last_run, last_held = last_stages(graph, [True] * 4)
     assert last_run == [3, 3, 3, 3]
     assert last_held == [3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_optimum_is_the_exhaustive_one(kind):
-    rng = np.random.default_rng(2)
-    infeasible = repeated = 0
-    for _ in range(60):
-        graph = random_graph(rng, int(rng.integers(5, 8)), **KINDS[kind])
-        least = graph.largest_working_set()[0]
-        for budget in (least, least + 1, least + 2):
-            expected = optimum(graph, budget, "staged")
-            solution = solve_sweep(graph, [budget], "checkmate_milp", threads=1, isolate=False)[0]
-            if expected is None:
-                assert solution.status is Status.INFEASIBLE
-                infeasible += 1
-            else:
-                assert (solution.bound, solution.cost) == (expected, expected)
-                repeated += expected > graph.total_cost
-    assert repeated > 5
-    assert infeasible > 0

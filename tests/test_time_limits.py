@@ -23,7 +23,7 @@ from baselines import _hierarchy
 from remat import Plan, Status, registry, simulate
 from remat.context import Context
 from remat.frontends.synthetic import layered
-from remat.registry import LARGEST_WITHOUT_CLOCK, get_strategy
+from remat.registry import get_strategy
 from remat.search import kernel, online, ready
 from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
@@ -126,35 +126,6 @@ def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
             assert bool(solution.cut_by_clock) is repeats
     assert cold.begun == 1  # it goes on for the next solve
     assert solve_sweep(conv_relu(), [101], "search", time_limit_s=0.4)[0].plan is not None
-
-
-def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
-    assert not ready.ready_by(time.monotonic() + 1)
-    assert not ready.begin_compiling(1)()
-    assert cold.begun == 0
-    assert ready.ready_by(time.monotonic() + 50)
-    assert cold.begun == 1
-
-
-def test_a_start_that_has_to_be_compiled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remat.solvers import _families
-
-    graph = step_of(4)
-    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
-    assert any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
-    monkeypatch.setattr(_families, "is_compiled", lambda _: False)
-    assert not any(name == "hierarchical" for name, _ in _families.start_plans(context_of(graph, budget)))
-
-
-def test_what_nothing_can_interrupt_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = LARGEST_WITHOUT_CLOCK + 1
-    assert get_strategy("griewank").in_own_process(False, large)
-    assert not get_strategy("griewank").in_own_process(False, large - 1)
-    assert not get_strategy("portfolio").in_own_process(False, large)  # it sees the clock
-    own = replace(get_strategy("griewank"), run=conv_relu)  # of a script, where no other process finds it
-    assert not own.in_own_process(False, large)
-    monkeypatch.setattr(registry, "is_compiled", lambda _: False)
-    assert get_strategy("dtr").in_own_process(False, 5)
 
 
 def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,32 +102,6 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
     return x
 
 
-def check_caps(count: int, first: int = 0) -> tuple[int, int]:
-    """(caps ruled out, caps that could be) of random graphs without a known plan; asserts that no proof is wrong."""
-    ruled_out = possible = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            cap = best + int(rng.integers(-2, 1))
-            if cap < graph.total_cost:
-                continue
-            context = context_of(graph, budget, scope=Scope(scope), cost_cap=cap)
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60, rounds=2)
-            proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
-            for proof in proofs:
-                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
-            proven = max((proof.bound for proof in proofs), default=0)
-            ruled_out += proven > cap
-            possible += best > cap
-            for plan in plans:
-                trace = remat.simulate(graph, plan)
-                assert trace.peak_bytes > budget or trace.cost >= best
-    return ruled_out, possible
-
-
 def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
     """(the trees, all bounds, the plans) of `WindowIntegers` beside a plan of cost `known`."""
     proofs: list[BoundCertificate] = []
@@ -150,33 +124,20 @@ def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]
     return found
 
 
-def check_plans(count: int, first: int = 0) -> tuple[int, int, int, int]:
-    """(optimal plans mapped into the rows, those with a repeat, with slots, with cuts); asserts that they fit."""
-    mapped = repeats = slots = cuts = 0
-    for graph, rng in graphs(count, first):
-        least = remat.min_budget(graph, "staged").bytes
-        for scope in SCOPES:
-            budget = least + int(rng.integers(0, 2))
-            plan = exhaustive(graph, budget, scope).plan
-            assert plan is not None
-            cost = remat.simulate(graph, plan).cost
-            for _ in range(3):
-                solved = solve_windows(some_model(graph, budget, rng, scope), time.monotonic() + 60, lambda: False)
-                assert solved is not None
-                model = solved[0]
-                x = point_of(model, plan)
-                slots += bool(model.U)
-                cuts += bool(model.cuts)
-                lacks = model.matrix @ x < model.row_lower
-                assert not lacks.any(), (graph, budget, scope, model.row_kind[lacks], model.row_key[lacks])
-                assert model.cost @ x <= cost - graph.total_cost
-                mapped += 1
-                repeats += cost > graph.total_cost
-    return mapped, repeats, slots, cuts
+def some_or_many(some: int, many: int, first: int) -> pytest.MarkDecorator:
+    """The first seed and the number of random graphs: some in each run, and many others in slow ones."""
+    return pytest.mark.parametrize(("first", "count"), [(0, some), pytest.param(first, many, marks=pytest.mark.slow)])
 
 
-def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]:
-    """(optimal plans with implementations mapped, costly ones, rows that count a choice); as `check_plans`."""
+def assert_fits(model: WindowModel, x: np.ndarray, extra_cost: int, case: object) -> None:
+    """A plan's columns meet every row, and the model charges no more than the plan costs."""
+    lacks = model.matrix @ x < model.row_lower
+    assert not lacks.any(), (case, model.row_kind[lacks], model.row_key[lacks])
+    assert model.cost @ x <= extra_cost
+
+
+@some_or_many(80, 3000, first=5000)
+def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation(first: int, count: int) -> None:
     mapped = costly = chosen = 0
     for seed in range(first, first + count):
         rng = np.random.default_rng(seed)
@@ -189,46 +150,37 @@ def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]
         assert cost >= best
         for scope in SCOPES:
             model = some_model(graph, budget, rng, scope)
-            x = point_of(model, plan, graph)
-            lacks = model.matrix @ x < model.row_lower
-            assert not lacks.any(), (seed, scope, model.row_kind[lacks], model.row_key[lacks])
-            assert model.cost @ x <= cost - graph.least_cost
+            assert_fits(model, point_of(model, plan, graph), cost - graph.least_cost, (seed, scope))
             mapped += 1
             costly += best > graph.least_cost
             chosen += int(np.isin(model.row_kind, (CHOSEN, CHOICE)).sum())
-    return mapped, costly, chosen
+    assert mapped > 0.6 * count
+    assert costly > 0.5 * count
+    assert chosen > count
 
 
-def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation() -> None:
-    mapped, costly, chosen = check_plans_with_choices(80)
-    assert mapped > 60
-    assert costly > 40
-    assert chosen > 100
-
-
-@pytest.mark.slow
-def test_thousands_of_optimal_choices_are_points_of_the_relaxation() -> None:
-    mapped, costly, chosen = check_plans_with_choices(3000, first=5000)
-    assert mapped > 2000
-    assert costly > 1500
-    assert chosen > 3000
-
-
-def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
-    mapped, repeats, slots, cuts = check_plans(60)
-    assert mapped == 540
-    assert slots > 50
-    assert cuts > 8
-    assert repeats > 50
-
-
-@pytest.mark.slow
-def test_thousands_of_optimal_plans_are_points_of_the_relaxation() -> None:
-    mapped, repeats, slots, cuts = check_plans(1500, first=1000)
-    assert mapped == 13500
-    assert slots > 1000
-    assert cuts > 200
-    assert repeats > 1500
+@some_or_many(60, 1500, first=1000)
+def test_every_optimal_plan_is_a_point_of_the_relaxation(first: int, count: int) -> None:
+    mapped = repeats = slots = cuts = 0
+    for graph, rng in graphs(count, first):
+        least = remat.min_budget(graph, "staged").bytes
+        for scope in SCOPES:
+            budget = least + int(rng.integers(0, 2))
+            plan = exhaustive(graph, budget, scope).plan
+            assert plan is not None
+            cost = remat.simulate(graph, plan).cost
+            for _ in range(3):
+                solved = solve_windows(some_model(graph, budget, rng, scope), time.monotonic() + 60, lambda: False)
+                assert solved is not None
+                model = solved[0]
+                assert_fits(model, point_of(model, plan), cost - graph.total_cost, (graph, budget, scope))
+                slots += bool(model.U)
+                cuts += bool(model.cuts)
+                mapped += 1
+                repeats += cost > graph.total_cost
+    assert mapped == 9 * count
+    assert min(slots, repeats) > 0.8 * count
+    assert cuts > 0.13 * count
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -357,85 +309,6 @@ def test_boundaries_depend_on_each_other_in_scope_free() -> None:
         verify_bound(graph, replace(proof, boundaries=(1, 2)))
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope: str) -> None:
-    proven = plans = 0
-    for graph, _ in graphs(60, first=400):
-        budget = remat.min_budget(graph, scope).bytes
-        best = optimum(graph, budget, scope)
-        assert best is not None
-        for known in (None, best, best + 1):
-            context = context_of(graph, budget, scope=Scope(scope))
-            if known == best:
-                context.offer(exhaustive(graph, budget, scope).plan, "exhaustive")
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60)
-            _, bounds, found = in_integers(windows, context.incumbent.cost)
-            for plan in found:
-                context.offer(plan, "windows in integers")
-            assert max(bounds, default=0) <= best
-            assert context.incumbent.cost is None or context.incumbent.cost >= best
-            proven += max(bounds, default=0) == best > graph.total_cost
-            plans += known is None and context.incumbent.cost == best
-    assert proven > 20
-    assert plans > 20
-
-
-def check_trees(count: int, first: int = 0) -> tuple[int, int, int]:
-    """(trees, those with several leaves, optima proven by one) of random graphs; asserts that no bound is too high."""
-    trees = branched = proven = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            context = context_of(graph, budget, scope=Scope(scope))
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
-            proofs, _, plans = in_integers(windows, best + int(rng.choice([0, 1, 5])))
-            trees += len(proofs)
-            for proof in proofs:
-                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
-                branched += len(proof.tree) > 1
-                proven += proof.bound == best > graph.total_cost
-            for plan in plans:
-                trace = remat.simulate(graph, plan)
-                is_in_scope = Scope(scope).contains(plan.scope)
-                assert trace.peak_bytes > budget or trace.cost >= best or not is_in_scope
-    return trees, branched, proven
-
-
-def check_any_branches(count: int, first: int = 0) -> tuple[int, int]:
-    """(trees, proven optima) of random branches on random columns; asserts that no tree proves too much."""
-    trees = proven = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 3))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            problem = context_of(graph, budget, scope=Scope(scope)).problem
-            model = some_model(graph, budget, rng, scope)
-            solved = solve_windows(model, time.monotonic() + 60, lambda: False)
-            assert solved is not None
-            model, _, y = solved
-            tree = Tree(model, y * rng.choice([0.0, 0.5, 1.0]), best + float(rng.choice([-1, 0, 0.5, 1, 3, 1000])))
-            tree.begin(time.monotonic() + 60)
-            for _ in range(int(rng.integers(0, 12))):
-                if tree.weakest is not None and len(model.cost):
-                    tree.branch(rng.integers(0, len(model.cost), 1), time.monotonic() + 60)
-            proof = tree.certificate(problem)
-            assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
-            trees += len(proof.tree) > 1
-            proven += proof.bound == best > graph.total_cost
-    return trees, proven
-
-
-def test_no_branches_prove_more_than_the_optimum() -> None:
-    trees, proven = check_any_branches(80, first=800)
-    assert trees > 100
-    assert proven > 10
-
-
 def test_trees_that_are_none_are_refused_at_once() -> None:
     """Nodes that share children would be walked once for each path: exponentially often."""
     graph, column = training_chain(6), ("R", 0, 0, 0)
@@ -509,30 +382,57 @@ def test_slots_count_memory_that_boundaries_do_not() -> None:
     assert optimum(graph, budget, "staged") == 15
 
 
-def test_trees_never_prove_more_than_the_optimum() -> None:
-    trees, branched, proven = check_trees(100, first=600)
-    assert trees > 140
-    assert branched > 50
-    assert proven > 10
+@some_or_many(100, 1500, first=5000)
+def test_trees_and_programs_in_integers_never_prove_more_than_the_optimum(first: int, count: int) -> None:
+    """Beside a plan that is known, optimal or not, or beside none; their points are plans."""
+    trees = branched = proven = found = 0
+    for graph, rng in graphs(count, 600 + first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            windows = WindowBound(context_of(graph, budget, scope=Scope(scope)).problem)
+            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
+            known = None if rng.random() < 0.25 else best + int(rng.choice([0, 1, 5]))
+            proofs, bounds, plans = in_integers(windows, known)
+            trees += len(proofs)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound
+                branched += len(proof.tree) > 1
+            assert max(bounds, default=0) <= best
+            proven += max(bounds, default=0) == best > graph.total_cost
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                fits = trace.peak_bytes <= budget and Scope(scope).contains(plan.scope)
+                assert trace.cost >= best or not fits
+                found += fits and trace.cost == best
+    assert trees > 1.3 * count
+    assert min(branched, found) > 0.3 * count
+    assert proven > 0.3 * count
 
 
-@pytest.mark.slow
-def test_thousands_of_trees_never_prove_more_than_the_optimum() -> None:
-    trees, branched, _ = check_trees(1500, first=5000)
-    assert trees > 2000
-    assert branched > 500
-
-
-def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it() -> None:
-    ruled_out, possible = check_caps(150, first=3000)
-    assert possible > 40
-    assert ruled_out > 0.8 * possible
-
-
-@pytest.mark.slow
-def test_thousands_of_cost_caps_are_ruled_out_rightly() -> None:
-    ruled_out, possible = check_caps(1500, first=7000)
-    assert possible > 400
+@some_or_many(150, 1500, first=4000)
+def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it(first: int, count: int) -> None:
+    ruled_out = possible = 0
+    for graph, rng in graphs(count, 3000 + first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            assert best is not None
+            cap = best + int(rng.integers(-2, 1))
+            if cap < graph.total_cost:
+                continue
+            windows = WindowBound(context_of(graph, budget, scope=Scope(scope), cost_cap=cap).problem)
+            windows.run(time.monotonic() + 60, rounds=2)
+            proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
+            ruled_out += max((proof.bound for proof in proofs), default=0) > cap
+            possible += best > cap
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                assert trace.peak_bytes > budget or trace.cost >= best
+    assert possible > 0.25 * count
     assert ruled_out > 0.8 * possible
 
 
