@@ -91,41 +91,34 @@ def counts(graph: Graph, member: remat.Member) -> list[int]:
 # forward and one backward cost 8 + 16 = 24.
 
 
-def test_checkpoint_all_on_a_unit_chain() -> None:
-    # Largest at g6, which needs f6, f7, g7: f0..f7, g7, g6 are there, 10 bytes. Held to the end, the eight outputs
-    # stay and two gradients at a time: 10 as well.
-    assert only(unit_chain(8), "checkpoint_all") == (24, 10)
-    assert only(unit_chain(8), "checkpoint_all", "published") == (24, 10)
-
-
-def test_sqrtn_on_a_unit_chain() -> None:
-    # Nine forward operations with the loss, k = 3: f2, f5 and the loss are checkpoints. f6 and f7 are still there when
-    # the backward begins; f3, f4 are rebuilt, then f0, f1: 4 computations more.
-    # exact: g6 needs f2 f5 f6 f7 g7 g6 = 6; g5: f2 f5 f6 g6 g5 = 5; then f3 f4 are rebuilt and g4 needs
-    # f2 f3 f4 f5 g5 g4 = 6; g1: f0 f1 f2 g2 g1 = 5.
-    assert only(unit_chain(8), "chen_sqrtn") == (28, 6)
-    # published: f3 and f4 are rebuilt a stage earlier, before g5, which then needs f2 f3 f4 f5 f6 g6 g5 = 7; and with
-    # f5 held to the end, f0 and f1 are rebuilt before g2: f0 f1 f2 f3 f5 g3 g2 = 7.
-    assert only(unit_chain(8), "chen_sqrtn", "published") == (28, 7)
-
-
-def test_ap_sqrtn_on_a_unit_chain() -> None:
-    # Articulation points f1..f7 (the ends separate nothing), k = 2: f2, f4, f6. Rebuilt: f5, f3, then f0 and f1;
-    # f7 is there. exact: g7: f2 f4 f6 f7 g7 = 5; g6: + g6 = 6; f5 is rebuilt: g5 needs f2 f4 f5 f6 g6 g5 = 6.
-    assert Forward.of(unit_chain(8)).articulation_points() == list(range(1, 8))
-    assert only(unit_chain(8), "ap_sqrtn") == (28, 6)
-
-
-def test_checkpoint_all_ap_on_a_unit_chain() -> None:
-    # All but f0, which is rebuilt for g0 (g0 reads f0, f1 and g1): one computation more. exact: g6 needs
-    # f1..f7, g7, g6 = 9.
-    assert only(unit_chain(8), "checkpoint_all_ap") == (25, 9)
-
-
-def test_checkpoint_last_on_a_unit_chain() -> None:
-    # g3 reads f3 and the loss: f0..f3 are rebuilt (4). g2 reads f2, f3: 4; g1: 3; g0: f0, f1: 2. 13 more than 4 + 8.
-    # Largest at g2: f2, f3, g3, g2 = 4.
-    assert only(unit_chain(4), "checkpoint_last") == (25, 4)
+@pytest.mark.parametrize(
+    ("strategy", "n", "exact", "published"),
+    [
+        # Largest at g6, which needs f6, f7, g7: f0..f7, g7, g6 are there, 10 bytes. Held to the end, the eight outputs
+        # stay and two gradients at a time: 10 as well.
+        ("checkpoint_all", 8, (24, 10), (24, 10)),
+        # Nine forward operations with the loss, k = 3: f2, f5 and the loss are checkpoints. f6 and f7 are still there
+        # when the backward begins; f3, f4 are rebuilt, then f0, f1: 4 computations more.
+        # exact: g6 needs f2 f5 f6 f7 g7 g6 = 6; g5: f2 f5 f6 g6 g5 = 5; then f3 f4 are rebuilt and g4 needs
+        # f2 f3 f4 f5 g5 g4 = 6; g1: f0 f1 f2 g2 g1 = 5.
+        # published: f3 and f4 are rebuilt a stage earlier, before g5, which then needs f2 f3 f4 f5 f6 g6 g5 = 7; and
+        # with f5 held to the end, f0 and f1 are rebuilt before g2: f0 f1 f2 f3 f5 g3 g2 = 7.
+        ("chen_sqrtn", 8, (28, 6), (28, 7)),
+        # Articulation points f1..f7 (the ends separate nothing), k = 2: f2, f4, f6. Rebuilt: f5, f3, then f0 and f1;
+        # f7 is there. g7: f2 f4 f6 f7 g7 = 5; g6: + g6 = 6; f5 is rebuilt: g5 needs f2 f4 f5 f6 g6 g5 = 6.
+        ("ap_sqrtn", 8, (28, 6), None),
+        # All but f0, which is rebuilt for g0 (g0 reads f0, f1 and g1): one computation more. g6 needs f1..f7, g7, g6.
+        ("checkpoint_all_ap", 8, (25, 9), None),
+        # g3 reads f3 and the loss: f0..f3 are rebuilt (4). g2 reads f2, f3: 4; g1: 3; g0: f0, f1: 2. 13 more than
+        # 4 + 8. Largest at g2: f2, f3, g3, g2 = 4.
+        ("checkpoint_last", 4, (25, 4), None),
+    ],
+)
+def test_cost_and_peak_on_a_unit_chain(
+    strategy: str, n: int, exact: tuple[int, int], published: tuple[int, int] | None
+) -> None:
+    assert only(unit_chain(n), strategy) == exact
+    assert published is None or only(unit_chain(n), strategy, "published") == published
 
 
 def test_greedy_on_a_unit_chain() -> None:
@@ -261,6 +254,7 @@ def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
 
 
 def test_articulation_points_by_brute_force() -> None:
+    assert Forward.of(unit_chain(8)).articulation_points() == list(range(1, 8))
     rng, found = random.Random(3), 0
     for _ in range(200):
         n = rng.randint(3, 9)

@@ -129,6 +129,9 @@ def test_every_problem_of_a_graph_has_a_line(here: Path, capsys: pytest.CaptureF
         "graph.json: node 2 lacks 'bytes'",
         "graph.json: node 2: 'name' holds a control character: 'a\\x07'",
     ]
+    with pytest.raises(remat.InvalidGraph, match=r"^graph.json: edge 1 .* \(and 4 more; see remat check\)$") as caught:
+        remat.load_graph("graph.json")
+    assert len(caught.value.problems) == 5
 
 
 def test_every_problem_of_a_plan_has_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,21 +195,6 @@ def test_compressed_files_are_read_and_cut_ones_named(tmp_path):
         load_graph(path)
 
 
-def test_every_problem_is_known_at_once(tmp_path):
-    path = tmp_path / "broken.json"
-    path.write_text(json.dumps(node(name="two\nlines", cost=-1) | {"edges": [[0, 9], [2, 2]], "loss": "1"}))
-    with pytest.raises(InvalidGraph) as caught:
-        load_graph(path)
-    assert [problem.removeprefix(f"{path}: ") for problem in caught.value.problems] == [
-        "the graph: 'loss' must be an integer or null, not '1'",
-        "edge 0 is [0, 9], but there are 3 nodes",
-        "edge 1 goes from node 2 to node 2: nodes must be in execution order, no cycles",
-        "node 2: 'cost' must not be negative, but is -1",
-        "node 2: 'name' holds a control character: 'two\\nlines'",
-    ]
-    assert str(caught.value) == f"{caught.value.problems[0]} (and 4 more; see remat check)"
-
-
 def test_unknown_keys_are_warned_of_once_with_the_nearest_name(tmp_path):
     path = tmp_path / "g.json"
     document = nodes(colour="red")

@@ -336,7 +336,6 @@ def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], i
         [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
     )  # fmt: skip
-    assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
 
 

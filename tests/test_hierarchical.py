@@ -98,8 +98,6 @@ def test_budgets_of_a_step_are_met_and_cost_less_than_without_options(scope: Sco
             solve(graph, budget, name, scope=str(scope), isolate=False) for name in ("hierarchical", "rotor")
         )
         assert found.plan is not None
-        assert found.peak_bytes is not None
-        assert found.cost is not None
         assert found.peak_bytes <= budget
         assert rival.cost is None or found.cost <= rival.cost
 

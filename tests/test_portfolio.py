@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,14 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, replay
+from brute_force import optimum, random_graph, replay_plan
+from helpers import context_of
 
 import remat
 from remat import Graph, Plan, Status, min_budget, simulate, solve, solve_sweep
 from remat.arrays import GraphArrays
+from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.search import kernel
 from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
@@ -61,7 +65,7 @@ def test_portfolio_proves_the_optimum_of_small_graphs(monkeypatch, scope, exhaus
                 assert solution.status is Status.INFEASIBLE
             else:
                 assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
-                assert replay(graph, list(zip(solution.plan.kinds, solution.plan.ids, strict=True))).cost == best
+                assert replay_plan(graph, solution.plan).cost == best
             checked += 1
     assert checked > 1.2 * number
 
@@ -203,7 +207,7 @@ INTERRUPTED = """
     from remat.frontends import synthetic
 
     graph = synthetic.layered(n=120)
-    peak = remat.simulate(graph, remat.Plan.from_order(graph, range(120))).peak_bytes
+    peak = plain_peak(graph)
     say = lambda p: p.cost is not None and print("found", flush=True)
     solution = remat.solve(graph, int(0.9 * peak), time_limit_s=60, scope="SCOPE", progress=say)
     assert remat.simulate(graph, solution.plan).peak_bytes <= int(0.9 * peak)
@@ -217,7 +221,6 @@ def test_ctrl_c_returns_the_incumbent_and_the_process_ends_well(scope):
         [sys.executable, "-c", textwrap.dedent(INTERRUPTED).replace("SCOPE", scope)], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     said = process.stdout.readline()
     assert said == "found\n", process.communicate(timeout=55)[1]
     process.send_signal(signal.SIGINT)
@@ -284,7 +287,6 @@ def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
     runs = [solve(graph, budget, scope="fixed_order", deterministic=True, time_limit_s=30) for _ in range(2)]
     assert [run.cut_by_clock for run in runs] == [False, False]
     proofs = [run.certificate for run in runs]
-    assert proofs[0] is not None
     assert len(proofs[0].tree) > 1
     assert proofs[0] == proofs[1]
     assert [run.status for run in runs] == [Status.OPTIMAL] * 2
@@ -300,6 +302,22 @@ def test_a_small_problem_that_highs_has_proven_is_certified_then(monkeypatch: py
     assert (solution.status, solution.proven_by) == (Status.OPTIMAL, "certificate")
     assert solution.stats["milp_rounds"] > 0
     assert remat.verify_bound(graph, solution.certificate) == solution.bound
+
+
+def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(monkeypatch):
+    monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
+    graph = synthetic.skip(depth=5, varied=True, seed=1)
+    members = []
+    for name in remat.strategies():
+        if get_strategy(name).ignores_budget:
+            with contextlib.suppress(Skip):
+                members += remat.family(graph, name)
+    peaks = sorted(m.peak_bytes for m in members)
+    budget = peaks[len(peaks) // 2]
+    started = simulate(graph, Plan.from_order(graph, search.first_order(context_of(graph, budget)).tolist()))
+    assert started.peak_bytes <= budget
+    assert started.cost == min(m.cost for m in members if m.peak_bytes <= budget)
+    assert search.first_order(context_of(graph, peaks[0] - 1)) is None
 
 
 def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,11 +359,12 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
         assert found.cost == solve(graph, peak // 2, best.name).cost
 
 
-def test_the_online_eviction_comes_first_on_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "ONLINE_FIRST", 0)
-    monkeypatch.setattr(portfolio._Run, "one_after_the_other", lambda self: None)
-    graph = synthetic.chain(n=40, varied=True)
-    peak = plain_peak(graph)
-    assert [step[2] for step in solve(graph, peak // 2, threads=1).stats["trajectory"]] == ["online eviction"]
-    monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
-    assert solve(graph, peak // 2, threads=1).stats["trajectory"][0][2] == "greedy eviction"
+def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
+    """On graphs so large that the annealer is called for few moves at a time."""
+    graph = synthetic.layered(n=1200)
+    annealer = Annealer(graph, plain_peak(graph) // 20, seed=0)  # no plan fits
+    annealer.load(np.arange(len(graph)))
+    price = first = annealer.price
+    for _ in range(400):
+        *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
+    assert price > 2 * first

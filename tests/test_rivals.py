@@ -14,7 +14,7 @@ from helpers import step_of
 
 from baselines._persistent import Stages, cheapest_schedule
 from baselines._program_points import walk
-from remat import Plan, Scope, Status, simulate, solve
+from remat import Plan, simulate, solve
 from remat.errors import InvalidInput
 from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
@@ -149,18 +149,6 @@ def test_xla_repeats_a_block_where_no_single_run_helps() -> None:
     for block_size in (1, 2, 3):  # the input of the block would have to stay instead
         assert walk(graph, 11, block_size, 10, False, lambda: True) is None
     assert walk(graph, 11, 4, 10, False, lambda: True) == [0, 1, 2, 3, 4, 0, 1, 2, 5]
-
-
-@pytest.mark.parametrize("scope", Scope)
-def test_xla_keeps_its_budget(scope: Scope) -> None:
-    graph = step_of(8)
-    for share in (1.0, 0.8, 0.6):
-        budget = round(share * plain_peak(graph))
-        found = solve(graph, budget, "xla_greedy", scope=str(scope))
-        assert found.plan is not None
-        assert scope.contains(found.plan.scope)
-        assert (found.cost == graph.total_cost) == (share == 1.0)
-    assert solve(graph, graph.largest_working_set()[0], "xla_greedy", scope=str(scope)).status is Status.NO_PLAN
 
 
 @pytest.mark.parametrize(

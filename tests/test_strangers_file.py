@@ -108,16 +108,6 @@ def test_no_text_of_a_file_reaches_the_terminal_as_code(
     assert n_shown > 0  # as text
 
 
-def test_half_a_character_is_refused_by_plans_bounds_and_graphs() -> None:
-    plan = remat.Plan.from_order(TINY, range(4)).document()
-    with pytest.raises(remat.InvalidPlan, match=r"'graph' holds half a character .*: '\\ud800'"):
-        remat.Plan.from_document(plan | {"graph": "\ud800"}, TINY, "it")
-    with pytest.raises(remat.InvalidInput, match="graph holds half a character"):
-        remat.BoundCertificate.from_dict(bound(graph="\ud800"), "it")
-    with pytest.raises(remat.InvalidGraph, match="holds half a character"):
-        remat.Graph.from_nodes("\ud800", [[]], [1], [1])
-
-
 def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     remat.save_graph(remat.Graph.from_nodes("naïve 図", [[], [0]], [1, 1], [1, 1]), "g.json")

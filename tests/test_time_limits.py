@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import random_graph
+from brute_force import random_graph, training_chain
 from helpers import context_of, conv_relu, install_package, step_of
 
 import remat
@@ -23,7 +23,7 @@ from baselines import _hierarchy
 from remat import Plan, Status, registry, simulate
 from remat.context import Context
 from remat.frontends.synthetic import layered
-from remat.registry import get_strategy
+from remat.registry import LARGEST_WITHOUT_CLOCK, get_strategy
 from remat.search import kernel, online, ready
 from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
@@ -128,6 +128,22 @@ def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
     assert solve_sweep(conv_relu(), [101], "search", time_limit_s=0.4)[0].plan is not None
 
 
+def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
+    assert not ready.ready_by(time.monotonic() + 1)
+    assert not ready.begin_compiling(1)()
+    assert cold.begun == 0
+    assert ready.ready_by(time.monotonic() + 50)
+    assert cold.begun == 1
+
+
+def test_only_what_sees_no_clock_and_another_process_finds_runs_aside() -> None:
+    griewank, large = get_strategy("griewank"), LARGEST_WITHOUT_CLOCK + 1
+    assert griewank.in_own_process(False, large)
+    assert not griewank.in_own_process(False, large - 1)
+    assert not get_strategy("portfolio").in_own_process(False, large)
+    assert not replace(griewank, run=conv_relu).in_own_process(False, large)  # of a script
+
+
 def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "LARGEST_WITHOUT_CLOCK", 10)
     monkeypatch.setattr("remat.solving.api.run_family", lambda *_: pytest.fail("it ran in this process"))
@@ -174,7 +190,6 @@ def test_the_start_of_a_process_is_not_time_of_a_family(slow_start: None) -> Non
 def test_greedy_plans_do_not_wait_for_a_process(slow_start: None) -> None:
     late = solve_sweep(BLOCKS, [TIGHT], "interval_cp", time_limit_s=0.2, isolate=True)[0]
     assert late.status is Status.FEASIBLE
-    assert late.plan is not None
     assert simulate(BLOCKS, late.plan).peak_bytes <= TIGHT
     assert "its process was still starting" in late.message
     published = solve_sweep(BLOCKS, [TIGHT], "moccasin", time_limit_s=0.2)[0]  # it has no plans of ours
@@ -252,3 +267,17 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
     stopped = online.run_online(BLOCKS, TIGHT, heuristic, 7, 200, lambda: True)
     assert stopped.is_stopped
     assert stopped.failed_at >= 0
+
+
+@pytest.mark.parametrize("name", ["checkpoint_last", "griewank", "portfolio"])
+def test_quadratic_plans_do_not_break_the_time_limit(name: str) -> None:
+    graph = training_chain(2000)
+    limit_s = 5.0
+    started = time.monotonic()
+    solution = remat.solve(graph, 600, name, time_limit_s=limit_s, threads=1)
+    assert time.monotonic() - started <= 1.05 * limit_s + 2
+    if name == "checkpoint_last":  # 2000 + 2000 * 1999 / 2 forward computations and more
+        assert solution.status is Status.SKIPPED
+        assert "computations; the limit is" in solution.message
+    else:
+        assert solution.status in (Status.FEASIBLE, Status.OPTIMAL), solution.message
