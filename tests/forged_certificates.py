@@ -208,13 +208,7 @@ def felled(genuine: BoundCertificate, rng: np.random.Generator) -> Iterator[tupl
 
 
 def invented(graph: Graph, genuine: BoundCertificate, rng: np.random.Generator) -> BoundCertificate:
-    """Multipliers climbed from nothing over every row that the checker takes, to the highest bound that it believes.
-
-    Those of windows have boundaries of their own, often two that follow each other, between which slots exist.
-    """
-    if genuine.boundaries and genuine.scope is not Scope.FREE:
-        drawn = {t + more for t in rng.integers(0, len(graph) - 1, 2).tolist() for more in (0, 1)}
-        genuine = replace(genuine, boundaries=sorted(drawn - {len(graph) - 1}))
+    """Multipliers climbed from nothing over every row that the checker takes, to the highest bound that it believes."""
     every = window_rows_of(graph, len(genuine.boundaries), rng) if genuine.boundaries else rows_of(graph, rng)
     known = [row for row in every if _is_known(graph, genuine, row)]
     multipliers = [0] * len(known)
@@ -261,9 +255,6 @@ def window_rows_of(graph: Graph, n_boundaries: int, rng: np.random.Generator) ->
     for k in range(n_boundaries + 1):
         yield "memory", k
         yield from (knapsack(k, len(graph.values), rng) for _ in range(10))
-        for i in range(len(graph)):
-            yield "slot", k, i
-            yield from ((kind, k, i, v) for v in values for kind in ("run", "later"))
         for m in range(k, n_boundaries):
             yield from (("need", k, m, v) for v in values)
             yield from (("continuity", k, m, v) for v in values)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -32,6 +35,16 @@ def install_package(folder: Path, code: str, entry_points: str = "[remat.strateg
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(entry_points)
+
+
+def run_python(code: str, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
+    """What another process prints that runs `code`; an AssertionError with its errors where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=cwd, env=os.environ | variables, text=True,
+        capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s: float = 0.02) -> float:

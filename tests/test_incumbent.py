@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ALL, DIAMOND, FEWER, context_of, install_package
+from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 
 import remat
 from remat import Candidate, Context, Graph, Incumbent, Outcome, Plan, Problem, Progress, Scope, Status
@@ -317,12 +317,8 @@ STOPS_ONE = """
 
 
 def test_one_of_two_workers_is_stopped_and_the_other_goes_on(plugin) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STOPS_ONE)], cwd=plugin, text=True, capture_output=True, timeout=90,
-        env=os.environ | {"PYTHONPATH": str(plugin)},
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    assert json.loads(done.stdout) == [{"0": "interrupted", "1": "interrupted"}, True]
+    printed = run_python(STOPS_ONE, cwd=plugin, PYTHONPATH=str(plugin))
+    assert json.loads(printed) == [{"0": "interrupted", "1": "interrupted"}, True]
 
 
 def test_an_isolated_solve_says_the_same_as_one_in_this_process() -> None:

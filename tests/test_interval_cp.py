@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from brute_force import KINDS, optimum, random_graph
+from helpers import run_python
 
 from remat import Graph, Plan, Status, simulate, solve_sweep
 
@@ -96,6 +94,4 @@ budget = graph.largest_working_set()[0] + 4096
 solution = remat.solve_sweep(graph, [budget], "interval_cp", isolate=False, time_limit_s=10)[0]
 print(solution.status, solution.plan is not None, solution.message)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[1] == "True", done.stdout
+    assert run_python(script).split()[1] == "True"

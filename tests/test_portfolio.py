@@ -207,7 +207,7 @@ INTERRUPTED = """
     from remat.frontends import synthetic
 
     graph = synthetic.layered(n=120)
-    peak = plain_peak(graph)
+    peak = remat.simulate(graph, remat.Plan.from_order(graph, range(120))).peak_bytes
     say = lambda p: p.cost is not None and print("found", flush=True)
     solution = remat.solve(graph, int(0.9 * peak), time_limit_s=60, scope="SCOPE", progress=say)
     assert remat.simulate(graph, solution.plan).peak_bytes <= int(0.9 * peak)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from brute_force import training_chain
-from helpers import ALL, DIAMOND, FEWER, context_of, install_package
+from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
@@ -263,5 +263,4 @@ SOLVERS = ["ortools", "highspy", "scipy"]
 def test_an_import_loads_no_other_framework_and_no_solver(module: str, heavy: list[str]) -> None:
     pytest.importorskip(module.replace("remat.", ""))
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"

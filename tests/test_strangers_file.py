@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import fake_run
 import pandas as pd
 import pytest
+from helpers import run_python
 
 import remat
 from analysis.results import load_run
@@ -112,11 +111,8 @@ def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     remat.save_graph(remat.Graph.from_nodes("naïve 図", [[], [0]], [1, 1], [1, 1]), "g.json")
     code = "import sys; from remat.cli import main; sys.exit(main(['check', 'g.json']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(remat.__file__).parents[1])},
-    )  # fmt: skip
-    assert r"graph 'na\xefve \u56f3': 2 operations" in done.stdout
+    printed = run_python(code, PYTHONIOENCODING="ascii", PYTHONPATH=str(Path(remat.__file__).parents[1]))
+    assert r"graph 'na\xefve \u56f3': 2 operations" in printed
     written = io.BytesIO()
     monkeypatch.setattr(
         sys, "stderr", io.TextIOWrapper(written, encoding="ascii", errors="strict", line_buffering=True)

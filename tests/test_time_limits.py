@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import random_graph, training_chain
-from helpers import context_of, conv_relu, install_package, step_of
+from helpers import context_of, conv_relu, install_package, run_python, step_of
 
 import remat
 from baselines import _hierarchy
@@ -41,7 +37,8 @@ COLD_SOLVES = """
     import json, sys
     sys.path.insert(0, sys.argv[1])
     from helpers import conv_relu, step_of
-    import remat
+    import remat.frontends.monet
+    from remat.registry import get_strategy
     from remat.search import kernel, online, sequence
     from remat.search.ordering import kernel as orders
     from remat.simulator import plain_peak
@@ -57,7 +54,7 @@ COLD_SOLVES = """
         found[f"{name} {scope} {one.name}"] = solve_sweep(
             one, [budget], name, scope, time_limit_s=0.3, threads=2, isolate=False
         )[0].status
-    compiled = [remat.get_strategy(name).compiles for name in ("hierarchical", "xla_greedy", "fastsa", "dtr")]
+    compiled = [get_strategy(name).compiles for name in ("hierarchical", "xla_greedy", "fastsa", "dtr")]
     compiled += [kernel.anneal, kernel.load_order, orders.anneal, orders.measure, sequence.anneal]
     print(json.dumps([found, [f.__name__ for f in compiled if f.signatures]]))
 """
@@ -65,14 +62,8 @@ COLD_SOLVES = """
 
 def test_no_solve_compiles_in_its_own_process(tmp_path: Path) -> None:
     """Numba cannot be interrupted: with an empty cache these solves leave the compiling to other processes."""
-    code = "import remat.frontends.monet, remat.registry; remat.get_strategy = remat.registry.get_strategy\n"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COLD_SOLVES).replace("import remat\n", "import remat\n" + code, 1),
-         str(Path(__file__).parent)],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found, compiled = json.loads(done.stdout)
+    printed = run_python(COLD_SOLVES, str(Path(__file__).parent), NUMBA_CACHE_DIR=str(tmp_path))
+    found, compiled = json.loads(printed)
     assert compiled == []
     in_time = {status for name, status in found.items() if not name.startswith(("dtr", "rotor"))}
     assert in_time <= {"FEASIBLE", "OPTIMAL"}, found  # greedy eviction and windows need nothing compiled

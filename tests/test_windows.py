@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,17 +13,17 @@ from typing import cast
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, random_problem, random_step, training_chain
+from brute_force import optimum, random_graph, random_problem, random_step, training_chain, with_implementations
 from helpers import context_of
 
 import remat
 from remat.bounds import window_tree
-from remat.bounds.certificate import verify_bound
+from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
 from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
-from remat.certificate import BoundCertificate, TreeNode
+from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
@@ -199,6 +200,44 @@ def test_the_bound_never_exceeds_the_optimum(scope: str) -> None:
     assert costly > 25
     assert above > costly / 4  # where operations have implementations, the relaxed graph is often free of charge
     assert exact > 4
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
+    accepted: Counter[str] = Counter()
+    problems = [(graph, remat.min_budget(graph, scope).bytes, rng) for graph, rng in graphs(60, first=200)]
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        graph = with_implementations(random_step(rng, int(rng.integers(3, 7)), workspace=seed % 3), rng)
+        problems.append((graph, remat.min_budget(graph, scope).bytes, rng))
+    for graph, least, rng in problems:
+        budget = least + int(rng.integers(0, 3))
+        best = optimum(graph, budget, scope)
+        assert best is not None
+        for _ in range(6):
+            model = some_model(graph, budget, rng, scope)
+            kinds = [kind for kind in KINDS[WINDOW_FORMAT] if scope == "staged" or kind not in ("run", "later", "slot")]
+            rows: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
+            for _ in range(60):
+                kind = str(rng.choice(kinds))
+                k, m, j = sorted(rng.integers(0, len(model.boundaries), 3).tolist())
+                i, v, y = (int(rng.integers(most)) for most in (len(graph), len(graph.values), 12))
+                row = {"need": [k, j, v], "edge": [k, j, i, v], "continuity": [k, j, v], "join": [k, j, i],
+                       "each": [k, j, i, m], "memory": [k], "run": [k, i, v], "later": [k, i, v],
+                       "slot": [k, i], "choice": [i], "chosen": [k, j, i, v],
+                       "knapsack": [k, int(rng.integers(3)), v, int(rng.integers(1, 3))]}[kind]  # fmt: skip
+                if kind == "knapsack" and v and rng.random() < 0.7:
+                    row += [int(rng.integers(v)), 1]
+                try:
+                    proven_bound(graph, budget, Scope(scope), {kind: [[*row, y]]}, 4, model.boundaries)
+                except InvalidInput:
+                    continue
+                rows[kind].append([*row, y])
+                accepted[kind] += 1
+            for denominator in (1, 4, 16):
+                assert proven_bound(graph, budget, Scope(scope), rows, denominator, model.boundaries) <= best
+    assert accepted.total() > 2000
+    assert min(accepted[kind] for kind in kinds) > 10, accepted
 
 
 def test_a_run_goes_on_where_it_stopped() -> None:
