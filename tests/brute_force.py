@@ -14,10 +14,15 @@ from dataclasses import dataclass, replace
 import hypothesis.strategies as st
 import numpy as np
 
-from remat import Graph, Operation, Value
+from remat import Graph, Operation, Plan, Value
 from remat.implementation import Implementation
 
 COMPUTE, FREE = 0, 1
+# What the operations of a `random_graph` may have.
+KINDS: tuple[dict[str, float], ...] = (
+    {}, {"multi_output": 0.5}, {"workspace": 3}, {"keep": 0.3}, {"once": 0.4},
+    {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
+)  # fmt: skip
 
 
 class Rejected(Exception):
@@ -73,6 +78,12 @@ def replay(graph: Graph, steps: Sequence[tuple[int, int] | tuple[int, int, str]]
     if any(value.keep and not copies[v] for v, value in enumerate(graph.values)):
         raise Rejected(None)
     return Replay(cost, max(moments, default=held()), held())
+
+
+def replay_plan(graph: Graph, plan: Plan) -> Replay:
+    """As `replay`, of a plan."""
+    named = plan.implementations or [""] * len(plan.ids)
+    return replay(graph, list(zip(plan.kinds.tolist(), plan.ids.tolist(), named, strict=True)))
 
 
 def scope_by_definition(order: Sequence[int], n: int) -> str:

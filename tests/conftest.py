@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import ortools.sat.python.cp_model  # noqa: F401  before TensorFlow, or interval
 import pytest
 from browser import started
 
+import remat
+from remat import registry
 from remat.search import __main__ as search_main
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: tests press Ctrl-C
@@ -25,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
     "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.", "trainers",  # steps
-    "compiled", "dtr_log", "import_monet", "interval_cp", "joint", "large_graphs", "lp_rounding", "monet_", "packed",
-    "portfolio", "restricted_milp", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
+    "compiled", "dtr_log", "import_monet", "interval_cp", "joint", "lp_rounding", "monet_", "packed",
+    "portfolio", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
     "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "queries",
     "tables",  # results and their pages
     "damage", "faults", "healing", "ray_engine", "sharing", "slurm", "strangers_file", "wheel",  # disturbed runs
@@ -90,6 +92,14 @@ def kernels_not_measured(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         from remat.tf._workspace import Footprint
 
         monkeypatch.setattr(_plan, "measure_footprint", lambda step: Footprint(step.graph, step.planned, ()))
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Registers a strategy, named "scripted", that does what it is told; gone after the test."""
+    remat.strategies()  # the others are found first, or they would be gone after the test too
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    return lambda run, **flags: remat.strategy("scripted", **flags)(run)
 
 
 @pytest.fixture

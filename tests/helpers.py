@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ from remat.context import Context
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
+from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
 
@@ -45,6 +49,16 @@ def install_package(folder: Path, code: str, entry_points: str = "[remat.strateg
     (metadata / "entry_points.txt").write_text(entry_points)
 
 
+def run_python(code: str, *arguments: str, cwd: Path | None = None, **variables: str) -> str:
+    """What another process prints that runs `code`; an AssertionError with its errors where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], cwd=cwd, env=os.environ | variables, text=True,
+        capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s: float = 0.02) -> float:
     """Seconds until `condition` holds; an AssertionError where it does not hold in time."""
     began = time.monotonic()
@@ -53,6 +67,10 @@ def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s:
         time.sleep(every_s)
     return time.monotonic() - began
 
+
+DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
+ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
+FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
 
 SIZES = (40, 40, 20, 30)  # of a block's forward values; the last one is its output
 COSTS = (5, 1, 9, 2)

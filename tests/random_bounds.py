@@ -17,7 +17,7 @@ from typing import cast
 from unittest import mock
 
 import numpy as np
-from brute_force import optimum, random_graph, random_step, replay, scope_by_definition, with_implementations
+from brute_force import optimum, random_graph, random_step, replay_plan, scope_by_definition, with_implementations
 from helpers import context_of
 from random_graphs import without_exhaustive
 
@@ -31,6 +31,7 @@ from remat.frontends import synthetic
 from remat.incumbent import Incumbent
 from remat.search.exhaustive import exhaustive
 from remat.search.greedy import greedy_eviction
+from remat.simulator import plain_peak
 
 LARGEST = 400  # operations
 SMALL, SMALL_JOINT, MIDDLE = 10, 7, 60  # most operations for brute force, for it with implementations, and for a MILP
@@ -75,8 +76,7 @@ class Case:
 
     def add_plan(self, plan: Plan, who: str) -> None:
         """Replay a plan, and keep its cost if it fits the budget and the scope."""
-        ways = plan.implementations or [""] * len(plan.ids)
-        truth = replay(self.graph, list(zip(plan.kinds.tolist(), plan.ids.tolist(), ways, strict=True)))
+        truth = replay_plan(self.graph, plan)
         scope = Scope(scope_by_definition(plan.order.tolist(), len(self.graph)))
         if truth.peak_bytes <= self.budget and self.scope.contains(scope):
             self.costs.append((truth.cost, who))
@@ -330,7 +330,7 @@ def draw(rng: np.random.Generator, n: int) -> list[int]:
 def random_budget(rng: np.random.Generator, graph: Graph, scope: str) -> int | None:
     """From the largest working set to below the plain peak, often what a plan needs; None if there is none between."""
     low = max(graph.largest_working_set()[0], graph.final_bytes)
-    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    peak = plain_peak(graph)
     if peak <= low:
         return None
     budget = low + int((peak - low) * rng.choice([0, 0.02, 0.1, 0.3, 0.5, 0.8]))

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from brute_force import optimum, random_problem, replay, scope_by_definition
+from brute_force import optimum, random_problem, replay_plan, scope_by_definition
 
 import remat
 from remat import Graph, Plan, Scope, Solution, Status, simulate
@@ -130,10 +130,8 @@ def wrong_with(graph: Graph, solution: Solution, best: int | None, folder: Path)
 def wrong_with_plan(graph: Graph, solution: Solution, folder: Path) -> str:
     """What is said of a plan that is not so; '' if nothing."""
     plan = solution.plan
-    assert plan is not None
     trace = simulate(graph, plan)
-    ways = plan.implementations or [""] * len(plan.ids)
-    truth = replay(graph, list(zip(plan.kinds.tolist(), plan.ids.tolist(), ways, strict=True)))
+    truth = replay_plan(graph, plan)
     said = (solution.cost, solution.peak_bytes)
     if not said == (trace.cost, trace.peak_bytes) == (truth.cost, truth.peak_bytes):
         return (

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import install_package
+from helpers import install_package, run_python
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
 
@@ -49,26 +49,21 @@ assert "my_package.heuristics" in str(caught[0].message) and "no_such_module" in
 
 def test_broken_plugin_is_named_and_leaves_the_others(tmp_path: Path) -> None:
     install_package(tmp_path, "import no_such_module\n", "[remat.strategies]\nmine = my_package.heuristics\n")
-    done = subprocess.run([sys.executable, "-c", BROKEN], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(BROKEN, cwd=tmp_path)
 
 
 def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert code is not None
     meaningful = [line for line in code[1].splitlines() if line.strip()]
     assert len(meaningful) < 40
     toml = re.search(r'```toml\n\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"\n```', DOCUMENT.read_text())
-    assert toml is not None
     install_package(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
-    done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_python(USE, cwd=tmp_path)
 
 
 @pytest.mark.long
 def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert code is not None
     install_package(tmp_path, code[1], "[remat.strategies]\nmine = my_package.heuristics\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
 

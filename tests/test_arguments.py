@@ -14,7 +14,6 @@ from experiments import arguments
 from experiments.documents import ROOT
 from remat.errors import InvalidInput
 
-EXPERIMENTS = ROOT / "experiments"
 COMMANDS: dict[str, list[tuple[list[str], str]]] = {
     "device": [
         (["nowhere", "--models", "gpt2_medum"], "unknown model 'gpt2_medum'; did you mean gpt2_medium"),
@@ -52,15 +51,6 @@ def test_a_mistake_is_one_line(
         module.main(given)
     assert "\n" not in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_every_command_is_tested() -> None:
-    """Every module with options reads them by `Parser`, and stands above."""
-    sources = {path: path.read_text() for path in EXPERIMENTS.rglob("*.py") if path.stem != "arguments"}
-    assert not [path.name for path, source in sources.items() if "ArgumentParser(" in source]
-    commands = [p for p, source in sources.items() if "Parser(prog=" in source]
-    named = {".".join(path.relative_to(EXPERIMENTS).with_suffix("").parts) for path in commands}
-    assert named == {*COMMANDS}
 
 
 def test_names_are_read_once_each() -> None:
@@ -103,11 +93,6 @@ def test_a_result_that_was_interrupted_is_not_kept(tmp_path: Path) -> None:
     assert done.returncode == arguments.EXIT_INTERRUPTED
     assert done.stderr.split("\n") == ["", arguments.STOPPED, ""]
     assert '"finished": 1' in out.read_text()
-
-
-def test_commands_write_results_where_an_interruption_is_seen() -> None:
-    files = [path for path in EXPERIMENTS.rglob("*.py") if path.name not in ("store.py", "device.py")]
-    assert [path.name for path in files if re.search(r"\bwrite_text\([^\n]*json\.dumps", path.read_text())] == []
 
 
 def test_a_reader_that_ends_early_ends_the_command_without_a_word() -> None:

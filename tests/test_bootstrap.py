@@ -18,8 +18,6 @@ Version = namedtuple("Version", "major minor micro releaselevel serial")
 def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, pointed at an empty folder, with every command it would run recorded instead."""
     spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")

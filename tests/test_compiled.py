@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from helpers import run_python
 
 SOURCE = """
 from numba import njit
@@ -26,9 +27,7 @@ print(said, sum(triple.stats.cache_hits.values()) > 0, is_compiled(triple))
 
 def ask(folder: Path, **more: str) -> list[str]:
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": str(folder / "cache"), **more}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, text=True, capture_output=True, check=True)
-    return done.stdout.split()
+    return run_python(ASK, PYTHONPATH=path, NUMBA_CACHE_DIR=str(folder / "cache"), **more).split()
 
 
 def test_said_is_what_numba_does(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
+import timeit
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,11 +192,8 @@ def test_device_files(name: str) -> None:
 )
 def test_figures_as_the_datasheets_print_them(name: str, memory_bytes: float, bandwidth: float, float32: float) -> None:
     gpu = load_gpu(name)
-    assert (gpu.memory_bytes, gpu.bandwidth_bytes_per_s, gpu.peak_flops["float32"]) == (
-        memory_bytes,
-        bandwidth,
-        float32,
-    )
+    found = gpu.memory_bytes, gpu.bandwidth_bytes_per_s, gpu.peak_flops["float32"]
+    assert found == (memory_bytes, bandwidth, float32)
 
 
 def signature(op: str, *args: object, **kwargs: object) -> str:
@@ -256,18 +254,14 @@ def test_profile_measures_once_and_names_what_it_cannot(tmp_path: Path, monkeypa
     assert mm == again
     assert min(mm, relu, embedding) > 0
 
-    # the shortest time is hardly disturbed by other processes: compare it with one taken here
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    a, here_ns = torch.rand(256, 256), []
-    for _ in range(50):
-        started = time.perf_counter_ns()
-        torch.mm(a, a)
-        here_ns.append(time.perf_counter_ns() - started)
-    torch.set_num_threads(threads)
     records = [unsealed(json.loads(path.read_text()), path) for path in files]
+    # the shortest time is hardly disturbed by other processes: compare it with one taken here
+    a, threads = torch.rand(256, 256), torch.get_num_threads()
+    torch.set_num_threads(1)
+    here_ns = 1e9 * min(timeit.repeat(lambda: torch.mm(a, a), number=1, repeat=50))
+    torch.set_num_threads(threads)
     best_ns = [best for r in records if "aten.mm" in r["signature"] for _, best in r["samples"]]
-    assert not best_ns or min(here_ns) / 8 < min(best_ns) < min(here_ns) * 8  # none, if there was no quiet moment
+    assert not best_ns or here_ns / 8 < min(best_ns) < here_ns * 8  # none, if there was no quiet moment
     release = torch.__version__.split("+")[0]
     assert [{name: v.split("+")[0] for name, v in r["versions"].items()} for r in records] == [{"torch": release}] * 4
 
@@ -317,43 +311,66 @@ def test_profile_of_keras_layers_and_tensorflow_operations(tmp_path: Path) -> No
     assert all(1000 <= cost < 10**9 for cost in costed.costs.tolist())
 
 
-def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[list[str]] = []
+def measuring_processes(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], dict[str, Any] | str | None], code: int = 0
+) -> list[int]:
+    """How many operations each process is given; all end with `code`, and do not measure but `answer`.
+
+    An answer is the record of an operation, or why it fails; None is a crash.
+    """
+    jobs: list[int] = []
 
     def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        job = json.loads(Path(command[-1]).read_text())
-        keys = list(job["signatures"])
-        jobs.append(keys)
-        printed = []
+        job, printed = json.loads(Path(command[-1]).read_text()), []
+        jobs.append(len(job["signatures"]))
         for key, text in job["signatures"].items():
             printed.append(f"start {key}")
-            if "crash" in text:
+            found = answer(json.loads(text)["op"])
+            if found is None:
                 return subprocess.CompletedProcess(command, -11, "\n".join(printed), "")
-            write_record(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
-        return subprocess.CompletedProcess(command, 0, "\n".join(printed), "")
+            if isinstance(found, str):
+                printed.append(f"failed {key} {found}")
+            else:
+                write_record(Path(job["folder"], f"{key}.json"), found)
+        return subprocess.CompletedProcess(command, code, "\n".join(printed), "")
 
     monkeypatch.setattr(profile_module.subprocess, "run", child)
+    return jobs
+
+
+def test_profile_survives_a_crash_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"ns": 42, "best_ns": 40}
+    jobs = measuring_processes(monkeypatch, lambda op: None if "crash" in op else found)
     graph = graph_of({name: signature(f"aten.{name}.default") for name in ("fine", "crash", "later")})
     with pytest.warns(CostWarning, match=r"crash \(its process ended with code -11\)$"):
         costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     assert [costed.operations[0].cost, costed.operations[2].cost] == [42, 42]
-    assert [len(keys) for keys in jobs] == [3, 1]
+    assert jobs == [3, 1]
+    measuring_processes(monkeypatch, lambda _: found, code=-11)  # a crash when all is measured costs nothing
+    graph = graph_of({name: signature(f"aten.{name}.default") for name in ("one", "two")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+    assert costed.costs.tolist() == [42, 42]
 
 
 class _Clock:
     """A runner that takes the times it is given, one a call, and does what is asked for meanwhile."""
 
-    def __init__(self, medians: dict[str, list[float]], meanwhile: Callable[[str], None] = lambda _: None):
-        self.medians, self.meanwhile = medians, meanwhile
+    def __init__(self, times: dict[str, list[Any]], meanwhile: Callable[[str], None] = lambda _: None):
+        self.times, self.meanwhile = times, meanwhile
         self.asked: list[str] = []
 
     def time(self, description: dict, device: str) -> Timing:
         self.asked.append(description["op"])
-        median = self.medians[description["op"]].pop(0)
+        found = self.times[description["op"]].pop(0)
         self.meanwhile(description["op"])
-        if median < 0:
+        if found == INTERRUPT:
             raise KeyboardInterrupt
-        return Timing(median, median - 1)
+        return found if isinstance(found, Timing) else Timing(found, found - 1)
+
+
+INTERRUPT = "Ctrl-C"
 
 
 def worker_job(folder: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, *keys: str, passes: int = 3) -> str:
@@ -371,7 +388,7 @@ def worker_job(folder: Path, clock: _Clock, monkeypatch: pytest.MonkeyPatch, *ke
 
 
 def test_times_are_taken_in_passes_that_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Clock({"a": [70, 50, 60], "b": [9, -1, 7, 8], "slow": [2e9]})
+    clock = _Clock({"a": [70, 50, 60], "b": [9, INTERRUPT, 7, 8], "slow": [2e9]})
     job = worker_job(tmp_path, clock, monkeypatch, "a", "b", "slow")
     with pytest.raises(KeyboardInterrupt):  # in the second pass, at b
         _profile_worker.main(job)
@@ -422,21 +439,36 @@ def test_what_is_damaged_is_measured_again(text: str, tmp_path: Path, monkeypatc
     assert read_fields(path, ("ns", "best_ns")) == (8, 6)
 
 
+BUSY = Timing(4e7, 4e7 - 1, disturbed=True)  # the processor was taken away
+POLLUTED = {"ns": 104_000_000, "best_ns": 1_000_000}
+SAMPLED = POLLUTED | {"samples": [[104_000_000, 1_000_000]]}
+
+
+@pytest.mark.parametrize(
+    ("before", "passes", "times", "after"),
+    [
+        # Other processes make most passes 104 times as long; two undisturbed ones of three are asked for.
+        ({}, 3, [5_200_000, 51_000, 5_100_000, 5_300_000, 50_000], (50_500, 49_999)),
+        ({}, 3, [50_000, 70_000, 60_000], (60_000, 49_999)),
+        ({}, 3, [BUSY, BUSY, BUSY, BUSY, 50_000, 50_000], (50_000, 49_999)),  # the disturbed ones agree with each other
+        (POLLUTED, 3, [1_100_000, 1_300_000], (1_200_000, 1_000_000)),
+        (SAMPLED, 3, [1_100_000, 1_300_000], (1_200_000, 1_000_000)),
+        ({"ns": 1_400_000, "best_ns": 1_000_000}, 3, [], (1_400_000, 1_000_000)),  # of before, and steady
+        ({"samples": [(7, 6), (8, 5), (9, 8), (10, 9)]}, 2, [9], (9, 5)),  # of more passes than are asked for
+    ],
+)  # fmt: skip
 def test_what_is_disturbed_is_measured_again_until_it_is_steady(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: dict, passes: int, times: list, after: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other processes make most passes 104 times as long; two undisturbed ones of three are asked for."""
     rests: list[float] = []
     monkeypatch.setattr(_profile_worker.time, "sleep", rests.append)
-    us = 1000
-    noisy = [5200 * us, 51 * us, 5100 * us, 5300 * us, 50 * us]
-    clock = _Clock({"noisy": noisy, "quiet": [50 * us, 70 * us, 60 * us]})
-    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "noisy", "quiet"))
-    assert clock.asked == 3 * ["noisy", "quiet"] + 2 * ["noisy"]
-    assert rests == 2 * [_profile_worker.REST_S]
-    read = {key: read_fields(tmp_path / f"{key}.json", TIME_FIELDS) for key in ("noisy", "quiet")}
-    assert read == {"noisy": (50_500, 49_999), "quiet": (60_000, 49_999)}
-    assert len(read_samples(tmp_path / "noisy.json")) == 5  # the machine's noise stays with the number
+    if before:
+        write_record(tmp_path / "a.json", before)
+    clock, again = _Clock({"a": [*times]}), max(0, len(times) - passes)
+    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a", passes=passes))
+    assert read_fields(tmp_path / "a.json", TIME_FIELDS) == after
+    assert len(clock.asked) == len(times)
+    assert rests == again * [_profile_worker.REST_S]
 
 
 def test_what_is_never_steady_is_left_for_a_later_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,34 +494,6 @@ def test_measuring_again_takes_no_longer_than_measuring(tmp_path: Path, monkeypa
     clock = _Clock({"a": [2.0**i * 1e6 for i in range(40)]}, takes_seven_seconds)
     _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a"))
     assert len(clock.asked) == 3 + 4  # the last one begins after 21 of 21 seconds
-
-
-@pytest.mark.parametrize("samples", [None, [[104_000_000, 1_000_000]]])
-def test_a_polluted_record_of_before_heals(
-    samples: list | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = {"ns": 104_000_000, "best_ns": 1_000_000} | ({"samples": samples} if samples else {})
-    write_record(tmp_path / "a.json", record)
-    assert read_fields(tmp_path / "a.json", TIME_FIELDS) is None
-    clock = _Clock({"a": [1.1e6, 1.3e6, 1.2e6]})
-    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a"))
-    assert read_fields(tmp_path / "a.json", TIME_FIELDS) == (1_200_000, 1_000_000)
-    write_record(tmp_path / "b.json", {"ns": 1_400_000, "best_ns": 1_000_000})  # of before, and steady
-    assert read_fields(tmp_path / "b.json", TIME_FIELDS) == (1_400_000, 1_000_000)
-
-
-def test_passes_in_which_the_processor_was_taken_away_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Busy(_Clock):
-        def time(self, description: dict, device: str) -> Timing:
-            return super().time(description, device)._replace(disturbed=len(self.asked) <= 4)
-
-    monkeypatch.setattr(_profile_worker.time, "sleep", lambda _: None)
-    clock = Busy({"a": [4e7, 4e7, 4e7, 4e7, 5e4, 5e4]})  # the disturbed ones agree with each other
-    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a"))
-    assert read_fields(tmp_path / "a.json", TIME_FIELDS) == (50_000, 49_999)
-    assert len(clock.asked) == 6
 
 
 def test_samples_in_which_the_processor_was_taken_away_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,19 +532,12 @@ def test_unsteady_times_are_the_rooflines_scaled_to_the_others(tmp_path: Path, m
     roofline = {op.name: operation_ns(op.kind, op.work, cpu) for op in graph.operations if op.work}
     modelled = [roofline[op.name] for op in graph.operations]
 
-    def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        job, failed = json.loads(Path(command[-1]).read_text()), ""
-        for key, text in job["signatures"].items():
-            ns = {"fast": 3 * modelled[0], "slow": 3 * modelled[1]}.get(json.loads(text)["op"])
-            if ns is not None:
-                write_record(Path(job["folder"], f"{key}.json"), {"ns": ns, "best_ns": round(ns / 1.25)})
-            elif "noisy" in text:
-                write_record(Path(job["folder"], f"{key}.json"), {"samples": [[104_000_000, 1_000_000]]})
-            else:
-                failed = f"failed {key} LookupError: what is that?"
-        return subprocess.CompletedProcess(command, 0, failed, "")
-
-    monkeypatch.setattr(profile_module.subprocess, "run", child)
+    steady = {"fast": 3 * modelled[0], "slow": 3 * modelled[1]}
+    answers: dict[str, dict[str, Any] | str] = {
+        op: {"ns": ns, "best_ns": round(ns / 1.25)} for op, ns in steady.items()
+    }
+    answers |= {"noisy": {"samples": [[104_000_000, 1_000_000]]}, "odd": "LookupError: what is that?"}
+    measuring_processes(monkeypatch, answers.__getitem__)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         costed, noise = costs_and_noise(graph, "profile", None, cache_folder=tmp_path, device="cpu")
@@ -590,15 +587,6 @@ def test_where_nothing_is_steady_the_roofline_stands_in(tmp_path: Path, monkeypa
         costed, noise = costs_and_noise(graph, "profile", None, cache_folder=tmp_path, device="cpu")
     assert costed.costs.tolist() == apply_cost(graph, "roofline", load_gpu("cpu")).costs.tolist()
     assert str(noise) == "1 by the roofline"
-
-
-def test_samples_of_more_passes_than_are_asked_for_are_enough_with_one_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_record(tmp_path / "a.json", {"samples": [(7, 6), (8, 5), (9, 8), (10, 9)]})
-    clock = _Clock({"a": [9]})
-    _profile_worker.main(worker_job(tmp_path, clock, monkeypatch, "a", passes=2))
-    assert read_fields(tmp_path / "a.json", ("ns", "best_ns")) == (9, 5)
 
 
 def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
@@ -663,38 +651,6 @@ def test_bags_of_an_embedding_are_not_measured_empty() -> None:
     assert timing.workspace(call, "cpu") >= bags * width * torch.int64.itemsize
 
 
-def test_caches_are_written_over_before_each_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(timing, "LAST_LEVEL_CACHE", tmp_path / "size")
-    (tmp_path / "size").write_text("1024K\n")
-    timing._ballast.cache_clear()
-    try:
-        seen: list[float] = []
-        touched: list[int] = []
-        timing.measure_as_in_step(lambda: seen.append(float(timing._ballast()[-1])), lambda: touched.append(len(seen)))
-        assert timing._ballast().nbytes == 2 * 2**20
-        assert seen == [0, 0, 1, 2, 3]  # two calls to warm up; then everything is written over before each
-        assert touched == [2, 3, 4]
-    finally:
-        timing._ballast.cache_clear()
-
-
-def test_a_process_that_crashes_when_all_is_measured_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        job = json.loads(Path(command[-1]).read_text())
-        for key in job["signatures"]:
-            write_record(Path(job["folder"], f"{key}.json"), {"ns": 42, "best_ns": 40})
-        return subprocess.CompletedProcess(command, -11, "\n".join(f"start {key}" for key in job["signatures"]), "")
-
-    monkeypatch.setattr(profile_module.subprocess, "run", child)
-    graph = graph_of({name: signature(f"aten.{name}.default") for name in ("one", "two")})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        costed = apply_cost(graph, "profile", None, cache_folder=tmp_path, device="cpu")
-    assert costed.costs.tolist() == [42, 42]
-
-
 def test_cache_files_are_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
     write_record(path, {"ns": 5, "best_ns": 4})
@@ -719,25 +675,6 @@ def test_rebuilt_networks_do_the_published_work() -> None:
         nodes = roofline_check.NETWORKS[name]
         forward = sum(n.work.flops or 0 for n in nodes if not n.is_backward and n.kind in ("_convolution", "addmm"))
         assert forward / 2 / batch == pytest.approx(published, rel=0.005)
-
-
-def test_alignment_pairs_equal_operations_in_order() -> None:
-    nodes = roofline_check.NETWORKS["unet_b11"]
-    published = [{"op": f"aten::{n.kind}", "bytes": n.bytes, "backward": n.is_backward, "cost": 1} for n in nodes]
-    del published[66:68]  # the last convolution and the loss: nothing else is like them
-    pairs = roofline_check.align(nodes, published)
-    assert [pair.node for pair in pairs] == nodes[:66] + nodes[68:]
-    published[50]["bytes"] += 4096
-    assert len(roofline_check.align(nodes, published)) == len(published) - 1
-
-
-def test_fit_recovers_the_fractions_that_made_the_times() -> None:
-    truth = {"convolution": 0.5, "matmul": 0.4, "memory": 0.6, "normalization": 0.3, "pooling": 0.45}
-    gpu = Gpu("made", 10**10, 7e11, 1e-6, {"float32": 9e12}, truth | {"pooling_backward": 0.2})
-    nodes = [node for network in roofline_check.NETWORKS.values() for node in network]
-    times = roofline_check.predict_ns([roofline_check.Pair(n, 0) for n in nodes], gpu)
-    pairs = [roofline_check.Pair(n, round(t)) for n, t in zip(nodes, times, strict=True)]
-    assert roofline_check.fit(roofline_check.comparable(pairs), gpu) == pytest.approx(gpu.efficiency, rel=0.01)
 
 
 def test_roofline_against_measured_p100_times(instances: Path) -> None:

@@ -98,19 +98,7 @@ def test_a_bare_machine_measures_plans_and_largest_batches(
     backend: str, tmp_path: Path, bare: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "rows"
-    options = [
-        *HERE,
-        "--backends",
-        backend,
-        "--cost",
-        "flops",
-        "--budgets",
-        "0.8,0.1",
-        "--memory",
-        "1MB",
-        "--tries",
-        "3",
-    ]
+    options = [*HERE, *f"--backends {backend} --cost flops --budgets 0.8,0.1 --memory 1MB --tries 3".split()]
     printed = bare("-m", "experiments.device", str(folder), *options)
     assert "5 of 5 rows" in printed
     assert f"gpt2_medium {backend} plan 0.8: batch 4" in printed
@@ -143,7 +131,6 @@ def test_costs_serve_a_machine_that_cannot_measure(tmp_path: Path, monkeypatch: 
     assert device.main([str(tmp_path / "rows"), *HERE, "--backends", "eager", "--budgets", "0.9"]) == 0
     assert device.main([str(tmp_path / "rows"), "--keep", "--out", str(tmp_path / "results")]) == 0
     found = stored.load_stored("cpu", tmp_path / "results")
-    assert found is not None
     monkeypatch.setattr(stored, "RESULTS_FOLDER", tmp_path / "results")
     graph = frontend.extract(replace(spec_at("gpt2_medium", "tiny"), name="gpt2"))
     with warnings.catch_warnings():
@@ -240,5 +227,4 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         write_record(tmp_path / "cache" / f"{cache_key('mm', provenance)}.json", record)
     stored.store(tmp_path / "cache", "cpu", now, tmp_path)
     found = stored.load_stored("cpu", tmp_path)
-    assert found is not None
     assert found.ns == {"mm": 7}

@@ -10,7 +10,6 @@ from brute_force import random_step
 from helpers import step_of
 
 from remat import Plan, Scope, Status, simulate, solve
-from remat.errors import UnknownName
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
 from remat.search.sequence import FIXED, FREE, STAGED, Sequencer
@@ -72,8 +71,6 @@ def test_a_step_of_blocks_fits_its_budget_in_the_order_of_the_graph() -> None:
         budget = round(share * plain_peak(graph))
         for scope in Scope:
             found = solve(graph, budget, "fastsa", scope=str(scope), isolate=False)
-            assert found.plan is not None
-            assert found.peak_bytes is not None
             assert found.peak_bytes <= budget
             assert list(dict.fromkeys(found.plan.order.tolist())) == list(range(len(graph)))
 
@@ -87,8 +84,6 @@ def test_a_free_order_needs_the_free_scope() -> None:
     skipped = solve(graph, 8, "fastsa", order="free", isolate=False)
     assert skipped.status is Status.SKIPPED
     assert "scope=free" in skipped.message
-    with pytest.raises(UnknownName, match="unknown order 'reverse'"):
-        solve(graph, 8, "fastsa", order="reverse", isolate=False)
 
 
 def test_a_run_ends_in_time_and_repeats() -> None:
@@ -114,7 +109,6 @@ def test_only_sequences_cheaper_than_the_known_one_count() -> None:
     graph = random_step(np.random.default_rng(4), 12, min_bytes=1, min_cost=1)
     budget = round(0.8 * plain_peak(graph))
     best = exhaustive(graph, budget, Scope.STAGED).plan
-    assert best is not None
     optimum = simulate(graph, best).cost
     assert optimum > graph.total_cost
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from helpers import install_package
-from sweep_helpers import MIRROR, sweep
+from sweep_helpers import MIRROR
 
 import remat
 from experiments.store import Store
@@ -88,22 +88,6 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str
         if row["strategy"] != "checkpoint_all" or row["budget_bytes"] == largest:
             assert row["status"] == status, row
             assert words in row["message"], row
-
-
-def test_half_written_files_are_made_again_and_nothing_else(tmp_path: Path) -> None:
-    rows, _, graph_run = sweep(tmp_path)
-    assert graph_run.solved == 5
-    cut = next((tmp_path / "families").iterdir())
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    milp = next(row for row in rows if row.strategy == "checkmate_milp")
-    path = tmp_path / "rows" / f"{milp.key}.parquet"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    (tmp_path / "rows" / ".left.parquet.1-ab.part").write_bytes(b"PAR1")  # of a run that was killed while writing
-    with pytest.warns(UserWarning, match="cannot be read") as caught:
-        again, _, graph_run = sweep(tmp_path)
-    assert len(caught) == 2
-    assert (graph_run.solved, graph_run.reused) == (2, 3)
-    assert [(row.key, row.cost, row.status) for row in again] == [(row.key, row.cost, row.status) for row in rows]
 
 
 @pytest.mark.slow

@@ -5,13 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from functools import partial
 
 import pytest
 from brute_force import small_graphs
+from helpers import DIAMOND
 from hypothesis import HealthCheck, given, settings
 
 from experiments.solver_cases import graph_files
-from remat import Graph, InvalidGraph, Work, load_graph, save_graph, simulate
+from remat import (
+    BoundCertificate,
+    Graph,
+    InvalidGraph,
+    InvalidInput,
+    InvalidPlan,
+    Work,
+    load_graph,
+    save_graph,
+    simulate,
+)
 from remat.frontends.json import graph_from_dict, graph_to_dict
 from remat.plan import Plan
 
@@ -118,23 +130,6 @@ def test_malformed_graph_files_name_the_file_and_the_place(tmp_path, document, w
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100000, b'{"format": ' + b"9" * 5000 + b"}", b"NaN"]
-)
-def test_what_is_no_graph_file_is_refused(tmp_path, content):
-    path = tmp_path / "broken.json"
-    path.write_bytes(content)
-    with pytest.raises(InvalidGraph, match=r"broken\.json"):
-        load_graph(path)
-
-
-def test_absent_files_and_folders_are_refused(tmp_path):
-    with pytest.raises(InvalidGraph, match="no such file"):
-        load_graph(tmp_path / "absent.json")
-    with pytest.raises(InvalidGraph, match="cannot be read"):
-        load_graph(tmp_path)
-
-
 @pytest.mark.filterwarnings("error")
 def test_published_instances_load(instances):
     paths = graph_files(instances)
@@ -149,58 +144,45 @@ def test_published_instances_load(instances):
         assert trace.peak_bytes >= graph.largest_working_set()[0]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_what_never_ends_is_not_read(tmp_path):
-    pipe = tmp_path / "pipe.json"
-    os.mkfifo(pipe)
-    for path in (pipe, "/dev/zero"):
-        with pytest.raises(InvalidGraph, match="not a regular file"):
-            load_graph(path)
+DIAMOND_PLAN = partial(Plan.load, graph=DIAMOND)
+LOADERS = [(load_graph, InvalidGraph), (DIAMOND_PLAN, InvalidPlan), (BoundCertificate.load, InvalidInput)]
+of_every_format = pytest.mark.parametrize(("load", "refusal"), LOADERS, ids=["graph", "plan", "bound"])
+BROKEN = [
+    (b'{"name": "a", "name": "b"}', "has the key 'name' twice in one object"),
+    (b'{"a": {"b": 1, "b": 1}}', "has the key 'b' twice"),
+    (b'{"a": NaN}', "holds NaN"),
+    (b'{"a": -Infinity}', "holds -Infinity"),
+    (b'{"a": 1', r"at line 1, column 8 and the file ends there; is it cut short\?"),
+    (b'{\n"a" 1}', r"cannot be read as JSON: Expecting ':' delimiter at line 2, column 5$"),
+    (b"", "cannot be read as JSON: it is empty"),
+    (b"  \n", "cannot be read as JSON: it is empty"),
+    (b"[1, 2]", "must be a JSON object|'format' must be|is not"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "integer of thousands of digits"),
+    (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+    (b'{"name": "\xff"}', r"cannot be read as JSON: it is not UTF-8 text \(byte 10\)$"),
+    (gzip.compress(b'{"a": 1}' * 9)[:-9], "is compressed with gzip, but damaged or cut short"),
+]
 
 
-def test_every_problem_is_known_at_once(tmp_path):
-    path = tmp_path / "broken.json"
-    path.write_text(json.dumps(node(name="two\nlines", cost=-1) | {"edges": [[0, 9], [2, 2]], "loss": "1"}))
-    with pytest.raises(InvalidGraph) as caught:
-        load_graph(path)
-    assert [problem.removeprefix(f"{path}: ") for problem in caught.value.problems] == [
-        "the graph: 'loss' must be an integer or null, not '1'",
-        "edge 0 is [0, 9], but there are 3 nodes",
-        "edge 1 goes from node 2 to node 2: nodes must be in execution order, no cycles",
-        "node 2: 'cost' must not be negative, but is -1",
-        "node 2: 'name' holds a control character: 'two\\nlines'",
-    ]
-    assert str(caught.value) == f"{caught.value.problems[0]} (and 4 more; see remat check)"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"name": "a", "name": "b"}', "has the key 'name' twice in one object"),
-        ('{"a": {"b": 1, "b": 1}}', "has the key 'b' twice"),
-        ('{"a": NaN}', "holds NaN"),
-        ('{"a": -Infinity}', "holds -Infinity"),
-        ('{"a": 1', r"at line 1, column 8 and the file ends there; is it cut short\?"),
-        ('{\n"a" 1}', r"cannot be read as JSON: Expecting ':' delimiter at line 2, column 5$"),
-        ("  \n", "cannot be read as JSON: it is empty"),
-        ('{"a": ' + "9" * 5000 + "}", "integer of thousands of digits"),
-        ('{"a": ' + "[" * 100_000, "nested too deeply"),
-    ],
-)
-def test_what_is_no_plain_json_is_named_in_a_line_without_codec_words(tmp_path, text, words):
+@of_every_format
+@pytest.mark.parametrize(("content", "words"), BROKEN)
+def test_what_is_no_plain_json_is_named_in_a_line_without_codec_words(tmp_path, load, refusal, content, words):
     path = tmp_path / "g.json"
-    path.write_text(text)
-    with pytest.raises(InvalidGraph, match=words) as caught:
-        load_graph(path)
+    path.write_bytes(content)
+    with pytest.raises(refusal, match=words) as caught:
+        load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
-def test_text_that_is_not_utf8_is_named_without_codec_words(tmp_path):
-    path = tmp_path / "g.json"
-    path.write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(InvalidGraph, match=r"g\.json: cannot be read as JSON: it is not UTF-8 text \(byte 10\)$"):
-        load_graph(path)
+@of_every_format
+def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path, load, refusal):
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    wrong = {tmp_path / "absent.json": "absent.json: no such file", tmp_path: "cannot be read"}
+    for path, words in (wrong | dict.fromkeys((pipe, "/dev/zero"), "not a regular file")).items():
+        with pytest.raises(refusal, match=words):
+            load(path)
 
 
 def test_compressed_files_are_read_and_cut_ones_named(tmp_path):
@@ -208,10 +190,9 @@ def test_compressed_files_are_read_and_cut_ones_named(tmp_path):
     whole = gzip.compress(json.dumps(nodes()).encode())
     path.write_bytes(whole)
     assert load_graph(path) == graph_from_dict(nodes())
-    for damaged in (whole[:-9], whole[:15] + b"\0\0\0" + whole[18:]):
-        path.write_bytes(damaged)
-        with pytest.raises(InvalidGraph, match=r"g\.json\.gz: is compressed with gzip, but damaged or cut short"):
-            load_graph(path)
+    path.write_bytes(whole[:15] + b"\0\0\0" + whole[18:])
+    with pytest.raises(InvalidGraph, match=r"g\.json\.gz: is compressed with gzip, but damaged or cut short"):
+        load_graph(path)
 
 
 def test_unknown_keys_are_warned_of_once_with_the_nearest_name(tmp_path):

@@ -14,7 +14,7 @@ from baselines._forward import Forward
 from baselines._hierarchy import Option, Part, Solver
 from baselines._persistent import Schedules, Stages
 from baselines.hierarchical import hierarchical
-from remat import Plan, Scope, Status, simulate, solve
+from remat import Plan, Scope, simulate, solve
 from remat.frontends.synthetic import skip
 from remat.graph import Graph, Operation, Value
 from remat.search.choices import drop_unread_repeats
@@ -81,7 +81,7 @@ def test_a_second_way_to_save_is_taken_where_it_is_cheaper() -> None:
 
 
 def test_repeats_are_put_in_stages_and_dropped_if_unread() -> None:
-    assert in_stages([0, 1, 2, 1, 0, 1, 3]) == [0, 1, 2, 0, 1, 3]
+    assert in_stages([0, 1, 2, 1, 0, 1, 3, 2, 0]) == [0, 1, 2, 0, 1, 3, 0, 2]
     graph = Graph(
         "unread",
         tuple(Operation(f"op{i}", "", (i - 1,) if i else (), (i,), 1) for i in range(4)),
@@ -100,20 +100,8 @@ def test_budgets_of_a_step_are_met_and_cost_less_than_without_options(scope: Sco
             solve(graph, budget, name, scope=str(scope), isolate=False) for name in ("hierarchical", "rotor")
         )
         assert found.plan is not None
-        assert found.peak_bytes is not None
-        assert found.cost is not None
         assert found.peak_bytes <= budget
         assert rival.cost is None or found.cost <= rival.cost
-
-
-def test_a_group_of_stages_is_a_part() -> None:
-    graph = step_of(12)
-    chain = Chain.of(graph, 1000)
-    groups = chain.grouped(5)
-    assert len(groups.forward) == -(-len(chain.forward) // 5)
-    for fine, coarse in ((chain.forward, groups.forward), (chain.backward, groups.backward)):
-        assert sorted(itertools.chain(*fine)) == sorted(itertools.chain(*coarse))
-    assert groups.backward[0] == sorted(groups.backward[0])
 
 
 def test_it_ends_in_time_with_what_it_has() -> None:
@@ -121,10 +109,3 @@ def test_it_ends_in_time_with_what_it_has() -> None:
     context = context_of(graph, round(0.7 * plain_peak(graph)), seconds=3)
     assert hierarchical(context.problem, context).candidates
     assert context.remaining_s() > 0
-
-
-def test_a_graph_without_a_backward_pass_is_skipped() -> None:
-    graph = Graph.from_nodes("forward", [[], [0], [1]], [1, 1, 1], [1, 1, 1])
-    found = solve(graph, 2, "hierarchical", isolate=False)
-    assert found.status is Status.SKIPPED
-    assert "backward" in found.message

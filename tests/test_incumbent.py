@@ -13,42 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import context_of, install_package
+from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 
 import remat
-from remat import (
-    Candidate,
-    Context,
-    Graph,
-    Incumbent,
-    InvalidInput,
-    Outcome,
-    Plan,
-    Problem,
-    Progress,
-    Scope,
-    Status,
-    registry,
-)
+from remat import Candidate, Context, Graph, Incumbent, Outcome, Plan, Problem, Progress, Scope, Status
 from remat.incumbent import is_proven
 from remat.solving.api import solve, solve_sweep
 
-DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
-FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
 AGAIN = Plan.from_order(DIAMOND, [0, 1, 0, 2, 3, 4])  # cost 6, staged
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    """Registers a strategy that does what it is told; gone after the test."""
-    remat.strategies()
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-
-    def register(run, **flags):
-        remat.strategy("scripted", **flags)(run)
-
-    return register
 
 
 def test_the_cheapest_that_fits_and_is_in_scope_is_kept() -> None:
@@ -216,12 +188,6 @@ def test_who_proves_a_bound_decides_the_status(scripted, by: str, status: str) -
     assert ("no certificate" in solution.message) == (status == "FEASIBLE")
 
 
-@pytest.mark.parametrize("bad", [{"target_gap": -1}, {"target_gap": "0.1"}, {"target_gap": True}, {"progress": 3}])
-def test_what_users_get_wrong(bad) -> None:
-    with pytest.raises(InvalidInput, match=next(iter(bad))):
-        solve(DIAMOND, 9, "checkpoint_all", **bad)
-
-
 PLUGIN = '''
     import os, signal, time
     from remat import Plan, strategy
@@ -253,13 +219,15 @@ PLUGIN = '''
             time.sleep(0.05)
 '''
 SCRIPT = """
-    import json, sys
+    import json, sys, time
     import remat
     graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 2, 3])
     limit = float(sys.argv[2])
     say = lambda p: print("progress", p.who, flush=True)
+    began = time.monotonic()
     s = remat.solve(graph, 100, sys.argv[1], time_limit_s=limit, threads=1, progress=say)
-    print(json.dumps([s.status, s.message, s.cost, s.bound, s.stats, s.ended, s.plan and s.plan.order.tolist()]))
+    order, seconds = s.plan and s.plan.order.tolist(), time.monotonic() - began
+    print(json.dumps([s.status, s.message, s.cost, s.bound, s.stats, s.ended, order, seconds]))
 """
 
 
@@ -286,7 +254,8 @@ def start(plugin: Path, strategy: str, limit_s: float) -> subprocess.Popen[str]:
 def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s, ended, words) -> None:
     out, errors = start(plugin, strategy, limit_s).communicate(timeout=60)
     assert out, errors
-    status, message, cost, bound, stats, ending, order = json.loads(out.splitlines()[-1])
+    status, message, cost, bound, stats, ending, order, seconds = json.loads(out.splitlines()[-1])
+    assert seconds < limit_s * 1.05 + 2 + 1  # a second of noise
     # One pass costs 6, which is a better bound than the 5 that was handed over.
     assert (status, cost, bound, order) == ("FEASIBLE", 7, 6, [0, 1, 0, 2])
     assert words in message
@@ -298,14 +267,13 @@ def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s,
 @pytest.mark.parametrize("strategy", ["works", "hangs"])
 def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
     process = start(plugin, strategy, 60)
-    assert process.stdout is not None
     assert process.stdout.readline() == "progress search\n"
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < 30  # not the minute that it was given
     assert process.returncode == 0, errors
-    status, message, cost, _, _, ending, _ = json.loads(out.splitlines()[-1])
+    status, message, cost, _, _, ending, *_ = json.loads(out.splitlines()[-1])
     assert (status, cost, ending) == ("FEASIBLE", 7, "interrupted")
     assert message.startswith("interrupted; ")
 
@@ -349,25 +317,16 @@ STOPS_ONE = """
 
 
 def test_one_of_two_workers_is_stopped_and_the_other_goes_on(plugin) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(STOPS_ONE)], cwd=plugin, text=True, capture_output=True, timeout=90,
-        env=os.environ | {"PYTHONPATH": str(plugin)},
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    assert json.loads(done.stdout) == [{"0": "interrupted", "1": "interrupted"}, True]
-
-
-def test_an_isolated_solve_reports_each_improvement_once() -> None:
-    told: list[Progress] = []
-    budget = remat.min_budget(DIAMOND).bytes
-    solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=True, progress=told.append)
-    assert told
-    assert len({(p.cost, p.bound) for p in told}) == len(told)
+    printed = run_python(STOPS_ONE, cwd=plugin, PYTHONPATH=str(plugin))
+    assert json.loads(printed) == [{"0": "interrupted", "1": "interrupted"}, True]
 
 
 def test_an_isolated_solve_says_the_same_as_one_in_this_process() -> None:
     budget = remat.min_budget(DIAMOND).bytes
-    here, there = (solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=isolate)[0] for isolate in (False, True))
+    told: list[Progress] = []
+    (here,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=False)
+    (there,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=True, progress=told.append)
+    assert len({(p.cost, p.bound) for p in told}) == len(told) > 0  # each improvement once
     assert (here.status, here.cost, here.bound) == (there.status, there.cost, there.bound)
     assert here.stats["trajectory"][-1][1:] == there.stats["trajectory"][-1][1:]
     assert there.stats["solver_peak_memory_bytes"] > 10_000_000

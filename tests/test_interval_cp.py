@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph
+from brute_force import KINDS, optimum, random_graph
+from helpers import run_python
 
 from remat import Graph, Plan, Status, simulate, solve_sweep
-from remat.errors import InvalidInput
-from remat.programs.interval import event, run_stages
-
-KINDS = {"plain": {}, "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.15, "once": 0.15}}
 
 
 def here(graph, budget, strategy="interval_cp", **options):
@@ -21,22 +15,12 @@ def here(graph, budget, strategy="interval_cp", **options):
     return solve_sweep(graph, [budget], strategy, isolate=False, **options)[0]
 
 
-def test_events_are_the_slots_in_order():
-    events = [event(t, k) for t in range(5) for k in range(t + 1)]
-    assert events == list(range(15))
-
-
-def test_stages_of_a_plan():
-    graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [1] * 4, [1] * 4)
-    assert run_stages(graph, [0, 1, 2, 0, 3]) == [[0, 3], [1], [2], [3]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]])
 def test_optimum_is_the_exhaustive_one(kind):
     rng = np.random.default_rng(5)
     proven = 0
     for _ in range(30):
-        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **KINDS[kind])
+        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **kind)
         least = graph.largest_working_set()[0]
         for budget in (least, least + 1):
             expected = optimum(graph, budget, "staged")
@@ -57,7 +41,7 @@ def test_two_phases_reach_the_optimum_of_their_limit_on_runs(most_runs):
     rng = np.random.default_rng(6)
     proven = 0
     for _ in range(8):
-        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **KINDS["everything"])
+        graph = random_graph(rng, int(rng.integers(5, 8)), min_cost=1, **KINDS[-1])
         budget = graph.largest_working_set()[0] + 1
         expected = optimum(graph, budget, "staged")
         solution = here(graph, budget, "moccasin", most_runs=most_runs)
@@ -82,8 +66,6 @@ def test_the_published_method_starts_from_the_graph_alone():
     assert found.cost == optimum(graph, peak - 3, "staged") > graph.total_cost
     better = here(graph, peak - 3, "interval_cp").plan
     assert here(graph, peak - 3, "moccasin", warm_start=better).plan.steps == found.plan.steps
-    with pytest.raises(InvalidInput, match="most_runs must be a positive integer"):
-        here(graph, peak, "moccasin", most_runs=0)
 
 
 def test_nothing_is_claimed_for_a_wider_scope():
@@ -112,6 +94,4 @@ budget = graph.largest_working_set()[0] + 4096
 solution = remat.solve_sweep(graph, [budget], "interval_cp", isolate=False, time_limit_s=10)[0]
 print(solution.status, solution.plan is not None, solution.message)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[1] == "True", done.stdout
+    assert run_python(script).split()[1] == "True"

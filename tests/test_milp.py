@@ -6,39 +6,25 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import time
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, training_chain
+from brute_force import KINDS, optimum, random_graph, training_chain
+from helpers import DIAMOND, context_of
 
-from remat import (
-    Graph,
-    InvalidInput,
-    Plan,
-    Scope,
-    Skip,
-    Status,
-    load_graph,
-    min_budget,
-    simulate,
-    solve,
-    solve_sweep,
-)
+from remat import Graph, Plan, Scope, Skip, Status, load_graph, min_budget, simulate, solve, solve_sweep
+from remat.frontends.synthetic import skip
 from remat.incumbent import is_closed
 from remat.programs.backends import BACKENDS, Answer, Verdict
 from remat.programs.program import Limits
 from remat.programs.published import build, estimate_nonzeros
+from remat.programs.staged import build_staged_model, last_stages
+from remat.search.anneal import minimise_cost
 from remat.search.greedy import greedy_eviction
-
-DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-KINDS = {
-    "plain": {},
-    "two outputs": {"multi_output": 0.5},
-    "scratch memory": {"workspace": 3},
-    "kept values": {"keep": 0.3},
-    "run once": {"once": 0.3, "keep": 0.1},
-    "everything": {"multi_output": 0.4, "workspace": 2, "keep": 0.2, "once": 0.2},
-}
+from remat.simulator import plain_peak
+from remat.solvers._milp_restricted import Refiner, repeats_of, repeats_worth_trying
+from remat.solvers._milp_trimmed import solve_trimmed
 
 
 def here(graph, budget, **options):
@@ -52,10 +38,10 @@ def test_optimum_is_that_of_exhaustive_search(kind, formulation):
     rng = np.random.default_rng(3)
     infeasible = recomputing = 0
     for _ in range(30):
-        graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **KINDS[kind])
+        graph = random_graph(rng, int(rng.integers(5, 7)), min_bytes=1, min_cost=1, **kind)
         least = graph.largest_working_set()[0]
         for budget in (least, least + 1):
-            if simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes <= budget:
+            if plain_peak(graph) <= budget:
                 continue  # no solver is asked
             expected = optimum(graph, budget, "staged")
             solution = here(graph, budget, formulation=formulation)
@@ -69,13 +55,6 @@ def test_optimum_is_that_of_exhaustive_search(kind, formulation):
                 recomputing += expected > graph.total_cost
     assert infeasible
     assert recomputing >= 2
-
-
-def test_known_staged_infeasibility():
-    assert optimum(DIAMOND, 6, "staged") is None
-    assert optimum(DIAMOND, 6, "fixed_order") == 7
-    assert here(DIAMOND, 6).status is Status.INFEASIBLE
-    assert here(DIAMOND, 7).cost == optimum(DIAMOND, 7, "staged") == 6
 
 
 @pytest.mark.parametrize("scope", ["fixed_order", "free"])
@@ -134,22 +113,6 @@ def test_an_import_is_not_a_licence(monkeypatch):
         broken.probe()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"solver": "gurobbi"}, "did you mean gurobi"),
-        ({"formulation": "tight"}, "unknown formulation"),
-        ({"mip_gap": -1}, "mip_gap"),
-        ({"mip_gap": "small"}, "mip_gap"),
-        ({"max_nonzeros": 0}, "max_nonzeros"),
-        ({"solvr": "highs"}, "did you mean solver"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_runs(options, words):
-    with pytest.raises(InvalidInput, match=words):
-        solve(DIAMOND, 7, "checkmate_milp", **options)
-
-
 def test_a_model_that_is_too_large_is_skipped():
     solution = here(DIAMOND, 7, max_nonzeros=10)
     assert solution.status is Status.SKIPPED
@@ -158,7 +121,7 @@ def test_a_model_that_is_too_large_is_skipped():
 
 def test_the_estimate_is_close_to_what_is_built():
     rng = np.random.default_rng(5)
-    for kind in KINDS.values():
+    for kind in KINDS:
         graph = random_graph(rng, 40, min_bytes=1, **kind)
         made = build(graph).program(1).matrix.nnz
         assert 0.7 * made < estimate_nonzeros(graph) < 1.5 * made
@@ -276,7 +239,6 @@ def test_a_warm_start_is_the_first_incumbent(solver):
     program, point = equations.program(units), equations.point(units, *start.matrices(graph))
     pytest.importorskip(BACKENDS[solver].package)
     answer = BACKENDS[solver].solve(program, Limits(time_s=5.0, nodes=1), start=point)  # slow machines read it late
-    assert answer.x is not None
     cost = program.cost @ answer.x / equations.cost_scale * equations.cost_unit
     assert cost <= simulate(graph, start).cost + 1e-6
 
@@ -285,12 +247,6 @@ def test_running_once_needs_no_solver(monkeypatch):
     backend = scripted(monkeypatch)
     solution = here(DIAMOND, 9)
     assert (solution.status, solution.cost, backend.calls) == (Status.OPTIMAL, 5, 0)
-
-
-def test_isolated_solve_equals_the_one_here():
-    solution = solve(DIAMOND, 7, "checkmate_milp", threads=1, time_limit_s=60)
-    assert (solution.status, solution.cost, solution.scope) == (Status.FEASIBLE, 6, Scope.STAGED)
-    assert (solution.gap, solution.proven_by) == (0, "highs")
 
 
 @pytest.mark.parametrize("gib", [9, 10])
@@ -304,3 +260,118 @@ def test_recorded_optima_of_vgg16(instances, gib):
     assert solution.proven_by == "highs"
     assert solution.cost == pytest.approx(record["cost_ns"], rel=1e-4)
     assert solution.cost * (1 - 1e-4) <= solution.bound <= record["cost_ns"]
+
+
+# ---- the trimmed program: every plan is a point of it
+
+
+def plans(graph, budgets):
+    """Staged plans without needless repeats."""
+    for budget in budgets:
+        best = minimise_cost(graph, budget, work_limit=20_000, seed=budget)
+        plan = Plan.from_order(graph, best.order.tolist())
+        assert plan.scope is Scope.STAGED
+        yield plan
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[-1]])
+def test_every_plan_is_a_point_of_the_relaxation(kind):
+    rng = np.random.default_rng(1)
+    repeats = 0
+    for _ in range(40):
+        graph = random_graph(rng, 8, min_cost=1, **kind)
+        peak = simulate(graph, Plan.from_order(graph, range(8))).peak_bytes
+        for plan in plans(graph, range(graph.largest_working_set()[0], peak + 1)):
+            trace = simulate(graph, plan)
+            model = build_staged_model(graph, trace.peak_bytes, memory="stage_end")
+            assert not model.infeasible
+            R_TN, S_TV = plan.matrices(graph)
+            x = np.zeros(model.shape[1], dtype=np.int64)
+            for (t, k), column in model.R_column.items():
+                x[column] = R_TN[t, k]
+            for (t, v), column in model.S_column.items():
+                x[column] = S_TV[t, v]
+            # Nothing of the plan is lost to the trimming ...
+            assert x[list(model.R_column.values())].sum() == (trace.computations - 1).sum()
+            assert model.cost_constant + model.cost @ x == trace.cost
+            # ... and every row holds.
+            short = model.matrix @ x < model.row_lower
+            assert not short.any(), (model.row_kind[short], model.row_key[short])
+            repeats += int(R_TN.sum()) - 8
+    assert repeats > 50
+
+
+def test_the_last_use_is_that_of_a_repeated_user():
+    # 1 reads 0 and is read by 3; so 0 may be needed as late as 3, for a second run of 1.
+    graph = random_graph(np.random.default_rng(0), 1)
+    graph = type(graph).from_nodes("late", [[], [0], [1], [1, 2]], [1] * 4, [1] * 4)
+    last_run, last_held = last_stages(graph, [True] * 4)
+    assert last_run == [3, 3, 3, 3]
+    assert last_held == [3, 3, 3, 3]
+
+
+# ---- restricted programs: exact where nothing is left out, never a claim, better plans where there are any
+
+
+def all_repeats(graph: Graph) -> set[tuple[int, int]]:
+    return {(t, k) for t in range(len(graph)) for k in range(t)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]])
+def test_with_all_repeats_it_is_the_whole_problem(kind):
+    rng = np.random.default_rng(11)
+    solved = 0
+    for _ in range(40):
+        graph = random_graph(rng, int(rng.integers(5, 9)), min_cost=1, **kind)
+        budget = graph.largest_working_set()[0] + int(rng.integers(0, 3))
+        problem = context_of(graph, budget, seconds=20)
+        outcome = solve_trimmed(problem, 0.0, repeats=all_repeats(graph))
+        expected = optimum(graph, budget, "staged")
+        assert bool(outcome.candidates) == (expected is not None)
+        assert outcome.bound is None
+        assert not outcome.infeasible
+        assert problem.incumbent.bound == graph.total_cost
+        if expected is not None:
+            assert problem.incumbent.cost == expected
+            solved += 1
+    assert solved >= 20
+
+
+def test_repeats_of_a_plan():
+    assert repeats_of(None, np.array([0, 1, 0, 2, 0, 1, 3])) == {(2, 0), (3, 0), (3, 1)}
+
+
+def test_what_is_worth_trying_follows_a_stretch_of_short_memory():
+    # a -> b -> c -> d, and d reads a again: between them everything together exceeds the budget.
+    graph = Graph.from_nodes("loop", [[], [0], [1], [2, 0]], [4] * 4, [1] * 4)
+    assert repeats_worth_trying(graph, 100, 3) == set()
+    assert repeats_worth_trying(graph, 11, 3) == {(3, 0)}
+    # with an input of its own before a, that one too at depth 2
+    longer = Graph.from_nodes("longer", [[], [0], [1], [2], [3, 1]], [4] * 5, [1] * 5)
+    assert repeats_worth_trying(longer, 11, 1) == {(4, 1)}
+    assert repeats_worth_trying(longer, 11, 2) == {(4, 1), (4, 0)}
+
+
+@pytest.mark.long
+def test_refining_ends_at_the_best_plan_of_its_models_and_claims_nothing():
+    graph = skip(depth=3, varied=True, seed=4)
+    peak = plain_peak(graph)
+    budget = (graph.largest_working_set()[0] + peak) // 2
+    problem = context_of(graph, budget, seconds=20)
+    exact = context_of(graph, budget, seconds=20)
+    solve_trimmed(exact, 0.0)
+    refiner = Refiner(problem)
+    refiner.run(time.monotonic() + 20, 1, lambda: False)
+    assert refiner.solves >= 3
+    assert problem.incumbent.bound == graph.total_cost
+    assert exact.incumbent.cost <= problem.incumbent.cost <= 1.05 * exact.incumbent.cost
+
+
+def test_refining_leaves_plans_of_other_scopes_alone():
+    graph = skip(depth=2)
+    problem = context_of(graph, 1 << 40, scope=Scope.FREE, seconds=3)
+    order = [*range(len(graph))]
+    problem.offer(Plan.from_order(graph, order, 1 << 40), "test")
+    Refiner(problem).run(time.monotonic() + 1, 1, lambda: True)
+    assert problem.incumbent.plan.order.tolist() == order

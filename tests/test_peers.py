@@ -10,7 +10,7 @@ import pytest
 from analysis.paper import sizes
 from analysis.parts import Study
 from experiments import peers
-from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, _grouped, moccasin, slowdowns
+from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, moccasin, slowdowns
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,3 @@ def test_every_stored_result_of_the_rivals_has_a_number() -> None:
     found = [*moccasin(), *slowdowns()]
     assert len(found) >= 27
     assert all(number.ours is not None for number in found)
-
-
-def test_worse_numbers_of_several_budgets_and_one_cause_share_a_line() -> None:
-    several = [
-        Number("MONeT", f"VGG-16, {gib} GiB: overhead", -5.0, gib, "the cause", signed=True) for gib in (10, 5.51)
-    ]
-    alone = Number("MONeT", "VGG-16, 6 GiB: overhead", 1, 2, "another", signed=True)
-    first, second = _grouped([*several, alone])
-    assert first == [
-        "MONeT", "VGG-16: overhead at 10, 5.51 GiB", "-5 / -5 %", "10 / 5.51 %", "", "worse: the cause",
-    ]  # fmt: skip
-    assert second == alone.cells()

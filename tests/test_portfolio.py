@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, replay
+from brute_force import optimum, random_graph, replay_plan
 from helpers import context_of
 
 import remat
@@ -23,8 +22,11 @@ from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.search import kernel
 from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.greedy import greedy_plans
+from remat.simulator import plain_peak
+from remat.solvers import portfolio, search
 from remat.solving.dispatch import new_context
 
 SCOPES = ("staged", "fixed_order", "free")
@@ -38,49 +40,41 @@ def graphs(count: int):
 
 
 def tight_budgets(graph: Graph) -> list[int]:
-    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    peak = plain_peak(graph)
     least = graph.largest_working_set()[0]
     return sorted({least, (least + peak) // 2, peak - 1} - set(range(least)))
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-def test_portfolio_proves_the_optimum_of_small_graphs(scope):
+@pytest.mark.parametrize(
+    ("scope", "exhaustive", "threads", "number"),
+    [
+        *((scope, True, 1, 80) for scope in SCOPES),
+        *(("staged", False, threads, 12) for threads in (1, 2)),
+        pytest.param("staged", False, 2, 40, marks=pytest.mark.slow),
+    ],
+)
+def test_portfolio_proves_the_optimum_of_small_graphs(monkeypatch, scope, exhaustive, threads, number):
+    if not exhaustive:
+        monkeypatch.setattr(portfolio, "EXHAUSTIVE_OPERATIONS", 0)
     checked = 0
-    for graph in graphs(80):
+    for graph in graphs(number):
         for budget in tight_budgets(graph):
-            solution = solve(graph, budget, scope=scope, threads=1, time_limit_s=30)
+            solution = solve(graph, budget, scope=scope, threads=threads, time_limit_s=30)
             best = optimum(graph, budget, scope)
             if best is None:
                 assert solution.status is Status.INFEASIBLE
             else:
                 assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
-                assert replay(graph, list(zip(solution.plan.kinds, solution.plan.ids, strict=True))).cost == best
+                assert replay_plan(graph, solution.plan).cost == best
             checked += 1
-    assert checked > 100
-
-
-@pytest.mark.parametrize(("number", "least"), [(12, 15), pytest.param(40, 50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_search_and_proof_without_exhaustive_search_find_the_optimum_too(monkeypatch, threads, number, least):
-    monkeypatch.setattr(importlib.import_module("remat.solvers.portfolio"), "EXHAUSTIVE_OPERATIONS", 0)
-    checked = 0
-    for graph in graphs(number):
-        for budget in tight_budgets(graph):
-            solution = solve(graph, budget, threads=threads, time_limit_s=30)
-            best = optimum(graph, budget, "staged")
-            if best is None:
-                assert solution.status is Status.INFEASIBLE
-            else:
-                assert (solution.status, solution.cost) == (Status.OPTIMAL, best)
-            checked += 1
-    assert checked > least
+    assert checked > 1.2 * number
 
 
 def test_a_plan_at_every_budget_a_little_above_the_smallest():
     graphs = [synthetic.chain(n=40, varied=True), synthetic.skip(depth=20), synthetic.layered(n=80)]
     for graph in graphs:
         least = remat.min_budget(graph).bytes  # without a time limit: the same on every machine
-        peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        peak = plain_peak(graph)
         for budget in (int(1.05 * least) + 1, (int(1.05 * least) + peak) // 2):
             solution = solve(graph, budget, "search", work_limit=200_000, time_limit_s=60)
             assert solution.plan is not None, (graph.name, budget)
@@ -146,25 +140,6 @@ def test_search_finds_the_staged_optimum_of_small_graphs(plain, share):
     assert found >= share * total
 
 
-@pytest.mark.parametrize("strategy", ["search", "portfolio"])
-def test_runs_with_a_work_limit_repeat(strategy):
-    graph = synthetic.layered(n=60)
-    budget = int(0.8 * simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
-    runs = [solve(graph, budget, strategy, work_limit=20_000, threads=2, deterministic=True) for _ in range(2)]
-    assert runs[0].plan.order.tolist() == runs[1].plan.order.tolist()
-    other = solve(graph, budget, strategy, work_limit=20_000, threads=2, deterministic=True, seed=1)
-    assert other.plan is not None
-
-
-def test_the_bound_comes_with_a_certificate():
-    graph = synthetic.layered(n=100)
-    budget = int(0.9 * simulate(graph, Plan.from_order(graph, range(100))).peak_bytes)
-    solution = solve(graph, budget, scope="fixed_order", threads=2, time_limit_s=15)
-    assert solution.certificate is not None
-    assert graph.total_cost < solution.certificate.bound <= solution.bound  # a MILP may prove more, uncertified
-    assert remat.verify_bound(graph, solution.certificate) == solution.certificate.bound
-
-
 def test_no_plan_is_not_a_proof():
     graph = synthetic.layered(n=40)
     least = remat.min_budget(graph).lower_bound_bytes
@@ -176,7 +151,7 @@ def test_no_plan_is_not_a_proof():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_progress_is_told_and_the_gap_stops_the_solve(threads):
     graph = synthetic.chain(n=20)
-    budget = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes * 7 // 10
+    budget = plain_peak(graph) * 7 // 10
     told = []
     solution = solve(graph, budget, threads=threads, time_limit_s=20, target_gap=0.5, progress=told.append)
     assert solution.gap <= 0.5
@@ -220,22 +195,11 @@ def _budgets_to_try(graph: Graph) -> range | list[int]:
 @pytest.mark.parametrize("limit", [0.1, 1.0])
 def test_short_limits_are_kept(limit):
     graph = synthetic.chain(n=50)
-    budget = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes // 2
+    budget = plain_peak(graph) // 2
     for strategy in ("search", "portfolio"):
         solution = solve(graph, budget, strategy, time_limit_s=limit, threads=2)
         assert solution.status in (Status.FEASIBLE, Status.OPTIMAL, Status.TIMEOUT, Status.NO_PLAN)
         assert solution.wall_s <= limit * 1.05 + 2
-
-
-@pytest.mark.slow
-def test_a_sweep_is_monotone():
-    graph = synthetic.layered(n=60)
-    peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
-    budgets = [int(peak * share) for share in (0.95, 0.8, 0.9, 0.85)]
-    solutions = solve_sweep(graph, budgets, work_limit=3000, time_limit_s=20)
-    by_budget = sorted(solutions, key=lambda s: s.budget_bytes)
-    costs = [s.cost for s in by_budget if s.cost is not None]
-    assert costs == sorted(costs, reverse=True)
 
 
 INTERRUPTED = """
@@ -257,7 +221,6 @@ def test_ctrl_c_returns_the_incumbent_and_the_process_ends_well(scope):
         [sys.executable, "-c", textwrap.dedent(INTERRUPTED).replace("SCOPE", scope)], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
     said = process.stdout.readline()
     assert said == "found\n", process.communicate(timeout=55)[1]
     process.send_signal(signal.SIGINT)
@@ -271,9 +234,8 @@ def test_ctrl_c_before_the_threads_run(monkeypatch):
         raise KeyboardInterrupt
 
     graph = synthetic.layered(n=60)
-    peak = simulate(graph, Plan.from_order(graph, range(60))).peak_bytes
-    module = importlib.import_module("remat.solvers.portfolio")  # remat.strategies is a function too
-    monkeypatch.setattr(module._Thread, "start", interrupted)
+    peak = plain_peak(graph)
+    monkeypatch.setattr(portfolio._Thread, "start", interrupted)
     solution = solve(graph, int(0.8 * peak), time_limit_s=20, threads=2)
     assert solution.ended == "interrupted"
     assert solution.peak_bytes <= int(0.8 * peak)
@@ -282,13 +244,12 @@ def test_ctrl_c_before_the_threads_run(monkeypatch):
 def test_ctrl_c_in_a_member_ends_the_other_strategy_too(monkeypatch):
     """A member returns its plan after Ctrl-C; the strategy that asked for it must not go on to its time limit."""
     graph = synthetic.chain(n=20)
-    member = importlib.import_module("remat.solvers.search")
 
     def interrupted(context, _threads, **_options):
         context.offer(Plan.from_order(graph, range(len(graph))), "search")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(member, "search_staged", interrupted)
+    monkeypatch.setattr(search, "search_staged", interrupted)
     context = new_context(Problem(graph, 1 << 40), SolveOptions())
     with pytest.raises(KeyboardInterrupt):
         context.run_strategy(context, "search", {}, isolate=False)
@@ -309,7 +270,7 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
     graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
     graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
     for graph in graphs:
-        peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+        peak = plain_peak(graph)
         budget = (graph.largest_working_set()[0] + peak) // 2
         runs = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
         if any(run.cut_by_clock for run in runs):
@@ -322,11 +283,10 @@ def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
 
 def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
     graph = synthetic.layered(n=100)
-    budget = int(0.9 * simulate(graph, Plan.from_order(graph, range(100))).peak_bytes)
+    budget = int(0.9 * plain_peak(graph))
     runs = [solve(graph, budget, scope="fixed_order", deterministic=True, time_limit_s=30) for _ in range(2)]
     assert [run.cut_by_clock for run in runs] == [False, False]
     proofs = [run.certificate for run in runs]
-    assert proofs[0] is not None
     assert len(proofs[0].tree) > 1
     assert proofs[0] == proofs[1]
     assert [run.status for run in runs] == [Status.OPTIMAL] * 2
@@ -334,54 +294,46 @@ def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
 
 
 def test_a_small_problem_that_highs_has_proven_is_certified_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("remat.solvers.portfolio")
-    monkeypatch.setattr(module, "WINDOW_INTEGER_SHARE_SMALL", 0.0)  # the MILP comes first
-    monkeypatch.setattr(module, "EXHAUSTIVE_OPERATIONS", 0)
+    monkeypatch.setattr(portfolio, "WINDOW_INTEGER_SHARE_SMALL", 0.0)  # the MILP comes first
+    monkeypatch.setattr(portfolio, "EXHAUSTIVE_OPERATIONS", 0)
     graph = synthetic.layered(n=40)
-    budget = int(0.85 * simulate(graph, Plan.from_order(graph, range(40))).peak_bytes)
+    budget = int(0.85 * plain_peak(graph))
     solution = solve(graph, budget, time_limit_s=60)
     assert (solution.status, solution.proven_by) == (Status.OPTIMAL, "certificate")
     assert solution.stats["milp_rounds"] > 0
     assert remat.verify_bound(graph, solution.certificate) == solution.bound
 
 
-def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = importlib.import_module("remat.solvers.search")
-    monkeypatch.setattr(module, "greedy_plans", lambda *_, **__: iter(()))
+def test_where_the_greedy_fails_the_search_begins_with_the_cheapest_baseline_that_fits(monkeypatch):
+    monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
     graph = synthetic.skip(depth=5, varied=True, seed=1)
     members = []
     for name in remat.strategies():
         if get_strategy(name).ignores_budget:
             with contextlib.suppress(Skip):
                 members += remat.family(graph, name)
-    budget = sorted(m.peak_bytes for m in members)[len(members) // 2]
-    order = module.first_order(context_of(graph, budget))
-    assert order is not None
-    started = remat.simulate(graph, Plan.from_order(graph, order.tolist()))
+    peaks = sorted(m.peak_bytes for m in members)
+    budget = peaks[len(peaks) // 2]
+    started = simulate(graph, Plan.from_order(graph, search.first_order(context_of(graph, budget)).tolist()))
     assert started.peak_bytes <= budget
     assert started.cost == min(m.cost for m in members if m.peak_bytes <= budget)
-    smallest = min(m.peak_bytes for m in members)
-    assert module.first_order(context_of(graph, smallest - 1)) is None
+    assert search.first_order(context_of(graph, peaks[0] - 1)) is None
 
 
 def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("remat.solvers.portfolio")
-    monkeypatch.setattr(module._Run, "one_after_the_other", lambda self: None)
+    monkeypatch.setattr(portfolio._Run, "one_after_the_other", lambda self: None)
     graph = synthetic.skip(depth=8, varied=True, seed=1)
     poor = remat.family(graph, "checkpoint_last")[0]
-    budget = (poor.peak_bytes + 3 * simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes) // 4
+    budget = (poor.peak_bytes + 3 * plain_peak(graph)) // 4
     greedy = min(simulate(graph, plan).cost for plan in greedy_plans(graph, budget))
     (found,) = solve_sweep(graph, [budget], "portfolio", threads=1, warm_start=poor.plan, isolate=False)
     assert found.cost == greedy < poor.cost
 
 
 def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(monkeypatch) -> None:
-    module = importlib.import_module("remat.solvers.portfolio")
-    monkeypatch.setattr(module, "greedy_plans", lambda *_, **__: iter(()))
-    monkeypatch.setattr(module._Run, "search", lambda *_: None)
-    monkeypatch.setattr(module, "SMALL_COLUMNS", 0)  # a small problem's MILP decides sooner
+    monkeypatch.setattr(portfolio, "greedy_plans", lambda *_, **__: iter(()))
+    monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
+    monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides sooner
     graph = synthetic.layered(n=60)
     least = min_budget(graph, time_limit_s=5)
     solution = solve(graph, int(1.2 * least.bytes), time_limit_s=8, threads=2)
@@ -390,30 +342,29 @@ def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(mo
 
 
 def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("remat.solvers.portfolio")
     graph = synthetic.chain(n=40, varied=True)
-    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    peak = plain_peak(graph)
     best = min(
         (rival for rival in map(get_strategy, remat.strategies()) if rival.gives_starts),
         key=lambda rival: solve(graph, peak // 2, rival.name).cost or float("inf"),
     )
-    monkeypatch.setattr(module, "SMALL_COLUMNS", 0)  # a small problem's MILP decides it
-    monkeypatch.setattr(module, "greedy_plans", lambda *_, **__: iter(()))
-    monkeypatch.setattr(module, "online_plan", lambda *_: None)
-    monkeypatch.setattr(module._Run, "search", lambda *_: None)
-    monkeypatch.setattr(module._Run, "prove", lambda *_: None)
+    monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides it
+    monkeypatch.setattr(portfolio, "greedy_plans", lambda *_, **__: iter(()))
+    monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
+    monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
+    monkeypatch.setattr(portfolio._Run, "prove", lambda *_: None)
     for threads in (1, 2):
         found = solve(graph, peak // 2, time_limit_s=10, threads=threads)
         assert found.stats["trajectory"][-1][2] == best.name
         assert found.cost == solve(graph, peak // 2, best.name).cost
 
 
-def test_the_online_eviction_comes_first_on_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("remat.solvers.portfolio")
-    monkeypatch.setattr(module, "ONLINE_FIRST", 0)
-    monkeypatch.setattr(module._Run, "one_after_the_other", lambda self: None)
-    graph = synthetic.chain(n=40, varied=True)
-    peak = simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
-    assert [step[2] for step in solve(graph, peak // 2, threads=1).stats["trajectory"]] == ["online eviction"]
-    monkeypatch.setattr(module, "online_plan", lambda *_: None)
-    assert solve(graph, peak // 2, threads=1).stats["trajectory"][0][2] == "greedy eviction"
+def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
+    """On graphs so large that the annealer is called for few moves at a time."""
+    graph = synthetic.layered(n=1200)
+    annealer = Annealer(graph, plain_peak(graph) // 20, seed=0)  # no plan fits
+    annealer.load(np.arange(len(graph)))
+    price = first = annealer.price
+    for _ in range(400):
+        *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
+    assert price > 2 * first

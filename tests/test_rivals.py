@@ -14,11 +14,11 @@ from helpers import step_of
 
 from baselines._persistent import Stages, cheapest_schedule
 from baselines._program_points import walk
-from remat import Plan, Scope, Status, simulate, solve
+from remat import Plan, simulate, solve
 from remat.errors import InvalidInput
 from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
-from remat.search.online import NAMES, in_stages, run_online
+from remat.search.online import NAMES, run_online
 from remat.simulator import plain_peak
 
 Pass = tuple[str, int]
@@ -151,22 +151,6 @@ def test_xla_repeats_a_block_where_no_single_run_helps() -> None:
     assert walk(graph, 11, 4, 10, False, lambda: True) == [0, 1, 2, 3, 4, 0, 1, 2, 5]
 
 
-@pytest.mark.parametrize("scope", Scope)
-def test_xla_keeps_its_budget(scope: Scope) -> None:
-    graph = step_of(8)
-    for share in (1.0, 0.8, 0.6):
-        budget = round(share * plain_peak(graph))
-        found = solve(graph, budget, "xla_greedy", scope=str(scope))
-        assert found.plan is not None
-        assert scope.contains(found.plan.scope)
-        assert (found.cost == graph.total_cost) == (share == 1.0)
-    assert solve(graph, graph.largest_working_set()[0], "xla_greedy", scope=str(scope)).status is Status.NO_PLAN
-
-
-def test_what_runs_again_is_sorted_in_each_stage() -> None:
-    assert in_stages([0, 1, 2, 1, 0, 1, 3, 2, 0]) == [0, 1, 2, 0, 1, 3, 0, 2]
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -176,6 +160,17 @@ def test_what_runs_again_is_sorted_in_each_stage() -> None:
         ("xla_greedy", {"block_factor": -1}, "block_factor must be a positive integer, not -1"),
         ("dtr", {"heuristic": "exakt"}, "unknown heuristic 'exakt'"),
         ("fastsa", {"order": "x"}, "unknown order 'x'"),
+        ("moccasin", {"most_runs": 0}, "most_runs must be a positive integer"),
+        ("lp_rounding_random", {"epsilon": 1.5}, "epsilon"),
+        ("lp_rounding_random", {"samples": 0}, "samples"),
+        ("lp_rounding_random", {"improve": "yes"}, "improve"),
+        ("lp_rounding_random", {"relaxation": "tight"}, "relaxation"),
+        ("checkmate_milp", {"solver": "gurobbi"}, "did you mean gurobi"),
+        ("checkmate_milp", {"formulation": "tight"}, "unknown formulation"),
+        ("checkmate_milp", {"mip_gap": -1}, "mip_gap"),
+        ("checkmate_milp", {"mip_gap": "small"}, "mip_gap"),
+        ("checkmate_milp", {"max_nonzeros": 0}, "max_nonzeros"),
+        ("checkmate_milp", {"solvr": "highs"}, "did you mean solver"),
     ],
 )
 def test_a_wrong_option_is_one_line_before_anything_runs(name: str, options: dict[str, Any], message: str) -> None:

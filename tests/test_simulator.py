@@ -33,26 +33,6 @@ def test_agrees_with_the_slow_replay(data):
     )  # fmt: skip
 
 
-def test_the_drawn_plans_are_of_both_kinds():
-    """Otherwise the comparison above would say little."""
-    verdicts: list[bool] = []
-
-    @settings(max_examples=100, deadline=None, database=None, derandomize=True)
-    @given(st.data())
-    def draw(data):
-        graph = data.draw(small_graphs())
-        steps = data.draw(step_lists(graph))
-        try:
-            replay(graph, steps)
-        except Rejected:
-            verdicts.append(False)
-        else:
-            verdicts.append(True)
-
-    draw()
-    assert 0.2 < sum(verdicts) / len(verdicts) < 0.8
-
-
 def test_timeline_by_hand():
     graph = Graph.from_nodes(
         "g", [[], [0], [0, 1]], [10, 20, 40], [1, 2, 4], workspace_bytes=[0, 5, 7], fixed_bytes=100

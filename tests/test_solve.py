@@ -13,30 +13,14 @@ from pathlib import Path
 
 import pytest
 from brute_force import training_chain
-from helpers import context_of, install_package
+from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
-from remat.errors import UnknownName
 from remat.solving.api import solve_sweep
 from remat.solving.worker import hard_limit_s, solve_isolated
 
-DIAMOND = Graph.from_nodes("diamond", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-ALL = Plan.from_order(DIAMOND, range(5))  # cost 5, peak 9
-FEWER = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])  # cost 7, peak 6, fixed_order
 INVALID = Plan.from_steps(DIAMOND, [(0, 1)])
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    """Registers a strategy that does what it is told; gone after the test."""
-    remat.strategies()  # the others are found first, or they would be gone after the test too
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-
-    def register(run, **flags):
-        remat.strategy("scripted", **flags)(run)
-
-    return register
 
 
 def outcome(**fields):
@@ -47,54 +31,39 @@ def both(*plans):
     return tuple(map(Candidate, plans))
 
 
+NO_WARM_START = r"proposed no plan; remat\.min_budget has a plan of 7 B: give it as warm_start"
+
+
 @pytest.mark.parametrize(
     ("run", "budget", "scope", "status", "words"),
     [
-        (lambda problem: ALL, 9, "staged", Status.OPTIMAL, ""),
-        (lambda problem: ALL, 8, "staged", Status.NO_PLAN, "none of its 1 plans fits; the smallest needs 9 B"),
-        (lambda problem: [ALL, FEWER], 8, "fixed_order", Status.FEASIBLE, ""),
-        (lambda problem: FEWER, 8, "staged", Status.NO_PLAN, "its plan is fixed_order, but staged was asked for"),
-        (
-            lambda problem: None,
-            8,
-            "staged",
-            Status.NO_PLAN,
-            r"proposed no plan; remat\.min_budget has a plan of 7 B: give it as warm_start",
-        ),
-        (lambda problem: [], 8, "staged", Status.NO_PLAN, "proposed no plan"),
-        (lambda problem: 3, 8, "staged", Status.FAILED, "must return plans"),
-        (lambda problem: INVALID, 8, "free", Status.FAILED, "step 0: .* not resident"),
-        (lambda problem: 1 // 0, 8, "staged", Status.FAILED, r"ZeroDivisionError: .* \(test_solve.py:\d+\)"),
-        (lambda problem: (_ for _ in ()).throw(MemoryError()), 8, "staged", Status.FAILED, "MemoryError"),
-        (lambda problem: (_ for _ in ()).throw(Skip("needs a chain")), 8, "staged", Status.SKIPPED, "needs a chain"),
-        (
-            outcome(infeasible=True),
-            8,
-            "staged",
-            Status.INFEASIBLE,
-            "no staged plan fits 8 B; the smallest budget known",
-        ),
-        (
-            outcome(timed_out=True, bound=6),
-            8,
-            "staged",
-            Status.TIMEOUT,
-            r"time limit; remat\.min_budget has a plan of 7 B",
-        ),
-        (outcome(candidates=both(ALL), bound=6), 9, "staged", Status.FAILED, "claims the bound 6"),
-        (outcome(candidates=both(ALL), infeasible=True), 9, "staged", Status.FAILED, "claims that no plan fits"),
-        (outcome(candidates=both(FEWER), bound=7, proven_by="exhaustive"), 8, "free", Status.OPTIMAL, ""),
-        (outcome(candidates=both(FEWER), bound=7), 8, "free", Status.FEASIBLE, "tolerances of scripted"),
-        (lambda problem: ALL, 5, "staged", Status.INFEASIBLE, r"operation 4 \(4\) alone needs 6 B"),
+        (lambda problem: ALL, 9, "staged", "OPTIMAL", ""),
+        (lambda problem: ALL, 8, "staged", "NO_PLAN", "none of its 1 plans fits; the smallest needs 9 B"),
+        (lambda problem: [ALL, FEWER], 8, "fixed_order", "FEASIBLE", ""),
+        (lambda problem: FEWER, 8, "staged", "NO_PLAN", "its plan is fixed_order, but staged was asked for"),
+        (lambda problem: None, 8, "staged", "NO_PLAN", NO_WARM_START),
+        (lambda problem: [], 8, "staged", "NO_PLAN", "proposed no plan"),
+        (lambda problem: 3, 8, "staged", "FAILED", "must return plans"),
+        (lambda problem: INVALID, 8, "free", "FAILED", "step 0: .* not resident"),
+        (lambda problem: 1 // 0, 8, "staged", "FAILED", r"ZeroDivisionError: .* \(test_solve.py:\d+\)"),
+        (lambda problem: (_ for _ in ()).throw(MemoryError()), 8, "staged", "FAILED", "MemoryError"),
+        (lambda problem: (_ for _ in ()).throw(Skip("needs a chain")), 8, "staged", "SKIPPED", "needs a chain"),
+        (outcome(infeasible=True), 8, "staged", "INFEASIBLE", "no staged plan fits 8 B; the smallest budget known"),
+        (outcome(timed_out=True, bound=6), 8, "staged", "TIMEOUT", r"time limit; remat\.min_budget has a plan of 7 B"),
+        (outcome(candidates=both(ALL), bound=6), 9, "staged", "FAILED", "claims the bound 6"),
+        (outcome(candidates=both(ALL), infeasible=True), 9, "staged", "FAILED", "claims that no plan fits"),
+        (outcome(candidates=both(FEWER), bound=7, proven_by="exhaustive"), 8, "free", "OPTIMAL", ""),
+        (outcome(candidates=both(FEWER), bound=7), 8, "free", "FEASIBLE", "tolerances of scripted"),
+        (lambda problem: ALL, 5, "staged", "INFEASIBLE", r"operation 4 \(4\) alone needs 6 B"),
     ],
 )
 def test_statuses(scripted, run, budget, scope, status, words):
     scripted(run)
     solution = solve(DIAMOND, budget, "scripted", scope=scope)
-    assert solution.status is status
+    assert solution.status == status
     assert re.search(words, solution.message), solution.message
     assert "\n" not in solution.message
-    if status in (Status.OPTIMAL, Status.FEASIBLE):
+    if status in ("OPTIMAL", "FEASIBLE"):
         trace = simulate(DIAMOND, solution.plan)
         assert (solution.cost, solution.peak_bytes) == (trace.cost, trace.peak_bytes)
         assert solution.overhead == pytest.approx(trace.cost / 5 - 1)
@@ -139,6 +108,10 @@ def test_budget_ignoring_strategies_run_once_for_a_sweep(scripted):
         ({"threads": 0}, "threads"),
         ({"threads": 1.5}, "threads"),
         ({"work_limit": 0}, "work_limit"),
+        ({"target_gap": -1}, "target_gap"),
+        ({"target_gap": "0.1"}, "target_gap"),
+        ({"target_gap": True}, "target_gap"),
+        ({"progress": 3}, "progress"),
         ({"slots": 4}, "takes no options, but got 'slots'"),
         ({"warm_start": Plan.from_order(training_chain(2), range(4))}, "made for another graph"),
     ],
@@ -150,8 +123,9 @@ def test_what_users_get_wrong(arguments, words):
 
 
 def test_a_graph_without_operations_is_refused():
-    with pytest.raises(InvalidInput, match="no operations"):
-        solve(Graph("empty", (), ()), 9, "checkpoint_all")
+    for call in (lambda graph: solve(graph, 9, "checkpoint_all"), remat.min_budget):
+        with pytest.raises(InvalidInput, match="no operations"):
+            call(Graph("empty", (), ()))
 
 
 def test_two_strategies_of_one_name_are_refused(scripted):
@@ -189,13 +163,8 @@ def test_the_hard_limit_is_inside_the_promise():
 
 
 CRASHERS = '''
-    import os, signal, time
-    from remat import Outcome, Plan, strategy
-
-    @strategy("killed", isolated=True)
-    def killed(problem):
-        """Dies like a solver that runs out of memory."""
-        os.kill(os.getpid(), signal.SIGKILL)
+    import os
+    from remat import Plan, strategy
 
     @strategy("leaves", isolated=True)
     def leaves(problem):
@@ -207,13 +176,6 @@ CRASHERS = '''
         """Has a bug."""
         raise KeyError("who")
 
-    @strategy("hangs", isolated=True)
-    def hangs(problem):
-        """Ignores its time limit."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            time.sleep(1)
-
     @strategy("prints", isolated=True)
     def prints(problem, *, order=None):
         """Prints a great deal; works."""
@@ -223,16 +185,11 @@ CRASHERS = '''
 '''
 # No main guard, and a graph that only this script knows: spawned pools die here.
 SCRIPT = """
-    import json, sys, time
+    import json, sys
     import remat
     graph = remat.Graph.from_nodes("g", [[], [0], [1]], [1, 2, 3], [1, 1, 1])
-    rows = {}
-    for name in sys.argv[1:]:
-        began = time.monotonic()
-        limit = 4 if name == "hangs" else 60
-        solution = remat.solve(graph, 100, name, time_limit_s=limit, threads=1)
-        rows[name] = [solution.status, solution.message, solution.cost, time.monotonic() - began, limit]
-    print(json.dumps(rows))
+    found = {name: remat.solve(graph, 100, name, time_limit_s=60, threads=1) for name in sys.argv[1:]}
+    print(json.dumps({name: [one.status, one.message, one.cost] for name, one in found.items()}))
 """
 
 
@@ -256,22 +213,16 @@ def run_script(command, folder, **more):
 
 
 def test_processes_that_misbehave_cost_one_row(plugin):
-    names = ["killed", "leaves", "raises", "hangs", "prints", "checkpoint_all"]
-    rows = run_script([sys.executable, "script.py", *names], plugin)
-    assert {name: row[0] for name, row in rows.items()} == {
-        "killed": "FAILED", "leaves": "FAILED", "raises": "FAILED", "hangs": "TIMEOUT",
-        "prints": "OPTIMAL", "checkpoint_all": "OPTIMAL",
-    }  # fmt: skip
-    assert "SIGKILL" in rows["killed"][1]
+    """Those that are killed or hang are in `test_faults` and, with a plan, in `test_incumbent`."""
+    rows = run_script([sys.executable, "script.py", "leaves", "raises", "prints", "checkpoint_all"], plugin)
+    assert [row[0] for row in rows.values()] == ["FAILED", "FAILED", "OPTIMAL", "OPTIMAL"]
     assert "KeyError: 'who' (heuristics.py:" in rows["raises"][1]
-    assert "killed after 4.0 s" in rows["hangs"][1]
     assert rows["prints"][2] == 3
-    assert rows["hangs"][3] < 4 * 1.05 + 2 + 1  # a second of noise
 
 
 def test_solve_from_standard_input(plugin):
     rows = run_script([sys.executable, "-", "prints"], plugin, input=(plugin / "script.py").read_text())
-    assert rows["prints"][:3] == ["OPTIMAL", "", 3]
+    assert rows["prints"] == ["OPTIMAL", "", 3]
 
 
 def test_a_full_disk_is_a_failed_row(monkeypatch):
@@ -302,33 +253,14 @@ def test_options_that_cannot_travel_are_refused():
         solve_isolated(context_of(DIAMOND, 9, seconds=9), "checkpoint_all", {"f": print})
 
 
-def test_unknown_names_are_offered_the_nearest():
-    with pytest.raises(UnknownName, match="did you mean checkpoint_all"):
-        remat.registry.get_strategy("checkpoint_al")
+FRAMEWORKS = ["torch", "tensorflow", "keras", "hydra", "matplotlib", "pandas", "pyarrow", "numba"]
+SOLVERS = ["ortools", "highspy", "scipy"]
 
 
-def test_importing_remat_loads_no_framework_and_no_solver() -> None:
-    heavy = (
-        "torch",
-        "tensorflow",
-        "keras",
-        "hydra",
-        "matplotlib",
-        "pandas",
-        "pyarrow",
-        "ortools",
-        "highspy",
-        "numba",
-        "scipy",
-    )
-    code = f"import sys, remat; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_importing_remat_torch_loads_no_solver() -> None:
-    pytest.importorskip("torch")
-    heavy = ("tensorflow", "ortools", "highspy", "scipy")
-    code = f"import sys, remat.torch; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("module", "heavy"), [("remat", FRAMEWORKS + SOLVERS), ("remat.torch", ["tensorflow", *SOLVERS])]
+)
+def test_an_import_loads_no_other_framework_and_no_solver(module: str, heavy: list[str]) -> None:
+    pytest.importorskip(module.replace("remat.", ""))
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    assert run_python(code).strip() == "[]"

@@ -93,23 +93,6 @@ def test_records_of_a_folder_become_cases(tmp_path: Path, monkeypatch: pytest.Mo
     assert measure_solve.graph_of(instance.source) == graph == load_graph(tmp_path / "p100" / "tiny.json")
 
 
-def test_large_graphs_have_goals_and_budgets_that_need_recomputation() -> None:
-    found = list(solver_cases.large())
-    assert [len(each.graph) for each in found] == [500] * 6 + [1000] * 6 + [3405] * 3 + [8925] * 3 + [16_000]
-    for each in found:
-        key = (each.name, each.budget, each.scope)
-        assert any(goal is not None for goal in solver_cases.goals(*key, 60))
-        assert solver_cases.goals(*key, 59) == (None, None)
-        assert each.budget_bytes < measure_solve.share_of_peak(each.graph, 0.97)
-
-
-def test_of_several_seeds_the_table_has_the_median_gap() -> None:
-    gaps = [0.3, None, 0.1, 0.2]
-    assert solver_cases.median_of(gaps, lambda gap: gap) == 0.2
-    assert solver_cases.median_of(gaps[:3], lambda gap: gap) == 0.3
-    assert solver_cases.median_of(gaps[:1], lambda gap: gap) == 0.3
-
-
 def check_certificates(instances: Any) -> int:
     """Number of the committed certificates that hold for their instances and bounds of rows."""
     rows = [row for row in Table("solvers").rows() if row["time_limit_s"] == 60]
@@ -169,15 +152,3 @@ def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch
     drawing = dtr.page(rows)
     assert "| U-Net | 0.71 | 1.141 | 1." in drawing.text
     assert drawing.figures["dtr"].is_file()
-
-
-def test_a_heuristic_that_thrashes_is_named(tmp_path: Path) -> None:
-    solve = {"network": "U-Net", "ratio": 0.5, "published": 1.2, "strategy": "dtr", "total_cost": 100, "cost": 120,
-             "bound": None, "n_operations": 2, "fixed_bytes": 0, "program_peak_bytes": 9, "plain_peak_bytes": 9,
-             "date": "today", "cpu": "here", "threads": 2, "time_limit_s": 10.0, "options": {}}  # fmt: skip
-    rows = [
-        solve | {"options": {"heuristic": name}} | ({"cost": None} if name == "lru" else {}) for name in dtr.HEURISTICS
-    ]
-    text = dtr.page([*rows, solve | {"strategy": "portfolio", "cost": 110, "bound": 105}]).text
-    assert "| U-Net | 0.50 | 1.200 | 1.2000 | 1.2000 | 0.000 | 1.1000 | 1.0500 | 4.55% | 9.1 to 14.3% |" in text
-    assert "| U-Net | 0.50 | 1.2000 | 1.2000 | 1.2000 | thrashes | 1.2000 | 1.2000 |" in text

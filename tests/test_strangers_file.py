@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import fake_run
 import pandas as pd
 import pytest
+from helpers import run_python
 
 import remat
 from analysis.results import load_run
@@ -108,25 +107,12 @@ def test_no_text_of_a_file_reaches_the_terminal_as_code(
     assert n_shown > 0  # as text
 
 
-def test_half_a_character_is_refused_by_plans_bounds_and_graphs() -> None:
-    plan = remat.Plan.from_order(TINY, range(4)).document()
-    with pytest.raises(remat.InvalidPlan, match=r"'graph' holds half a character .*: '\\ud800'"):
-        remat.Plan.from_document(plan | {"graph": "\ud800"}, TINY, "it")
-    with pytest.raises(remat.InvalidInput, match="graph holds half a character"):
-        remat.BoundCertificate.from_dict(bound(graph="\ud800"), "it")
-    with pytest.raises(remat.InvalidGraph, match="holds half a character"):
-        remat.Graph.from_nodes("\ud800", [[]], [1], [1])
-
-
 def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     remat.save_graph(remat.Graph.from_nodes("naïve 図", [[], [0]], [1, 1], [1, 1]), "g.json")
     code = "import sys; from remat.cli import main; sys.exit(main(['check', 'g.json']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(remat.__file__).parents[1])},
-    )  # fmt: skip
-    assert r"graph 'na\xefve \u56f3': 2 operations" in done.stdout
+    printed = run_python(code, PYTHONIOENCODING="ascii", PYTHONPATH=str(Path(remat.__file__).parents[1]))
+    assert r"graph 'na\xefve \u56f3': 2 operations" in printed
     written = io.BytesIO()
     monkeypatch.setattr(
         sys, "stderr", io.TextIOWrapper(written, encoding="ascii", errors="strict", line_buffering=True)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import random_graph
-from helpers import context_of, conv_relu, install_package, step_of
+from brute_force import random_graph, training_chain
+from helpers import context_of, conv_relu, install_package, run_python, step_of
 
 import remat
 from baselines import _hierarchy
@@ -41,7 +37,8 @@ COLD_SOLVES = """
     import json, sys
     sys.path.insert(0, sys.argv[1])
     from helpers import conv_relu, step_of
-    import remat
+    import remat.frontends.monet
+    from remat.registry import get_strategy
     from remat.search import kernel, online, sequence
     from remat.search.ordering import kernel as orders
     from remat.simulator import plain_peak
@@ -57,7 +54,7 @@ COLD_SOLVES = """
         found[f"{name} {scope} {one.name}"] = solve_sweep(
             one, [budget], name, scope, time_limit_s=0.3, threads=2, isolate=False
         )[0].status
-    compiled = [remat.get_strategy(name).compiles for name in ("hierarchical", "xla_greedy", "fastsa", "dtr")]
+    compiled = [get_strategy(name).compiles for name in ("hierarchical", "xla_greedy", "fastsa", "dtr")]
     compiled += [kernel.anneal, kernel.load_order, orders.anneal, orders.measure, sequence.anneal]
     print(json.dumps([found, [f.__name__ for f in compiled if f.signatures]]))
 """
@@ -65,14 +62,8 @@ COLD_SOLVES = """
 
 def test_no_solve_compiles_in_its_own_process(tmp_path: Path) -> None:
     """Numba cannot be interrupted: with an empty cache these solves leave the compiling to other processes."""
-    code = "import remat.frontends.monet, remat.registry; remat.get_strategy = remat.registry.get_strategy\n"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COLD_SOLVES).replace("import remat\n", "import remat\n" + code, 1),
-         str(Path(__file__).parent)],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found, compiled = json.loads(done.stdout)
+    printed = run_python(COLD_SOLVES, str(Path(__file__).parent), NUMBA_CACHE_DIR=str(tmp_path))
+    found, compiled = json.loads(printed)
     assert compiled == []
     in_time = {status for name, status in found.items() if not name.startswith(("dtr", "rotor"))}
     assert in_time <= {"FEASIBLE", "OPTIMAL"}, found  # greedy eviction and windows need nothing compiled
@@ -136,25 +127,12 @@ def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
     assert cold.begun == 1
 
 
-def test_a_start_that_has_to_be_compiled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remat.solvers import search
-
-    graph = step_of(4)
-    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
-    assert any(name == "hierarchical" for name, _ in search.start_plans(context_of(graph, budget)))
-    monkeypatch.setattr(search, "is_compiled", lambda _: False)
-    assert not any(name == "hierarchical" for name, _ in search.start_plans(context_of(graph, budget)))
-
-
-def test_what_nothing_can_interrupt_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = LARGEST_WITHOUT_CLOCK + 1
-    assert get_strategy("griewank").in_own_process(False, large)
-    assert not get_strategy("griewank").in_own_process(False, large - 1)
-    assert not get_strategy("portfolio").in_own_process(False, large)  # it sees the clock
-    own = replace(get_strategy("griewank"), run=conv_relu)  # of a script, where no other process finds it
-    assert not own.in_own_process(False, large)
-    monkeypatch.setattr(registry, "is_compiled", lambda _: False)
-    assert get_strategy("dtr").in_own_process(False, 5)
+def test_only_what_sees_no_clock_and_another_process_finds_runs_aside() -> None:
+    griewank, large = get_strategy("griewank"), LARGEST_WITHOUT_CLOCK + 1
+    assert griewank.in_own_process(False, large)
+    assert not griewank.in_own_process(False, large - 1)
+    assert not get_strategy("portfolio").in_own_process(False, large)
+    assert not replace(griewank, run=conv_relu).in_own_process(False, large)  # of a script
 
 
 def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +181,6 @@ def test_the_start_of_a_process_is_not_time_of_a_family(slow_start: None) -> Non
 def test_greedy_plans_do_not_wait_for_a_process(slow_start: None) -> None:
     late = solve_sweep(BLOCKS, [TIGHT], "interval_cp", time_limit_s=0.2, isolate=True)[0]
     assert late.status is Status.FEASIBLE
-    assert late.plan is not None
     assert simulate(BLOCKS, late.plan).peak_bytes <= TIGHT
     assert "its process was still starting" in late.message
     published = solve_sweep(BLOCKS, [TIGHT], "moccasin", time_limit_s=0.2)[0]  # it has no plans of ours
@@ -281,3 +258,17 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
     stopped = online.run_online(BLOCKS, TIGHT, heuristic, 7, 200, lambda: True)
     assert stopped.is_stopped
     assert stopped.failed_at >= 0
+
+
+@pytest.mark.parametrize("name", ["checkpoint_last", "griewank", "portfolio"])
+def test_quadratic_plans_do_not_break_the_time_limit(name: str) -> None:
+    graph = training_chain(2000)
+    limit_s = 5.0
+    started = time.monotonic()
+    solution = remat.solve(graph, 600, name, time_limit_s=limit_s, threads=1)
+    assert time.monotonic() - started <= 1.05 * limit_s + 2
+    if name == "checkpoint_last":  # 2000 + 2000 * 1999 / 2 forward computations and more
+        assert solution.status is Status.SKIPPED
+        assert "computations; the limit is" in solution.message
+    else:
+        assert solution.status in (Status.FEASIBLE, Status.OPTIMAL), solution.message

@@ -10,13 +10,11 @@ from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
-from unittest import mock
 
 import numpy as np
 import pytest
 from brute_force import optimum, random_graph, random_problem, random_step, training_chain, with_implementations
 from helpers import context_of
-from random_graphs import clock
 
 import remat
 from remat.bounds import window_tree
@@ -34,6 +32,7 @@ from remat.plan import COMPUTE, Plan, Scope
 from remat.programs.windows import CHOICE, CHOSEN, Arrays, WindowModel, build_window_model
 from remat.search.exhaustive import exhaustive
 from remat.search.exhaustive_choices import exhaustive_choices
+from remat.simulator import plain_peak
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -93,39 +92,12 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
             if kind == COMPUTE and at != first[i] and columns[i] >= 0:
                 x[columns[i]] = 1
     for i, columns in model.X.items():
-        assert full is not None
         x[columns[full.operations[i].all_implementations.index(ways[first[i]])]] = 1
     for (k, j, v), column in model.U.items():  # whether v serves at slot j or later in the stage, or beyond it
         runs = {i for i in (graph.producer[v], *graph.users[v]) if model.R[k, k][i] >= 0 and x[model.R[k, k][i]]}
         beyond = model.S[k + 1, v] >= 0 and x[model.S[k + 1, v]] == 1
         x[column] = beyond or any(j <= i < t[k + 1] for i in runs)
     return x
-
-
-def check_caps(count: int, first: int = 0) -> tuple[int, int]:
-    """(caps ruled out, caps that could be) of random graphs without a known plan; asserts that no proof is wrong."""
-    ruled_out = possible = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            cap = best + int(rng.integers(-2, 1))
-            if cap < graph.total_cost:
-                continue
-            context = context_of(graph, budget, scope=Scope(scope), cost_cap=cap)
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60, rounds=2)
-            proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
-            for proof in proofs:
-                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
-            proven = max((proof.bound for proof in proofs), default=0)
-            ruled_out += proven > cap
-            possible += best > cap
-            for plan in plans:
-                trace = remat.simulate(graph, plan)
-                assert trace.peak_bytes > budget or trace.cost >= best
-    return ruled_out, possible
 
 
 def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
@@ -150,33 +122,20 @@ def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]
     return found
 
 
-def check_plans(count: int, first: int = 0) -> tuple[int, int, int, int]:
-    """(optimal plans mapped into the rows, those with a repeat, with slots, with cuts); asserts that they fit."""
-    mapped = repeats = slots = cuts = 0
-    for graph, rng in graphs(count, first):
-        least = remat.min_budget(graph, "staged").bytes
-        for scope in SCOPES:
-            budget = least + int(rng.integers(0, 2))
-            plan = exhaustive(graph, budget, scope).plan
-            assert plan is not None
-            cost = remat.simulate(graph, plan).cost
-            for _ in range(3):
-                solved = solve_windows(some_model(graph, budget, rng, scope), time.monotonic() + 60, lambda: False)
-                assert solved is not None
-                model = solved[0]
-                x = point_of(model, plan)
-                slots += bool(model.U)
-                cuts += bool(model.cuts)
-                lacks = model.matrix @ x < model.row_lower
-                assert not lacks.any(), (graph, budget, scope, model.row_kind[lacks], model.row_key[lacks])
-                assert model.cost @ x <= cost - graph.total_cost
-                mapped += 1
-                repeats += cost > graph.total_cost
-    return mapped, repeats, slots, cuts
+def some_or_many(some: int, many: int, first: int) -> pytest.MarkDecorator:
+    """The first seed and the number of random graphs: some in each run, and many others in slow ones."""
+    return pytest.mark.parametrize(("first", "count"), [(0, some), pytest.param(first, many, marks=pytest.mark.slow)])
 
 
-def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]:
-    """(optimal plans with implementations mapped, costly ones, rows that count a choice); as `check_plans`."""
+def assert_fits(model: WindowModel, x: np.ndarray, extra_cost: int, case: object) -> None:
+    """A plan's columns meet every row, and the model charges no more than the plan costs."""
+    lacks = model.matrix @ x < model.row_lower
+    assert not lacks.any(), (case, model.row_kind[lacks], model.row_key[lacks])
+    assert model.cost @ x <= extra_cost
+
+
+@some_or_many(80, 3000, first=5000)
+def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation(first: int, count: int) -> None:
     mapped = costly = chosen = 0
     for seed in range(first, first + count):
         rng = np.random.default_rng(seed)
@@ -189,46 +148,35 @@ def check_plans_with_choices(count: int, first: int = 0) -> tuple[int, int, int]
         assert cost >= best
         for scope in SCOPES:
             model = some_model(graph, budget, rng, scope)
-            x = point_of(model, plan, graph)
-            lacks = model.matrix @ x < model.row_lower
-            assert not lacks.any(), (seed, scope, model.row_kind[lacks], model.row_key[lacks])
-            assert model.cost @ x <= cost - graph.least_cost
+            assert_fits(model, point_of(model, plan, graph), cost - graph.least_cost, (seed, scope))
             mapped += 1
             costly += best > graph.least_cost
             chosen += int(np.isin(model.row_kind, (CHOSEN, CHOICE)).sum())
-    return mapped, costly, chosen
+    assert mapped > 0.6 * count
+    assert costly > 0.5 * count
+    assert chosen > count
 
 
-def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation() -> None:
-    mapped, costly, chosen = check_plans_with_choices(80)
-    assert mapped > 60
-    assert costly > 40
-    assert chosen > 100
-
-
-@pytest.mark.slow
-def test_thousands_of_optimal_choices_are_points_of_the_relaxation() -> None:
-    mapped, costly, chosen = check_plans_with_choices(3000, first=5000)
-    assert mapped > 2000
-    assert costly > 1500
-    assert chosen > 3000
-
-
-def test_every_optimal_plan_is_a_point_of_the_relaxation() -> None:
-    mapped, repeats, slots, cuts = check_plans(60)
-    assert mapped == 540
-    assert slots > 50
-    assert cuts > 8
-    assert repeats > 50
-
-
-@pytest.mark.slow
-def test_thousands_of_optimal_plans_are_points_of_the_relaxation() -> None:
-    mapped, repeats, slots, cuts = check_plans(1500, first=1000)
-    assert mapped == 13500
-    assert slots > 1000
-    assert cuts > 200
-    assert repeats > 1500
+@some_or_many(60, 1500, first=1000)
+def test_every_optimal_plan_is_a_point_of_the_relaxation(first: int, count: int) -> None:
+    mapped = repeats = slots = cuts = 0
+    for graph, rng in graphs(count, first):
+        least = remat.min_budget(graph, "staged").bytes
+        for scope in SCOPES:
+            budget = least + int(rng.integers(0, 2))
+            plan = exhaustive(graph, budget, scope).plan
+            cost = remat.simulate(graph, plan).cost
+            for _ in range(3):
+                solved = solve_windows(some_model(graph, budget, rng, scope), time.monotonic() + 60, lambda: False)
+                model = solved[0]
+                assert_fits(model, point_of(model, plan), cost - graph.total_cost, (graph, budget, scope))
+                slots += bool(model.U)
+                cuts += bool(model.cuts)
+                mapped += 1
+                repeats += cost > graph.total_cost
+    assert mapped == 9 * count
+    assert min(slots, repeats) > 0.8 * count
+    assert cuts > 0.13 * count
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -311,13 +259,12 @@ def test_a_budget_below_one_value_leaves_it_no_column() -> None:
     assert optimum(graph, 9, "staged") == 17
     windows = WindowBound(context_of(graph, 9).problem)
     windows.run(time.monotonic() + 60)
-    assert windows.best is not None
     assert windows.best.bound == 17
 
 
 def test_the_fractional_profile_of_a_whole_plan_is_its_memory() -> None:
     graph = training_chain(8)
-    peak = remat.simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes
+    peak = plain_peak(graph)
     model = build_window_model(Arrays.of(graph), peak, [3, 9], [(0, 1)])
     x = point_of(model, Plan.from_order(graph, range(len(graph))))
     trace = remat.simulate(graph, Plan.from_order(graph, range(len(graph))))
@@ -331,7 +278,6 @@ def test_a_certificate_of_windows_is_a_file_like_any_other(tmp_path: Path) -> No
     windows = WindowBound(context_of(graph, budget).problem)
     windows.run(time.monotonic() + 60)
     proof = windows.best
-    assert proof is not None
     proof.save(tmp_path / "bound.json")
     assert remat.verify_bound(graph, tmp_path / "bound.json", budget=budget, scope="staged") == proof.bound
     assert remat.BoundCertificate.load(tmp_path / "bound.json").to_dict() == proof.to_dict()
@@ -355,85 +301,6 @@ def test_boundaries_depend_on_each_other_in_scope_free() -> None:
     assert verify_bound(graph, replace(proof, scope=Scope.STAGED, boundaries=(1, 2)), scope="staged") == 4
     with pytest.raises(InvalidInput, match="does not depend"):
         verify_bound(graph, replace(proof, boundaries=(1, 2)))
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_programs_in_integers_bound_the_optimum_and_their_points_are_plans(scope: str) -> None:
-    proven = plans = 0
-    for graph, _ in graphs(60, first=400):
-        budget = remat.min_budget(graph, scope).bytes
-        best = optimum(graph, budget, scope)
-        assert best is not None
-        for known in (None, best, best + 1):
-            context = context_of(graph, budget, scope=Scope(scope))
-            if known == best:
-                context.offer(exhaustive(graph, budget, scope).plan, "exhaustive")
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60)
-            _, bounds, found = in_integers(windows, context.incumbent.cost)
-            for plan in found:
-                context.offer(plan, "windows in integers")
-            assert max(bounds, default=0) <= best
-            assert context.incumbent.cost is None or context.incumbent.cost >= best
-            proven += max(bounds, default=0) == best > graph.total_cost
-            plans += known is None and context.incumbent.cost == best
-    assert proven > 20
-    assert plans > 20
-
-
-def check_trees(count: int, first: int = 0) -> tuple[int, int, int]:
-    """(trees, those with several leaves, optima proven by one) of random graphs; asserts that no bound is too high."""
-    trees = branched = proven = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            context = context_of(graph, budget, scope=Scope(scope))
-            windows = WindowBound(context.problem)
-            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
-            proofs, _, plans = in_integers(windows, best + int(rng.choice([0, 1, 5])))
-            trees += len(proofs)
-            for proof in proofs:
-                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
-                branched += len(proof.tree) > 1
-                proven += proof.bound == best > graph.total_cost
-            for plan in plans:
-                trace = remat.simulate(graph, plan)
-                is_in_scope = Scope(scope).contains(plan.scope)
-                assert trace.peak_bytes > budget or trace.cost >= best or not is_in_scope
-    return trees, branched, proven
-
-
-def check_any_branches(count: int, first: int = 0) -> tuple[int, int]:
-    """(trees, proven optima) of random branches on random columns; asserts that no tree proves too much."""
-    trees = proven = 0
-    for graph, rng in graphs(count, first):
-        for scope in SCOPES:
-            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 3))
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            problem = context_of(graph, budget, scope=Scope(scope)).problem
-            model = some_model(graph, budget, rng, scope)
-            solved = solve_windows(model, time.monotonic() + 60, lambda: False)
-            assert solved is not None
-            model, _, y = solved
-            tree = Tree(model, y * rng.choice([0.0, 0.5, 1.0]), best + float(rng.choice([-1, 0, 0.5, 1, 3, 1000])))
-            tree.begin(time.monotonic() + 60)
-            for _ in range(int(rng.integers(0, 12))):
-                if tree.weakest is not None and len(model.cost):
-                    tree.branch(rng.integers(0, len(model.cost), 1), time.monotonic() + 60)
-            proof = tree.certificate(problem)
-            assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= best
-            trees += len(proof.tree) > 1
-            proven += proof.bound == best > graph.total_cost
-    return trees, proven
-
-
-def test_no_branches_prove_more_than_the_optimum() -> None:
-    trees, proven = check_any_branches(80, first=800)
-    assert trees > 100
-    assert proven > 10
 
 
 def test_trees_that_are_none_are_refused_at_once() -> None:
@@ -463,12 +330,11 @@ def test_trees_that_are_none_are_refused_at_once() -> None:
 def test_a_round_that_runs_out_of_time_is_tried_again() -> None:
     """No time for an LP is no proof, and no reason to stop for good."""
     graph = training_chain(30)
-    budget = int(0.6 * remat.simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes)
+    budget = int(0.6 * plain_peak(graph))
     context = context_of(graph, budget)
     windows = WindowBound(context.problem)
     windows.run(time.monotonic() + 60, rounds=2)
     best = remat.solve(graph, budget=budget, strategy="search", time_limit_s=2, threads=1).cost
-    assert best is not None
     known = SimpleNamespace(cost=2 * best)  # no bound meets it
     integers = WindowIntegers(windows, cast("Incumbent", known))
     proofs: list[BoundCertificate] = []
@@ -501,7 +367,6 @@ def test_slots_count_memory_that_boundaries_do_not() -> None:
     for slots in (False, True):
         model = build_window_model(Arrays.of(graph), budget, [4, 5], [(0, 1)], slots=slots)
         solved = solve_windows(model, time.monotonic() + 60, lambda: False)
-        assert solved is not None
         tree = Tree(solved[0], solved[2], 16.0)
         tree.run(time.monotonic() + 60, lambda: False)
         bounds.append(tree.certificate(context_of(graph, budget).problem).bound)
@@ -509,56 +374,62 @@ def test_slots_count_memory_that_boundaries_do_not() -> None:
     assert optimum(graph, budget, "staged") == 15
 
 
-def test_trees_never_prove_more_than_the_optimum() -> None:
-    trees, branched, proven = check_trees(100, first=600)
-    assert trees > 140
-    assert branched > 50
-    assert proven > 10
+@some_or_many(100, 1500, first=5000)
+def test_trees_and_programs_in_integers_never_prove_more_than_the_optimum(first: int, count: int) -> None:
+    """Beside a plan that is known, optimal or not, or beside none; their points are plans."""
+    trees = branched = proven = found = 0
+    for graph, rng in graphs(count, 600 + first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            windows = WindowBound(context_of(graph, budget, scope=Scope(scope)).problem)
+            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
+            known = None if rng.random() < 0.25 else best + int(rng.choice([0, 1, 5]))
+            proofs, bounds, plans = in_integers(windows, known)
+            trees += len(proofs)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound
+                branched += len(proof.tree) > 1
+            assert max(bounds, default=0) <= best
+            proven += max(bounds, default=0) == best > graph.total_cost
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                fits = trace.peak_bytes <= budget and Scope(scope).contains(plan.scope)
+                assert trace.cost >= best or not fits
+                found += fits and trace.cost == best
+    assert trees > 1.3 * count
+    assert min(branched, found) > 0.3 * count
+    assert proven > 0.3 * count
 
 
-@pytest.mark.slow
-def test_thousands_of_trees_never_prove_more_than_the_optimum() -> None:
-    trees, branched, _ = check_trees(1500, first=5000)
-    assert trees > 2000
-    assert branched > 500
-
-
-def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it() -> None:
-    ruled_out, possible = check_caps(150, first=3000)
-    assert possible > 40
+@some_or_many(150, 1500, first=4000)
+def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it(first: int, count: int) -> None:
+    ruled_out = possible = 0
+    for graph, rng in graphs(count, 3000 + first):
+        for scope in SCOPES:
+            budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
+            best = optimum(graph, budget, scope)
+            cap = best + int(rng.integers(-2, 1))
+            if cap < graph.total_cost:
+                continue
+            windows = WindowBound(context_of(graph, budget, scope=Scope(scope), cost_cap=cap).problem)
+            windows.run(time.monotonic() + 60, rounds=2)
+            proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
+            for proof in proofs:
+                assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
+            ruled_out += max((proof.bound for proof in proofs), default=0) > cap
+            possible += best > cap
+            for plan in plans:
+                trace = remat.simulate(graph, plan)
+                assert trace.peak_bytes > budget or trace.cost >= best
+    assert possible > 0.25 * count
     assert ruled_out > 0.8 * possible
-
-
-@pytest.mark.slow
-def test_thousands_of_cost_caps_are_ruled_out_rightly() -> None:
-    ruled_out, possible = check_caps(1500, first=7000)
-    assert possible > 400
-    assert ruled_out > 0.8 * possible
-
-
-def test_trees_of_counted_nodes_are_the_same_at_any_speed() -> None:
-    graph = synthetic.layered(n=60)
-    budget = int(0.8 * remat.simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
-    results = []
-    for speed in (1.0, 3.0):
-        with mock.patch("time.monotonic", clock(speed)):
-            windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem, tries=1)
-            windows.run(time.monotonic() + 600, rounds=3)
-            proofs: list[BoundCertificate] = []
-            listener = Listener(proofs.append, lambda _: None, lambda _: None, lambda: False)
-            integers = WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=40_000)))
-            integers.run(time.monotonic() + 600, listener, nodes=20)
-        assert not integers.is_cut
-        assert windows.best is not None
-        results.append([proof.to_dict() for proof in proofs])
-        assert proofs[-1].bound > windows.best.bound
-    assert results[0] == results[1]
 
 
 def test_a_full_tree_does_not_stop_the_trees_that_follow(monkeypatch) -> None:
     """Rounds went on with the full tree, which cannot grow, and began the next one anew each time."""
     graph = synthetic.layered(n=60)
-    budget = int(0.8 * remat.simulate(graph, Plan.from_order(graph, range(60))).peak_bytes)
+    budget = int(0.8 * plain_peak(graph))
     windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem, tries=1)
     windows.run(time.monotonic() + 600, rounds=2)
     monkeypatch.setattr(window_tree, "MOST_ENTRIES", 300)
@@ -591,7 +462,6 @@ def test_rows_that_are_met_to_the_byte_are_met_in_integers_too() -> None:
     """HiGHS proved 146 here: it took rows that are met exactly for rows that are missed."""
     graph, budget = a_budget_met_to_the_byte()
     plan = exhaustive(graph, budget, "fixed_order").plan
-    assert plan is not None
     assert remat.simulate(graph, plan).cost == 137
     for boundaries in ([7, 8], [6, 7, 8], [3, 7, 8]):
         context = context_of(graph, budget, scope=Scope.FIXED_ORDER)
