@@ -98,10 +98,11 @@ def _main(argv: list[str]) -> int:
 
 
 def _as_line(error: Exception) -> InvalidInput:
-    """The first line of an error of Hydra, with the key if it is known."""
+    """The first line of an error of Hydra, with the key if it is known; of a group's values, the lines behind it."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     key = getattr(cause, "full_key", None)
-    line = plain(str(cause).strip().partition("\n")[0], 300)
+    lines = [line.strip() for line in str(cause).strip().splitlines() or [""]]
+    line = plain(" ".join(lines[:3] if lines[0].endswith("composing config:") else lines[:1]), 300)
     return InvalidInput(f"{key}: {line}" if key else line)
 
 
@@ -170,9 +171,12 @@ def check(overrides: Sequence[str], *, multirun: bool) -> list[Settings]:
     """
     parsed = [_parse(text) for text in overrides]
     variants: list[list[str]] = []
-    own = {key for listed in experiments().values() for key in listed.keys}
+    chosen = [text for override in parsed if override.key_or_group == "experiment" for text in _values(override)]
+    for text in chosen:  # first: a wrong name makes its keys unknown, too
+        _check_option(_parse(text), text)
+    known = _known_keys(chosen)
     for override in parsed:
-        _check_key(override, own if "experiment" in {each.key_or_group for each in parsed} else ())
+        _check_key(override, known)
         key, texts = override.key_or_group, _values(override)
         if len(texts) > 1 and not multirun:
             as_list = f"; for one run with all of them write '{key}=[{','.join(t.partition('=')[2] for t in texts)}]'"
@@ -207,12 +211,21 @@ def _parse(text: str) -> Override:
         raise InvalidInput(f"cannot read '{plain(text)} ...': an integer of thousands of digits") from None
 
 
-def _check_key(override: Override, own: Collection[str]) -> None:
+def _known_keys(chosen: Sequence[str]) -> set[str]:
+    """Keys to offer in place of an unknown one: what the chosen experiments read."""
+    listed = [each for name, each in experiments().items() if f"experiment={name}" in chosen]
+    own = {key for each in listed for key in each.keys}
+    if listed and not any(each.takes_settings for each in listed):
+        return {*own, *COMMON, "engine"}
+    return {*_KEYS, *GROUPS, *own}
+
+
+def _check_key(override: Override, known: Collection[str]) -> None:
     key = override.key_or_group
     top = key.split(".")[0]
     if (top.split("/")[0] == "hydra" and key != "hydra") or top in _KEYS or top in GROUPS:
         return
-    raise unknown_name("option", key, {*_KEYS, *GROUPS, *own})
+    raise unknown_name("option", key, known)
 
 
 def _values(override: Override) -> list[str]:

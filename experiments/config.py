@@ -12,8 +12,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from experiments.registry import experiments
+from experiments.registry import COMMON, experiments
 from remat.cost.gpu import describe_gpu, gpu_names
+from remat.errors import InvalidInput
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
@@ -139,12 +140,20 @@ class Config:
 
 
 def register() -> None:
-    """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine."""
+    """Register the schema, the GPUs and the `run_name` resolver with Hydra; repeated calls are fine.
+
+    Raises:
+        InvalidInput: a key of an experiment has the name of a group, or of a key of every experiment.
+    """
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for name in gpu_names():
         store.store(group="gpu", name=name, node=describe_gpu(name))
     for name, listed in experiments().items():
+        for key, default in listed.keys.items():
+            if key in (*COMMON, "keys", "hydra") or (key in GROUPS and not isinstance(default, dict)):
+                raise InvalidInput(f"{listed.file}: experiment '{name}' cannot have a key '{key}', because run.py "
+                                   "has one; give the argument another name")  # fmt: skip
         if (CONF_FOLDER / "experiment" / f"{name}.yaml").exists():
             continue
         defaults = {key: value for key, value in listed.keys.items() if key in Config.__dataclass_fields__}

@@ -145,6 +145,16 @@ def experiments() -> dict[str, Listed]:
     return _read(os.environ.get(OTHER_FOLDERS, ""))
 
 
+def at_least_one(key: str, value: int) -> None:
+    """Check a number of repetitions, before anything is measured.
+
+    Raises:
+        InvalidInput: it is below 1.
+    """
+    if value < 1:
+        raise InvalidInput(f"{key}={value}: write at least 1")
+
+
 def _like(key: str, value: Any, default: Any) -> Any:
     """The value, in the type of the default: 20 and 20.0 seconds are one case."""
     value = tuple(value) if isinstance(value, list) else value
