@@ -13,11 +13,11 @@ from analysis.matrices import COLOURS, COMPUTED, MAX_OPERATIONS, NOTHING, RECOMP
 from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
 from analysis.overhead import STRIP
-from analysis.overhead_data import OverheadData, bend, beyond, ticks
+from analysis.overhead_data import Curve, OverheadData, bend, beyond, ticks
 from analysis.results import WITH_PLAN, Run
 from analysis.scales import Scale, byte_scale, show_cost, show_mapping, show_percent
 from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
-from analysis.style import BACKWARD, FORWARD, GREY, style_of
+from analysis.style import BACKWARD, FORWARD, GREY, Style, style_of
 from remat.graph import Graph
 from remat.units import format_size
 
@@ -34,65 +34,83 @@ STRIP_SYMBOLS = {
 def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
     """The overhead plot with a status strip below; a click in the legend hides or shows a strategy."""
     figure = go.Figure()
-    scale = data.scale
-
-    def height(percent: Any) -> list[float]:
-        return _list(bend(percent) if data.is_bent else percent)
-
     if data.bound is not None:
         at, over = data.bound
         figure.add_scatter(
-            x=_list(at / scale.factor), y=height(100 * over), text=[show_percent(share) for share in over],
+            x=_list(at / data.scale.factor), y=_height(data, 100 * over), text=[show_percent(share) for share in over],
             mode="lines", name="proven lower bound", fill="tozeroy",
             line={"color": GREY, "dash": "dot", "width": 1, "shape": "vh"}, fillcolor="rgba(0,0,0,0.06)",
             hovertemplate="at least %{text}<extra>lower bound</extra>",
         )  # fmt: skip
     for curve in data.curves:
-        style, group = curve.style, curve.strategy
-        line = {"color": style.colour, "width": 1.3 * style.width, "dash": style.dash}
         if curve.steps is not None and curve.members is not None:
-            at, over = curve.steps
-            at, over = np.append(at, max(at[-1], data.x_range[1])), np.append(over, over[-1])
-            figure.add_scatter(
-                x=_list(at / scale.factor), y=height(100 * over), mode="lines", line=line | {"shape": "hv"},
-                legendgroup=group, showlegend=False, hoverinfo="skip",
-            )  # fmt: skip
-            figure.add_scatter(
-                x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
-                y=height(100 * curve.members["overhead"].astype(float)),
-                text=[
-                    f"{shown_as_it_is(show_mapping(m.parameters, ' = '))}<br>{show_percent(m.overhead)}"
-                    for m in curve.members.itertuples()
-                ], mode="markers", legendgroup=group,
-                showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
-                hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}<extra>{style.label} member</extra>",
-            )  # fmt: skip
-        rows = curve.rows
-        if len(rows) or curve.steps is not None:
-            figure.add_scatter(
-                x=_list(rows["budget_bytes"].astype(float) / scale.factor) if len(rows) else [None],
-                y=height(100 * rows["overhead"].astype(float)) if len(rows) else [None],
-                text=[_hover(row, run.cost_unit) for row in rows.itertuples()],
-                mode="markers" if curve.steps is not None else "lines+markers",
-                name=style.label + beyond([data], style.label), legendgroup=group,
-                line=line | {"shape": "hv"},
-                marker={
-                    "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]]
-                    or style.symbol,
-                    "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
-                },
-                hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
-            )  # fmt: skip
+            _family(figure, data, curve)
+        if len(curve.rows) or curve.steps is not None:
+            _solves(figure, data, curve, run.cost_unit)
     _strip(figure, data)
     _marks(figure, data, run)
-    n = len(data.curves)
+    _axes(figure, data)
+    return figure.to_plotly_json()
+
+
+def _height(data: OverheadData, percent: Any) -> list[float]:
+    return _list(bend(percent) if data.is_bent else percent)
+
+
+def _family(figure: go.Figure, data: OverheadData, curve: Curve) -> None:
+    """The members of a family, and the best one at each budget."""
+    assert curve.steps is not None
+    assert curve.members is not None
+    style, scale = curve.style, data.scale
+    at, over = curve.steps
+    at, over = np.append(at, max(at[-1], data.x_range[1])), np.append(over, over[-1])
+    figure.add_scatter(
+        x=_list(at / scale.factor), y=_height(data, 100 * over), mode="lines", line=_line(style) | {"shape": "hv"},
+        legendgroup=curve.strategy, showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=_list(curve.members["peak_bytes"].astype(float) / scale.factor),
+        y=_height(data, 100 * curve.members["overhead"].astype(float)),
+        text=[
+            f"{shown_as_it_is(show_mapping(m.parameters, ' = '))}<br>{show_percent(m.overhead)}"
+            for m in curve.members.itertuples()
+        ], mode="markers", legendgroup=curve.strategy,
+        showlegend=False, marker={"color": style.colour, "size": 4, "opacity": 0.4, "symbol": style.symbol},
+        hovertemplate=f"%{{text}}<br>peak %{{x:.3f}} {scale.unit}<extra>{style.label} member</extra>",
+    )  # fmt: skip
+
+
+def _solves(figure: go.Figure, data: OverheadData, curve: Curve, cost_unit: str) -> None:
+    """The plan at each budget; a hollow mark is not proven optimal."""
+    style, rows = curve.style, curve.rows
+    figure.add_scatter(
+        x=_list(rows["budget_bytes"].astype(float) / data.scale.factor) if len(rows) else [None],
+        y=_height(data, 100 * rows["overhead"].astype(float)) if len(rows) else [None],
+        text=[_hover(row, cost_unit) for row in rows.itertuples()],
+        mode="markers" if curve.steps is not None else "lines+markers",
+        name=style.label + beyond([data], style.label), legendgroup=curve.strategy,
+        line=_line(style) | {"shape": "hv"},
+        marker={
+            "symbol": [style.symbol + ("" if s == "OPTIMAL" else "-open") for s in rows["status"]] or style.symbol,
+            "size": 9, "color": style.colour, "line": {"width": 1.6, "color": style.colour},
+        },
+        hovertemplate=f"%{{text}}<extra>{style.label}</extra>",
+    )  # fmt: skip
+
+
+def _line(style: Style) -> dict[str, Any]:
+    return {"color": style.colour, "width": 1.3 * style.width, "dash": style.dash}
+
+
+def _axes(figure: go.Figure, data: OverheadData) -> None:
+    n, scale = len(data.curves), data.scale
     tall = 470 + 22 * n
     split = (22 * n + 10) / (tall - 110)
-    low, high = height([-3 * data.y_top if not data.is_bent else -0.06, 100 * data.y_top])
+    low, high = _height(data, [-3 * data.y_top if not data.is_bent else -0.06, 100 * data.y_top])
     y_axis: dict[str, Any] = {"title": {"text": "Compute overhead (%)"}, "range": [low, high]}
     if data.is_bent:
         y_axis["title"] = {"text": "Compute overhead (%, arcsinh scale)"}
-        y_axis |= {"tickvals": height(ticks(data)), "ticktext": [f"{t:g}" for t in ticks(data)]}
+        y_axis |= {"tickvals": _height(data, ticks(data)), "ticktext": [f"{t:g}" for t in ticks(data)]}
     x_axis = GRID | {
         "title": {"text": f"Memory budget ({scale.unit}, everything included)"},
         "range": [v / scale.factor for v in data.x_range], "anchor": "y2",
@@ -105,7 +123,6 @@ def overhead_figure(data: OverheadData, run: Run) -> dict[str, Any]:
                 "tickvals": list(range(n)), "ticktext": [c.style.label for c in data.curves],
                 "tickfont": {"size": 11}},
     )  # fmt: skip
-    return figure.to_plotly_json()
 
 
 def _strip(figure: go.Figure, data: OverheadData) -> None:

@@ -26,13 +26,18 @@ from collections.abc import Sequence
 from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
+from remat.frontends._monet_costs import load_costs
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
 from remat.frontends._monet_implementations import LEVELS, RATIOS, add_implementations, at_ratios
+from remat.frontends._monet_records import load_schedules
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
 from remat.plan import Plan
 
-__all__ = ["BATCHES", "LEVELS", "NETWORKS", "monet_graph", "plain_pytorch", "training_graph", "with_gist"]
+__all__ = [
+    "BATCHES", "LEVELS", "NETWORKS", "load_costs", "load_schedules", "monet_graph", "plain_pytorch", "training_graph",
+    "with_gist",
+]  # fmt: skip
 
 KIB = 1024
 _READS_INPUT = ("aten::batch_norm", "aten::relu_", "aten::relu", "aten::leaky_relu_", "aten::max_pool2d")

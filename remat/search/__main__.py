@@ -11,6 +11,7 @@ from remat.graph import Graph
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy, strategies
 from remat.search.anneal import minimise_cost
+from remat.search.joint import compile_joint
 from remat.search.online import online_plan
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.sequence import STAGED, Sequencer
@@ -30,6 +31,7 @@ def main() -> None:
     for chosen in map(get_strategy, strategies()):
         if chosen.gives_starts and chosen.compiles is not None and not is_compiled(chosen.compiles):
             list(candidates_of(chosen(Context.of(problem, SolveOptions()), {})))
+    compile_joint()
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from remat import child
 from remat.compiled import is_compiled
-from remat.search import kernel, online, sequence
+from remat.search import joint, kernel, online, sequence
 from remat.search.ordering import kernel as ordering
 
 COLD_START_S = 40.0  # with less time nothing is compiled
@@ -34,19 +34,27 @@ def is_ready() -> bool:
     return _was_ready
 
 
-def begin_compiling(seconds: float) -> Callable[[], bool]:
+def is_joint_ready() -> bool:
+    """Whether the search for storage and implementations together is compiled; the child compiles it last."""
+    return is_compiled(joint.anneal)
+
+
+def begin_compiling(seconds: float, *, joint: bool = False) -> Callable[[], bool]:
     """Let a child compile the search, unless it is ready; with fewer seconds than `COLD_START_S` none is started.
+
+    Args:
+        joint: whether `is_joint_ready` counts, too.
 
     Returns:
         A function that tells cheaply whether the search became ready since; False for ever where no child runs.
     """
-    process = None if is_ready() else _child(seconds)
+    process = None if is_ready() and (is_joint_ready() or not joint) else _child(seconds)
     return lambda: process is not None and process.poll() == 0
 
 
-def ready_by(deadline: float) -> bool:
+def ready_by(deadline: float, *, joint: bool = False) -> bool:
     """Whether the search is ready; waits for a child that compiles it until the `deadline` (`time.monotonic`)."""
-    if is_ready():
+    if is_ready() and (is_joint_ready() or not joint):
         return True
     process = _child(deadline - time.monotonic())
     while process is not None and process.poll() is None and time.monotonic() < deadline:

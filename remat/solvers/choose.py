@@ -36,8 +36,9 @@ from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import SHORT_S, greedy_eviction
+from remat.search.joint import Prepared, anneal_jointly, prepare
 from remat.search.ordering.construct import plan_in_original, reordered
-from remat.search.ready import begin_compiling, is_ready, ready_by
+from remat.search.ready import begin_compiling, is_joint_ready, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
 from remat.solvers._monet_windows import improve_by_windows
 
@@ -50,6 +51,8 @@ OUTER_SHARE = 0.5  # of the time, for the search over implementations
 # Of the time, for the window relaxation before a search by the only thread, and in the proof; for trees over it. Rounds
 # of windows in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.05, 0.2, 0.5, 8
+# Of the time, for storage and implementations together; its moves a second in runs that repeat exactly.
+JOINT_SHARE, JOINT_PER_S = 0.6, 3_000
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_PROOF_SHARE = 0.1  # of the time, in scope free, for the bound
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
@@ -70,9 +73,10 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     The bound is that of the window relaxation, which has columns for the choice, or of the LP of the relaxed graph
     (`relaxed`) if there is time for it. Until the search is compiled, greedy eviction judges the choices.
     """
+    prepared = prepare(context.problem.graph)
     if context.repeats:
-        ready_by(context.deadline)
-    begin_compiling(context.remaining_s())
+        ready_by(context.deadline, joint=prepared is not None)
+    begin_compiling(context.remaining_s(), joint=prepared is not None)
     if context.problem.scope is Scope.FREE:
         return _solve_free(context, strategy, options)
     proves = bool(strategy.members)  # only a strategy that combines others has time for more than plans
@@ -93,6 +97,10 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     stats: dict[str, Any] = {}
     cut = False
     try:
+        if prepared is not None and is_joint_ready():
+            stats["joint_moves"] = _anneal_jointly(context, prepared, search.busy)
+            search.start_from_best_plan()
+            began, seconds = time.monotonic(), context.remaining_s()
         for turn in range(1 if repeats else OUTER_ROUNDS):
             first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
             search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
@@ -120,6 +128,33 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     stats |= {"choices": search.tried, "implementations": _used(context)}
     outcome = _outcome(context, stats, cut or search.cut or (prover is not None and prover.cut))
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
+
+
+def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
+    """Offer plans that store and choose implementations together; the number of moves of all threads."""
+    repeats, options, until = context.repeats, context.options, context.share_ends(JOINT_SHARE)
+    crew = 1 if repeats else max(1, options.threads - busy)
+    moves = (options.work_limit or context.steps_in(JOINT_PER_S)) if repeats else None
+    stopped = threading.Event()
+
+    def done() -> bool:
+        return time.monotonic() >= until or stopped.is_set() or context.is_solved()
+
+    def search(i: int) -> int:
+        return anneal_jointly(
+            prepared, context.problem.budget_bytes, options.seed + SEED_STEP * i, offer, done,
+            seconds=until - time.monotonic(), moves=moves,
+        )  # fmt: skip
+
+    def offer(plan: Plan) -> None:
+        context.offer(plan, WHO)
+
+    with ThreadPoolExecutor(crew) as pool:
+        try:
+            return sum(future.result() for future in [pool.submit(search, i) for i in range(crew)])
+        except BaseException:  # Ctrl-C: the others end too
+            stopped.set()
+            raise
 
 
 def _has_small_program(graph: Graph) -> bool:

@@ -1,0 +1,87 @@
+"""Storage and implementations, searched together: its own count against the simulator, optima, published records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute_force import optimum, random_step, with_implementations
+
+import remat
+from remat import Graph, Plan, simulate
+from remat.frontends.monet import load_costs
+from remat.search.joint import anneal_jointly, prepare
+
+pytestmark = pytest.mark.usefixtures("warm_search")
+GIB = 2**30
+
+
+def plans_of(graph: Graph, budget: int, moves: int = 3_000) -> list[Plan]:
+    """Each better plan; none where it cannot search."""
+    prepared = prepare(graph)
+    found: list[Plan] = []
+    if prepared is not None:
+        anneal_jointly(prepared, budget, 1, found.append, lambda: False, seconds=60.0, moves=moves)
+    return found
+
+
+def cases(n: int) -> list[Graph]:
+    rng = np.random.default_rng(7)
+    kinds = ({}, {"multi_output": 0.4}, {"workspace": 3})
+    return [with_implementations(random_step(rng, int(rng.integers(4, 14)), **kinds[i % 3]), rng) for i in range(n)]
+
+
+def test_each_plan_can_run_costs_less_than_the_one_before_and_fits() -> None:
+    searched = 0
+    for graph in cases(120):
+        least, most = graph.largest_working_set()[0], sum(value.bytes for value in graph.values) + graph.fixed_bytes
+        budget = (least + most) // 2
+        traces = [simulate(graph, plan) for plan in plans_of(graph, budget)]
+        searched += bool(traces)
+        costs = [trace.cost for trace in traces]
+        assert costs == sorted(set(costs), reverse=True)
+        assert all(trace.peak_bytes <= budget for trace in traces)
+    assert searched > 30
+
+
+def test_small_graphs_are_solved_where_only_forward_operations_repeat() -> None:
+    equal = below = 0
+    for graph in (g for g in cases(80) if len(g) <= 7):
+        for budget in range(graph.largest_working_set()[0], graph.largest_working_set()[0] + 6, 2):
+            best, plans = optimum(graph, budget, "staged"), plans_of(graph, budget, 1_000)
+            if best is not None and plans:
+                cost = simulate(graph, plans[-1]).cost
+                equal += cost == best
+                below += cost < best and plans[-1].scope == "staged"
+    assert below == 0
+    assert equal > 20
+
+
+def test_runs_with_a_work_limit_repeat() -> None:
+    graph = next(g for g in cases(40) if prepare(g) is not None and len(g) > 10)
+    budget = graph.largest_working_set()[0] + 6
+    first, second = ([plan.calls for plan in plans_of(graph, budget)] for _ in range(2))
+    assert first == second
+
+
+def test_graphs_that_it_cannot_express_are_left_to_others() -> None:
+    chain = Graph.from_nodes("chain", [[], [0]], [1, 1], [1, 1], loss=0)
+    assert prepare(chain) is None  # nothing to choose
+    graph = with_implementations(random_step(np.random.default_rng(1), 8, once=1.0), np.random.default_rng(1))
+    assert prepare(graph) is None
+
+
+@pytest.mark.parametrize(("gib", "milliseconds"), [(10, 1324.00), (7, 1438.66), (5.5, 1540.23)])
+def test_vgg16_reaches_the_published_optimum(gib: float, milliseconds: float, instances: Path) -> None:
+    graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
+    plan = plans_of(graph, int(gib * GIB), 250_000)[-1]
+    assert simulate(graph, plan).cost == pytest.approx(milliseconds * 1e6, rel=5e-4)
+
+
+def test_the_portfolio_uses_it(instances: Path) -> None:
+    graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
+    solution = remat.solve(graph, 10 * GIB, strategy="portfolio", time_limit_s=20, threads=2)
+    assert solution.stats["joint_moves"] > 0
+    assert solution.cost is not None
+    assert solution.cost <= 1330e6
