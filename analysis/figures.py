@@ -36,6 +36,42 @@ def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def monet_overhead(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """A panel for each network of MONeT: cost of plans with all implementations, and bounds, for each budget."""
+    ours = style_of(OURS)
+    lines = (
+        ("Gurobi, logged, up to 24 h", BLACK, "s", "--", lambda row: row["logged_ms"], {"mfc": "white"}),
+        ("Gurobi's bound", GREY, "_", "", lambda row: row["logged_bound_ms"], {}),
+        (ours.label, ours.colour, ours.marker, "-", lambda row: row["cost"] and row["cost"] / 1e6, {}),
+    )
+    figure, grid = panels(len(networks), (3.0, 2.6), 3, xlabel="memory budget (GiB)", ylabel="above the plain step (%)")
+    for axes, (name, rows) in zip(grid, networks.items(), strict=True):
+        for label, colour, marker, line, number, more in lines:
+            found = [(row["budget_gib"], 100 * (number(row) / row["plain_ms"] - 1)) for row in rows if number(row)]
+            points(axes, found, colour, marker, line, label=label, size=5, **more)
+        axes.set(title=name)
+    legend_below(figure)
+    return figure
+
+
+def monet_ablation(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """A panel for each network of MONeT: cost of our plans over the plain step of the same level, for each budget."""
+    looks = (
+        ("i", "in place", GREY, "o"), ("in", "and masks, indices", ORANGE, "^"),
+        ("im", "and gradients from outputs", BLUE, "v"), ("ic", "and algorithms", SKY, "D"),
+        ("icmn", "all", style_of(OURS).colour, "*"),
+    )  # fmt: skip
+    figure, grid = panels(len(networks), (3.0, 2.6), 3, xlabel="memory budget (GiB)", ylabel="above the plain step (%)")
+    for axes, (name, rows) in zip(grid, networks.items(), strict=True):
+        for level, label, colour, marker in looks:
+            found = [(row["budget_gib"], 100 * (row["cost"] / 1e6 / row["plain_ms"] - 1)) for row in rows
+                     if row["level"] == level and row["cost"] is not None]  # fmt: skip
+            points(axes, found, colour, marker, "-", label=label, size=4.5)
+        axes.set(title=name)
+    legend_below(figure)
+    return figure
+
+
 def compiled(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A panel for each network: step time over that of plain ``torch.compile``, with quartiles, for each peak."""
     looks = (

@@ -19,17 +19,19 @@ from remat.certificate import BoundCertificate
 from remat.cost import load_gpu
 from remat.errors import InvalidInput, RematError
 from remat.frontends import synthetic
+from remat.frontends.monet import load_costs
 from remat.frontends.spec import ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
 from remat.solution import Solution
 
 Source = str | Mapping[str, Any]
+MONET_COSTS = "monet/costs_{}.json.gz"  # below REMAT_INSTANCES; {} is the network
 _OF_STATS = ("start_s", "first_plan_s", "within_1pct_s")
 
 
 def published_folder(part: str) -> Path:
-    """The folder of published graphs that REMAT_INSTANCES names.
+    """The folder of published files that REMAT_INSTANCES names.
 
     Raises:
         InvalidInput: it has no folder `part`.
@@ -45,11 +47,15 @@ def graph_of(source: Source) -> remat.Graph:
 
     Args:
         source: a path here, below the project, or below REMAT_INSTANCES; ``{"function": "chain", "n": 48}``; or
-            ``{"model": "vgg19", "gpu": "v100", "cost": "roofline"}``, with other values than those of conf/model.
+            ``{"model": "vgg19", "gpu": "v100", "cost": "roofline"}``, with other values than those of conf/model; or
+            ``{"monet": "vgg16", "level": "icmn", "set": None}``, MONeT's published costs.
     """
     if not isinstance(source, str):
         if "function" in source:
             return getattr(synthetic, source["function"])(**{k: v for k, v in source.items() if k != "function"})
+        if "monet" in source:
+            file = published_folder("monet") / MONET_COSTS.format(source["monet"])
+            return load_costs(file, source["level"], set_name=source["set"])
         spec = spec_of(source)
         assert spec is not None
         return costed(spec, source["cost"], load_gpu(source["gpu"]))
@@ -118,22 +124,26 @@ def solve(
     certificate: str = "",
     **_beside: Any,
 ) -> Iterator[Row]:
-    """One row: the solution of a solve in a process of its own, whose memory is therefore measured alone.
+    """One row, of `solved`."""
+    loaded = graph_of(graph)
+    limits = {"time_limit_s": time_limit_s, "threads": threads, "seed": seed, "target_gap": target_gap}
+    solution = solved(loaded, strategy, budget_bytes, scope, **limits, **options)
+    if certificate and solution.certificate is not None:
+        _keep_better(solution.certificate, Path(certificate))
+    yield row_of(solution, loaded)
+
+
+def solved(graph: remat.Graph, strategy: str, budget_bytes: int, scope: str, **how: Any) -> Solution:
+    """The solution of a solve in a process of its own, whose memory is therefore measured alone.
 
     Raises:
         RematError: the solver failed, or the simulator refutes a claim of it.
     """
     compile_first([strategy])
-    loaded = graph_of(graph)
-    (solution,) = remat.solve_sweep(
-        loaded, [budget_bytes], strategy, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,
-        target_gap=target_gap, isolate=True, **options,
-    )  # fmt: skip
+    (solution,) = remat.solve_sweep(graph, [budget_bytes], strategy, scope, isolate=True, **how)
     if finished(solution).contradicted:
         raise RematError(f"contradicted: {solution.message}")
-    if certificate and solution.certificate is not None:
-        _keep_better(solution.certificate, Path(certificate))
-    yield row_of(solution, loaded)
+    return solution
 
 
 def row_of(solution: Solution, graph: remat.Graph) -> Row:

@@ -3,7 +3,7 @@
 A number of a method that is reproduced for comparison (a heuristic's cost, DTR's slowdown) is neither: it is as
 published, or it differs.
 
-The numbers come from the studies of the two papers (`scale=study`), from `experiment=dtr` and `experiment=rivals`;
+The numbers come from the study of Checkmate (`scale=study`), from `experiment=monet`, `dtr` and `rivals`;
 nothing is solved here. A paper without a study is left out.
 """
 
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from analysis.max_batch_size import ENCODERS, continuous_limit, network_label
-from analysis.monet.points import ALGORITHMS, NONE, OURS, P100, PROGRAM, Point, contained, gib, read_points, select
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.paper.sizes import OPTIMUM, max_found
-from analysis.parts import Study, percent
+from analysis.parts import Study
 from analysis.results import PAPERS_HEURISTICS
-from experiments import checkmate, monet_paper
+from experiments import checkmate, monet
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import networks_of
 from experiments.registry import Case, Row, experiment
@@ -32,13 +31,10 @@ from experiments.table import Table
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
 # percent for a difference.
 EQUAL, EQUAL_POINTS = 0.005, 0.05
+MS = 5e-4  # the same for costs in ms, which have all their digits
 HEADS = ("paper", "what", "published", "ours", "ours / published", "verdict")
 AS_PUBLISHED = 0.05  # a baseline's number is as published if it differs by no more than this share
 BETTER, WORSE, SAME, DIFFERS, OPEN = "at or better", "worse", "as published", "differs", "no result"
-ROOFLINE = (
-    "costs of a roofline, whose step is too short (in MONeT's log, Checkmate's at 10 GiB takes 1.8 times ours); the "
-    "published times are not used here yet"
-)
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
 PAGE = "results/index.md"
@@ -55,6 +51,7 @@ class Number:
         more_is_better: as of a batch, in contrast to a cost.
         signed: both are differences in percent, which may be negative: they are compared by their difference.
         is_baseline: of a method that is reproduced for comparison.
+        tolerance: the share by which a number may be worse and is still at the published one.
     """
 
     paper: str
@@ -65,6 +62,7 @@ class Number:
     more_is_better: bool = False
     signed: bool = False
     is_baseline: bool = False
+    tolerance: float = EQUAL
 
     @property
     def verdict(self) -> str:
@@ -74,7 +72,7 @@ class Number:
         if self.is_baseline:
             return SAME if abs(self.ours - self.published) <= AS_PUBLISHED * self.published else DIFFERS
         lead = self.ours - self.published if self.more_is_better else self.published - self.ours
-        return BETTER if lead >= -(EQUAL_POINTS if self.signed else EQUAL * self.published) else WORSE
+        return BETTER if lead >= -(EQUAL_POINTS if self.signed else self.tolerance * self.published) else WORSE
 
     def cells(self) -> list[str]:
         """The cells of `HEADS`."""
@@ -160,52 +158,15 @@ def speedup(study: Study) -> Iterator[Number]:
     yield Number("Checkmate", what, 1.2, None if gain is None else gain.ratio, more_is_better=True)
 
 
-def overheads(study: Study) -> Iterator[Number]:
-    """MONeT's overheads over PyTorch's step; ours with measured algorithms of convolutions where there are any."""
-    facts, points = read_points(study)
-    for net in facts:
-        measured = bool(select(points, net["name"], ALGORITHMS))
-        level, how = (ALGORITHMS, "measured algorithms") if measured else (P100, "ratios of a P100")
-        for size, published in zip(net["budgets_gib"], net["overheads_percent"], strict=True):
-            budget = round(size * 2**30)
-            own = contained(points, net["name"], level, budget, (OURS, PROGRAM) if measured else OURS)
-            ours = None if own is None or own.overhead is None else 100 * own.overhead
-            logged = net["logged"].get("program_ms", {}).get(str(budget))
-            found = None if own is None or own.cost is None else own.cost / 1e6
-            if measured and logged is not None and found is not None and found <= logged:
-                predicted = percent(logged / net["logged"]["pytorch_ms"] - 1)
-                cause = f"the published step was measured; for its plan MONeT's own program predicts {predicted}"
-            elif measured:
-                cause = _searched(select(points, net["name"], level, OURS), budget)
-            elif net["costs"] == "profile":
-                cause = "the published times of faster convolutions, which PyTorch and MONeT run, are not used here yet"
-            else:
-                cause = ROOFLINE
-            yield Number("MONeT", f"{net['label']}, {gib(budget)} GiB: overhead, {how}", published, ours, cause,
-                         signed=True)  # fmt: skip
-
-
-def _searched(own: Sequence[Point], budget: int) -> str:
-    """How long the portfolio searched at that budget, and how far from the optimum its plan may be."""
-    for p in own:
-        if p.budget_bytes == budget and p.cost and p.bound:
-            gap = percent(1 - p.bound / p.cost)
-            return f"a search of {p.limit_s:g} s; the plan is at most {gap} from the optimum"
-    return ""
-
-
-def recorded(study: Study) -> Iterator[Number]:
-    """Milliseconds of the recorded results of Checkmate's MILP with Gurobi."""
-    document = study.document("records")
-    facts, points = read_points(study, document)
-    label = {net["name"]: net["label"] for net in facts}
-    for record in document["records"]:
-        if record["cost_ns"] is not None:
-            own = contained([p for p in points if p.budget_bytes == record["budget_bytes"]], record["network"], NONE,
-                            record["budget_bytes"])  # fmt: skip
-            ours = None if own is None or own.cost is None else own.cost / 1e6
-            what = f"{label[record['network']]}, {gib(record['budget_bytes'])} GiB: recorded ms"
-            yield Number("Gurobi, up to 24 h", what, round(record["cost_ns"] / 1e6, 2), ours)
+def logged(rows: Sequence[Row]) -> Iterator[Number]:
+    """Milliseconds of MONeT's logged plans, and of Checkmate's on its graphs: those of Gurobi, up to 24 h."""
+    for row in rows:
+        if row["kind"] == "solve" and row["strategy"] == monet.OURS and row["logged_ms"] is not None:
+            is_checkmates = row["level"] == monet.CHECKMATES
+            what = f"{monet.NETWORKS[row['network']]}, {row['level']}, {row['budget_gib']:g} GiB: logged ms"
+            cause = f"{row['time_limit_s']:g} s on {row['threads']} threads; Gurobi took {row['logged_s']:,.0f} s"
+            yield Number("Gurobi, up to 24 h" if is_checkmates else "MONeT", what, round(row["logged_ms"], 2),
+                         monet.cost_ms(row), cause, tolerance=MS)  # fmt: skip
 
 
 def moccasin() -> Iterator[Number]:
@@ -232,18 +193,21 @@ def claims(study: Study) -> Iterator[Number]:
     yield from larger(study)
 
 
-PARTS = {  # [experiment] the numbers of each of its parts
-    "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": claims},
-    "monet": {"overhead": overheads, "records": recorded},
+PARTS = {  # [part of Checkmate's study] its numbers
+    "fig6": batches,
+    "fig5": heuristics,
+    "stages": stages,
+    "claims": claims,
 }
 
 
 def numbers() -> Iterator[Number]:
     """All of them, from the rows that there are."""
-    for name, study in (("paper", checkmate.stored_study()), ("monet", monet_paper.stored_study())):
-        for part, numbers_of in PARTS[name].items():
-            if {"claims": "fig6"}.get(part, part) in study.heads:
-                yield from numbers_of(study)
+    study = checkmate.stored_study()
+    for part, numbers_of in PARTS.items():
+        if {"claims": "fig6"}.get(part, part) in study.heads:
+            yield from numbers_of(study)
+    yield from logged(monet.ordered(Table("monet").rows()))
     yield from moccasin()
     yield from slowdowns()
 

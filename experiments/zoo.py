@@ -19,9 +19,7 @@ from typing import Any
 
 import remat
 from experiments.arguments import Parser, names_of, run, seconds, stop_if_interrupted
-from experiments.monet.published import GIB, NETWORKS
 from experiments.provenance import provenance
-from experiments.settings import find_graph
 from experiments.solving import finished
 from experiments.steps.job import share_of_activations
 from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
@@ -43,6 +41,7 @@ OLDER_SIZES = {  # of ON_A_CPU, whose plans still load
     "unet": {"batch_size": 2, "input_size": (3, 128, 128)}, "vgg16": {"batch_size": 32, "input_size": (3, 96, 96)},
 }  # fmt: skip
 PUBLISHED_OPERATORS = "exact"  # implementations with the plain model's gradients, bit for bit
+GIB = 2**30
 SETTINGS = {"strategy": "portfolio", "time_limit_s": 30.0, "threads": 2, "seed": 0}
 
 
@@ -143,6 +142,11 @@ class _Index:
         return {(kind, name): entry for kind in zoo.KINDS for name, entry in known.get(kind, {}).items()}
 
 
+def budgets_gib(network: str) -> tuple[float, ...]:
+    """Those that MONeT published."""
+    return 10, 9, 8, 7, 6, 5.51 if network == "vgg16" else 5
+
+
 def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
     """Plans of MONeT's graphs at the published budgets: with every implementation, and on published costs.
 
@@ -151,9 +155,10 @@ def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
     for network in BATCHES:
         graph = _without_work(monet_graph(network, implementations="joint"))
         yield from _graph_entries(network, "", graph, "roofline of a P100", settings)
-    for network, known in NETWORKS.items():
-        graph = None if known.instance is None else _published(network, known.instance)
-        if graph is not None:
+    for network in BATCHES:
+        stored = zoo.FOLDER / "graphs" / f"{network}_b{BATCHES[network]}_p100.json.gz"
+        if stored.is_file():
+            graph = load_graph(stored)
             costs = "published, of a P100; masks and indices by ratios measured there, others by a CPU's"
             yield from _graph_entries(network, "_p100", graph, costs, settings)
 
@@ -161,26 +166,13 @@ def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
 def _graph_entries(
     network: str, ending: str, graph: Graph, costs: str, settings: dict[str, Any]
 ) -> Iterator[Entry]:  # fmt: skip
-    for gib in NETWORKS[network].budgets_gib:
+    for gib in budgets_gib(network):
         made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": int(gib * GIB)}
 
         def make(path: Path, made_from: dict[str, Any] = made_from) -> dict[str, Any]:
             return _solved(graph, made_from, path, costs)
 
         yield Entry("graph", f"{network}_b{BATCHES[network]}_{gib:g}GB{ending}", made_from, make)
-
-
-def _published(network: str, instance: str) -> Graph | None:
-    """The graph with published costs and without Winograd: the zoo's, or else from its file; None without either."""
-    name = f"{network}_b{BATCHES[network]}_p100"
-    stored = zoo.FOLDER / "graphs" / f"{name}.json.gz"
-    if stored.is_file():
-        return load_graph(stored)
-    try:
-        profile = load_graph(find_graph(instance, None))
-    except InvalidInput:
-        return None
-    return replace(_without_work(monet_graph(network, winograd=False, profile=profile, ratios="p100")), name=name)
 
 
 def _solved(graph: Graph, made_from: dict[str, Any], path: Path, costs: str) -> dict[str, Any]:
@@ -230,7 +222,7 @@ def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
             yield entry(name, today, share, cost="profile", operators="default", of="activations")
     for model, batch in BATCHES.items():
         spec = replace(torch_model(model), batch_size=batch)
-        for gib in NETWORKS[model].budgets_gib:
+        for gib in budgets_gib(model):
             name = f"{model}_b{batch}_{gib:g}GB"
             yield entry(name, spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
 

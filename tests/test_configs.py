@@ -49,13 +49,8 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
         assert settings.accounting == spec.accounting == written["accounting"]
 
 
-# Those that a chain cannot serve have tests of their own: test_device_results, test_max_batch_size, test_paper and
-# test_monet_paper.
-ELSEWHERE = ("monet",)
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in FILES if n not in ELSEWHERE])
+@pytest.mark.parametrize("name", FILES)
 def test_an_experiment_runs_in_its_fast_form(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
-from remat.frontends._monet_costs import load_costs
+from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
+from remat.frontends._monet_costs import STATISTICS, load_costs, read_costs
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
 from remat.frontends._monet_implementations import LEVELS, RATIOS, add_implementations, at_ratios
 from remat.frontends._monet_records import load_schedules
@@ -35,8 +36,8 @@ from remat.graph import Graph, Work
 from remat.plan import Plan
 
 __all__ = [
-    "BATCHES", "LEVELS", "NETWORKS", "load_costs", "load_schedules", "monet_graph", "plain_pytorch", "training_graph",
-    "with_gist",
+    "BATCHES", "LEVELS", "LEVELS_PUBLISHED", "NETWORKS", "STATISTICS", "load_costs", "load_schedules", "monet_graph",
+    "plain_pytorch", "read_costs", "training_graph", "with_gist",
 ]  # fmt: skip
 
 KIB = 1024

@@ -1,0 +1,350 @@
+"""MONeT (Shah et al., ICLR 2021) on its own costs: its networks, levels of implementations, budgets and solver logs.
+
+Files of ``monet-costs``, ``monet-solutions`` and ``monet-records`` have what its authors published. They have no
+licence, and are therefore read from where REMAT_INSTANCES points. Three kinds of case: a solve, beside what the log of
+MONeT's program (Gurobi, up to 24 h, 12 threads) has of the same problem; the published schedules, judged by our
+simulator; and what each implementation costs beside the default one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import remat
+from analysis import figures
+from analysis.charts import save_in_run
+from analysis.style import OURS
+from experiments.arguments import names_of, one_of
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.measure_solve import graph_of, published_folder, row_of, solve_case, solved
+from experiments.registry import Case, Row, experiment
+from experiments.settings import RUNS_FOLDER, SCALES
+from experiments.store import code_of
+from experiments.table import made, values_of
+from remat.errors import InvalidInput
+from remat.files import read_json
+from remat.frontends.monet import LEVELS_PUBLISHED, STATISTICS, load_schedules, read_costs
+from remat.graph import Graph
+from remat.implementation import DEFAULT
+from remat.simulator import simulate
+
+NETWORKS = {"resnet50": "ResNet-50", "googlenet": "GoogLeNet", "unet": "U-Net", "mobilenet_v2": "MobileNet-V2",
+            "vgg16": "VGG-16"}  # fmt: skip
+CHECKMATES = "n"  # the level of default implementations: Checkmate's program, on graphs of its own
+OF_RECORDS = {"objective_ms": "cost_ns", "bound_ms": "bound_ns"}
+PROFILES = {"resnet50": "resnet50_b184", "unet": "unet_b11", "vgg16": "vgg16_b176"}
+GIB = 2**30
+ALGORITHM = "algorithm_"  # begins the name of a convolution's algorithm
+QUICK_S = 5.0
+NEAR = 0.05  # percent: at the logged objective
+
+
+PAGE = "results/monet.md"
+SHOWN = "icmn"  # the level of the first table: all implementations
+SHORT = {"time_limit": "limit", "infeasible_or_unbounded": "infeasible", "log_ends": "log ends", None: "no log"}
+
+
+@experiment(page=PAGE)
+def monet(
+    networks: Sequence[str] = (), levels: Sequence[str] = (), budgets: Sequence[float] = (),
+    strategies: Sequence[str] = ("portfolio",), time_limit: float = 60.0, threads: int = 2, seed: int = 0,
+    scale: str = "full", instances: str | None = None,
+) -> Iterator[Case]:  # fmt: skip
+    """MONeT (Shah et al., ICLR 2021) on its published costs: five networks, every level and budget (three hours).
+
+    ``levels=`` are of n (Checkmate's), i, ic, im, in, icmn; ``budgets=`` are in GiB; scale=quick takes three budgets
+    and 5 s. REMAT_INSTANCES, or ``instances=``, has the folder monet/.
+    """
+    if instances is not None:
+        os.environ["REMAT_INSTANCES"] = instances  # the processes of the cases read it, too
+    folder = published_folder("monet") / "monet"
+    names = names_of("network", networks or NETWORKS, NETWORKS)
+    is_quick = one_of("scale", scale, SCALES) == "quick"
+    limits = {"time_limit_s": min(time_limit, QUICK_S) if is_quick else time_limit, "threads": threads, "seed": seed}
+    known = [each for each in names if (folder / f"costs_{each}.json.gz").is_file()]
+    for name in known:
+        yield Case(ratios, {"kind": "ratios", "network": name}, code_of())
+        if (folder / f"solutions_{name}.json.gz").is_file():
+            yield Case(schedules, {"kind": "schedules", "network": name}, code_of())
+    for name in known:
+        for level in names_of("level", levels or LEVELS_PUBLISHED, LEVELS_PUBLISHED):
+            found = [each for each in problems(folder, name, level) if not budgets or each["budget_gib"] in budgets]
+            if is_quick:
+                found = [found[i] for i in sorted({0, len(found) // 2, len(found) - 1})] if found else []
+            for each in found:
+                graph = graph_of(each["source"])
+                for strategy in strategies:
+                    beside = {key: value for key, value in each.items() if key != "source"}
+                    case = solve_case(each["source"], graph, strategy, round(each["budget_gib"] * GIB), **limits,
+                                      kind="solve", network=name, level=level, **beside)  # fmt: skip
+                    yield replace(case, measure=measured)
+    if not known:
+        raise InvalidInput(f"{folder} has no costs of {', '.join(names)}")
+
+
+def problems(folder: Path, network: str, level: str) -> list[dict[str, Any]]:
+    """The budgets of a network at a level, the largest first, with what is logged and published of each.
+
+    Those of the logs; also those of the published overheads, if the file has costs of that level.
+    """
+    document = read_json(folder / "records.json")
+    published = {each["budget_gib"]: each for each in document["published"][network]["monet"]}
+    logged = {each["budget_gib"]: each["outcome"] for each in document["records"]
+              if (each["network"], each["ablation"]) == (network, level)}  # fmt: skip
+    if level == CHECKMATES:
+        logged |= _recorded(folder.parent, network)
+        budgets = set(logged) if network in PROFILES else set[float]()
+    else:
+        modes = {each["mode"] for each in read_costs(folder / f"costs_{network}.json.gz")["sets"]}
+        budgets = {*logged, *published} if LEVELS_PUBLISHED[level] in modes else set[float]()
+    sets = _sets(folder, network, level)
+    found = []
+    for budget in sorted(budgets, reverse=True):
+        outcome, own = logged.get(budget, {}), published.get(budget, {})
+        source = {"monet": network, "level": level, "set": sets.get(budget)}
+        found.append({
+            "source": f"p100/{PROFILES[network]}.json" if level == CHECKMATES else source, "budget_gib": float(budget),
+            "logged_ms": outcome.get("objective_ms"), "logged_bound_ms": outcome.get("bound_ms"),
+            "logged_s": outcome.get("seconds"), "logged_status": outcome.get("status"),
+            "logged_found_s": outcome.get("best_incumbent_first_seen_s"),
+            "measured_gib": own.get("measured_gib"), "measured_overhead_percent": own.get("overhead_percent"),
+        })  # fmt: skip
+    return found
+
+
+def _recorded(folder: Path, network: str) -> dict[float, dict[str, Any]]:
+    """[GiB] the results of Checkmate's program in the folder's own records, in the words of the logs."""
+    file = folder / "records.json"
+    return {
+        each["budget_gib"]: {
+            "seconds": each["solve_s"], "status": each["status"],
+            **{name: each[key] and each[key] / 1e6 for name, key in OF_RECORDS.items()},
+        }
+        for each in (read_json(file) if file.is_file() else []) if each["instance"] == f"p100/{PROFILES.get(network)}"
+    }  # fmt: skip
+
+
+def _sets(folder: Path, network: str, level: str) -> dict[float, str]:
+    """[GiB] the set of costs with which the published schedule of that budget was solved."""
+    file = folder / f"solutions_{network}.json.gz"
+    found = read_json(file)["solutions"] if file.is_file() else []
+    return {each["budget_gib"]: each["set"] for each in found if each["mode"] == LEVELS_PUBLISHED[level]}
+
+
+def measured(
+    graph: Any, strategy: str, budget_bytes: int, scope: str, time_limit_s: float, threads: int, seed: int,
+    target_gap: float, options: Mapping[str, Any], **_beside: Any,
+) -> Iterator[Row]:  # fmt: skip
+    """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again."""
+    load, costs = os.getloadavg()[0], graph_of(graph)
+    solution = solved(costs, strategy, budget_bytes, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,
+                      target_gap=target_gap, **options)  # fmt: skip
+    plain = simulate(costs, plain_step(costs))
+    calls = Counter(solution.plan.order.tolist()) if solution.plan else {}
+    again = sum(n - 1 for k, n in calls.items() if costs.operations[k].is_backward)
+    yield {
+        **row_of(solution, costs), "plain_ms": plain.cost / 1e6, "plain_bytes": plain.peak_bytes, "load": load,
+        "backward_repeats": again, "program_columns": solution.stats.get("columns"),
+    }  # fmt: skip
+
+
+def plain_step(graph: Graph) -> remat.Plan:
+    """Every operation once, by default implementations, and each convolution by its fastest algorithm."""
+    names = [
+        min((each for each in op.all_implementations if each.name == DEFAULT or ALGORITHM in each.name),
+            key=lambda each: each.cost).name
+        for op in graph.operations
+    ]  # fmt: skip
+    return remat.Plan.from_order(graph, range(len(graph)), implementations=names)
+
+
+def schedules(kind: str, network: str) -> Iterator[Row]:
+    """A row for each published schedule: its stored objective, and cost and peak by our simulator."""
+    for each in load_schedules(published_folder("monet") / f"monet/solutions_{network}.json.gz"):
+        trace = simulate(each.graph, each.plan)
+        yield {
+            "file": each.file, "level": each.level, "budget_bytes": each.budget_bytes,
+            "stored_ms": None if each.cost is None else each.cost / 1e6, "ours_ms": trace.cost / 1e6,
+            "peak_bytes": trace.peak_bytes,
+        }  # fmt: skip
+
+
+def ratios(kind: str, network: str) -> Iterator[Row]:
+    """A row for each kind of operation and implementation: milliseconds beside those of the default, in sum."""
+    graph = graph_of({"monet": network, "level": "icmn", "set": None})
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for k, op in enumerate(graph.operations):
+        pairs = [(each.name, each.cost, op.cost) for each in op.implementations if ALGORITHM not in each.name]
+        if k and graph.operations[k - 1].name == f"{op.name}:{STATISTICS}":
+            pairs.append(("again", op.cost, op.cost + graph.operations[k - 1].cost))
+        for name, cost, default in pairs:
+            own, of = sums.get((op.kind, name), (0, 0))
+            sums[op.kind, name] = own + cost, of + default
+    for (operation, name), (own, default) in sums.items():
+        if default:
+            yield {"operation": operation, "implementation": name, "ms": own / 1e6, "default_ms": default / 1e6}
+
+
+@monet.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """Three columns, reproduced, modelled and measured, at all implementations; every level; ratios; both figures."""
+    solves = ordered(rows)
+    every = LongTable("monet_solves", *_every(solves))
+    theirs = LongTable("monet_schedules", *_schedules([row for row in rows if row["kind"] == "schedules"]))
+    shown = [row for row in solves if row["strategy"] == OURS and row["level"] != CHECKMATES]
+    drawn = {
+        f"monet_{name}": save_in_run(RUNS_FOLDER / "monet", f"monet_{name}", draw, of_networks(own))[0]
+        for name, draw, own in (
+            ("overhead", figures.monet_overhead, [row for row in shown if row["level"] == SHOWN]),
+            ("ablation", figures.monet_ablation, shown),
+        ) if own
+    }  # fmt: skip
+    limits = f"{values_of(solves, 'threads')} threads, {values_of(solves, 'time_limit_s')} s for each solve"
+    parts = [
+        f"{made(solves)}; {limits}." if solves else "", *(f"![{name}](../figures/{name}.png)" for name in drawn),
+        markdown_table(*_against_measured([row for row in shown if row["level"] == SHOWN])),
+        markdown_table(*_levels([row for row in solves if row["strategy"] == OURS])),
+        markdown_table(*_reproduced([row for row in rows if row["kind"] == "schedules"])),
+        markdown_table(*_ratios([row for row in rows if row["kind"] == "ratios"])),
+        f"Every solve: {link_to(every, DOCS / PAGE)}. Every published schedule: {link_to(theirs, DOCS / PAGE)}.",
+    ]  # fmt: skip
+    return Drawing("\n\n".join(filter(None, parts)), [every, theirs], drawn)
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """The last row of each problem and strategy, by network, level and budget."""
+    last = {
+        (row["network"], row["level"], row["budget_gib"], row["strategy"]): row
+        for row in rows
+        if row["kind"] == "solve"
+    }
+    networks, levels = [*NETWORKS], [*LEVELS_PUBLISHED]
+    return [last[key] for key in sorted(
+        last, key=lambda key: (networks.index(key[0]), levels.index(key[1]), -key[2], key[3] != OURS, key[3])
+    )]  # fmt: skip
+
+
+def of_networks(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """[name for people] its rows."""
+    return {label: own for name, label in NETWORKS.items() if (own := [row for row in rows if row["network"] == name])}
+
+
+def cost_ms(row: Row) -> float | None:
+    """Milliseconds of our plan."""
+    return None if row["cost"] is None else row["cost"] / 1e6
+
+
+def above(row: Row, ms: float | None, of: str = "plain_ms") -> str:
+    """By how many percent a cost exceeds another one of the row."""
+    return "" if ms is None or row[of] is None else f"{100 * (ms / row[of] - 1):+.2f} %"
+
+
+def _ms(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.2f}"
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / GIB:.2f}"
+
+
+def _logged(row: Row) -> list[str]:
+    """Cells of the log: objective, bound, seconds and how it ended."""
+    seconds = "" if row["logged_s"] is None else f"{row['logged_s']:,.0f}"
+    status = row["logged_status"]
+    return [_ms(row["logged_ms"]), _ms(row["logged_bound_ms"]), seconds, str(SHORT.get(status, status))]
+
+
+def _ours(row: Row) -> list[str]:
+    """Cells of our solve: cost (or why there is none), that above the logged one, bound, and seconds to the plan."""
+    found = _ms(cost_ms(row)) or str(row["status"]).lower()
+    bound = "" if row["bound"] is None or row["cost"] is None else _ms(row["bound"] / 1e6)
+    seconds = "" if row["found_s"] is None else f"{row['found_s']:.1f}"
+    return [found, above(row, cost_ms(row), "logged_ms"), bound, seconds]
+
+
+def _against_measured(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    heads = ["network", "GiB", "logged ms", "bound", "s", "ended", "modelled ms", "to logged", "bound", "s",
+             "above plain, logged", "above plain, ours", "peak GiB", "measured overhead", "measured GiB"]  # fmt: skip
+    return heads, [
+        [
+            NETWORKS[row["network"]], f"{row['budget_gib']:g}", *_logged(row), *_ours(row),
+            above(row, row["logged_ms"]), above(row, cost_ms(row)), _gib(row["peak_bytes"]),
+            *("" if row[key] is None else f"{row[key]:.2f}{unit}"
+              for key, unit in (("measured_overhead_percent", " %"), ("measured_gib", ""))),
+        ]
+        for row in rows
+    ]  # fmt: skip
+
+
+def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each network and level: at or below the logged objective, the largest excess, seconds."""
+    lines = list[list[str]]()
+    for name, label in NETWORKS.items():
+        for level in LEVELS_PUBLISHED:
+            own = [row for row in rows if (row["network"], row["level"]) == (name, level)]
+            both = [(cost_ms(row), row["logged_ms"]) for row in own]
+            known = [100 * (ours / theirs - 1) for ours, theirs in both if ours and theirs]
+            times = [row["found_s"] for row in own if row["found_s"] is not None]
+            logged = [row["logged_s"] for row in own if row["logged_ms"]]
+            if own:
+                at_or_below = f"{sum(x <= NEAR for x in known)} of {len(known)}" if known else "no log"
+                lines.append([
+                    label, level, str(len(own)), at_or_below,
+                    *((f"{x:+.2f} %" for x in (min(known), max(known))) if known else ("", "")),
+                    f"{max(times):.1f}" if times else "", f"{max(logged):,.0f}" if logged else "",
+                ])  # fmt: skip
+    return ["network", "level", "budgets", "at or below the log", "least", "most", "s to our plan, at most",
+            "logged s, at most"], lines  # fmt: skip
+
+
+def _every(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    heads = ["network", "level", "GiB", "strategy", "limit s", "logged ms", "logged bound", "logged s", "logged status",
+             "ours ms", "to logged", "bound", "s to the plan", "status", "peak GiB", "plain ms", "plain GiB",
+             "backward operations run again", "columns of MONeT's program", "load", "date"]  # fmt: skip
+    return heads, [
+        [
+            NETWORKS[row["network"]], row["level"], f"{row['budget_gib']:g}", row["strategy"],
+            f"{row['time_limit_s']:g}", *_logged(row), *_ours(row), row["status"], _gib(row["peak_bytes"]),
+            _ms(row["plain_ms"]), _gib(row["plain_bytes"]), str(row["backward_repeats"]),
+            str(row["program_columns"] or ""), f"{row['load']:.1f}", row["date"],
+        ]
+        for row in rows
+    ]  # fmt: skip
+
+
+def _reproduced(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each network: schedules, how many cost what is stored, the largest difference, peak to budget."""
+    lines = list[list[str]]()
+    for label, own in of_networks(rows).items():
+        apart = [abs(row["stored_ms"] - row["ours_ms"]) for row in own if row["stored_ms"] is not None]
+        within = sum(row["peak_bytes"] <= row["budget_bytes"] for row in own)
+        lines.append([label, str(len(own)), f"{sum(x < 0.005 for x in apart)} of {len(apart)}", f"{max(apart):.2f} ms",
+                      f"{within} of {len(own)}"])  # fmt: skip
+    return ["network", "published schedules", "equal to a hundredth of a ms", "largest difference",
+            "peak within the budget"], lines  # fmt: skip
+
+
+def _schedules(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    return ["network", "schedule", "level", "budget GiB", "stored ms", "ours ms", "our peak GiB"], [
+        [NETWORKS[row["network"]], row["file"], row["level"], f"{row['budget_bytes'] / GIB:g}", _ms(row["stored_ms"]),
+         _ms(row["ours_ms"]), f"{row['peak_bytes'] / GIB:.4f}"]
+        for row in rows
+    ]  # fmt: skip
+
+
+def _ratios(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each operation and implementation, a column for each network."""
+    lines = dict.fromkeys((row["operation"], row["implementation"]) for row in rows)
+    of = {(row["network"], row["operation"], row["implementation"]): row["ms"] / row["default_ms"] for row in rows}
+    networks = [name for name in NETWORKS if any(row["network"] == name for row in rows)]
+    return ["operation", "implementation", *(NETWORKS[name] for name in networks)], [
+        [operation.rpartition("::")[2], implementation,
+         *(f"{of[name, operation, implementation]:.2f}" if (name, operation, implementation) in of else ""
+           for name in networks)]
+        for operation, implementation in sorted(lines)
+    ]  # fmt: skip
