@@ -49,25 +49,28 @@ def monet_overhead(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
         for label, colour, marker, line, number, more in lines:
             found = [(row["budget_gib"], 100 * (number(row) / row["plain_ms"] - 1)) for row in rows if number(row)]
             points(axes, found, colour, marker, line, label=label, size=5, **more)
-        axes.set(title=name)
+        axes.set(title=name, xlim=(4.5, 10.5), ylim=(min(0.0, axes.get_ylim()[0]), None))
     legend_below(figure)
     return figure
 
 
 def monet_ablation(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """A panel for each network of MONeT: cost of our plans over the plain step of the same level, for each budget."""
-    looks = (
-        ("i", "in place", GREY, "o"), ("in", "and masks, indices", ORANGE, "^"),
-        ("im", "and gradients from outputs", BLUE, "v"), ("ic", "and algorithms", SKY, "D"),
-        ("icmn", "all", style_of(OURS).colour, "*"),
+    """Cost of our plans for each budget: a column for each network of MONeT, a row for levels with one plain step."""
+    rows = (
+        ("", ("i", "in place", GREY, "o"), ("in", "and masks, indices", ORANGE, "^"),
+         ("im", "and gradients from outputs", BLUE, "v")),
+        (", algorithms", ("ic", "in place, algorithms", SKY, "D"), ("icmn", "all", style_of(OURS).colour, "*")),
     )  # fmt: skip
-    figure, grid = panels(len(networks), (3.0, 2.6), 3, xlabel="memory budget (GiB)", ylabel="above the plain step (%)")
-    for axes, (name, rows) in zip(grid, networks.items(), strict=True):
+    figure, grid = panels(2 * len(networks), (1.9, 1.9), len(networks), xlabel="budget (GiB)",
+                          ylabel="above plain (%)")  # fmt: skip
+    places = [(row, name) for row in rows for name in networks]
+    for axes, ((words, *looks), name) in zip(grid, places, strict=True):
         for level, label, colour, marker in looks:
-            found = [(row["budget_gib"], 100 * (row["cost"] / 1e6 / row["plain_ms"] - 1)) for row in rows
+            found = [(row["budget_gib"], 100 * (row["cost"] / 1e6 / row["plain_ms"] - 1)) for row in networks[name]
                      if row["level"] == level and row["cost"] is not None]  # fmt: skip
-            points(axes, found, colour, marker, "-", label=label, size=4.5)
-        axes.set(title=name)
+            points(axes, found, colour, marker, "-", label=label, size=4)
+        axes.set_title(f"{name}{words}", fontsize=8)
+        axes.set(xlim=(4.5, 10.5), ylim=(min(0.0, axes.get_ylim()[0]), None))
     legend_below(figure)
     return figure
 

@@ -29,7 +29,6 @@ from remat.errors import InvalidInput
 from remat.solution import Status
 from remat.units import format_cost, format_size
 
-SEVERAL_BUDGETS = ("monet",)
 STUDIES = ("paper", "monet")
 
 
@@ -45,8 +44,8 @@ def run(cfg: DictConfig, settings: Settings, experiment: str) -> int:
 def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console, folder: Path) -> int:
     if settings.logger == "wandb":
         import_wandb()  # so that a missing package fails before the first solve
-    if settings.budgets_bytes and experiment not in SEVERAL_BUDGETS:
-        raise InvalidInput(f"budget: a list is for experiment={' or '.join(SEVERAL_BUDGETS)}; write one size, or sweep")
+    if settings.budgets_bytes:
+        raise InvalidInput("budget: write one size, or sweep; experiment=monet has budgets=[10,9], in GiB")
     if cfg.scale == "study" and experiment not in STUDIES:
         raise InvalidInput(f"scale=study is for experiment={' or '.join(STUDIES)}; write full or quick")
     if experiment in experiments():

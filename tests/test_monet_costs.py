@@ -1,4 +1,4 @@
-"""MONeT's published costs and schedules: a file of our own with costs by hand, and every published objective."""
+"""MONeT's published costs, schedules and experiment: files of our own with costs by hand; every published objective."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from experiments import cli
+from experiments.config import register
+from experiments.monet import ordered, page, plain_step, problems
+from experiments.table import Table
 from remat.errors import InvalidInput
 from remat.frontends.monet import load_costs, load_schedules
 from remat.graph import Graph
@@ -131,3 +135,86 @@ def test_every_published_schedule_costs_its_objective_within_its_budget(network:
         slack = 100_000 if network == "resnet50" else 0  # ns: batch normalizations that were slower the second time
         assert 0 <= each.cost - trace.cost <= slack, each.file
         assert trace.peak_bytes <= each.budget_bytes, each.file
+
+
+OUTCOME = {
+    "objective_ms": 16.6,
+    "bound_ms": 16.6,
+    "seconds": 3.0,
+    "status": "optimal",
+    "best_incumbent_first_seen_s": 2,
+}
+RECORDS = {
+    "published": {"vgg16": {"monet": [{"budget_gib": 1, "measured_gib": 0.9, "overhead_percent": -5.0}]}},
+    "records": [
+        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME},
+        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1e-9, "outcome": {"status": "infeasible"}},
+    ],
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of published files whose VGG-16 is the small network; the working directory is a fresh one, too."""
+    folder = tmp_path / "instances" / "monet"
+    folder.mkdir(parents=True)
+    (folder / "costs_vgg16.json.gz").write_text(json.dumps(FILE))
+    (folder / "records.json").write_text(json.dumps(RECORDS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.table.KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setenv("REMAT_INSTANCES", str(tmp_path / "instances"))
+    register()
+    return folder
+
+
+def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
+    files: Path,
+) -> None:
+    assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=2", "threads=1"]) == 0
+    rows = Table("monet").rows()
+    row, impossible = ordered(rows)
+    # 3 + 2.01 + 1 + 0 + 1 + 3 + 4, because the gradient's default algorithm, of 6 ms, is not its fastest. Nothing is
+    # faster: ReLU in place saves .1 ms, but its gradient from the output costs .25 ms more.
+    assert row["plain_ms"] == row["cost"] / 1e6 == pytest.approx(14.01)
+    assert (row["logged_ms"], row["logged_s"], row["logged_status"]) == (16.6, 3.0, "optimal")
+    assert (row["measured_overhead_percent"], row["measured_gib"]) == (-5.0, 0.9)
+    assert (row["backward_repeats"], row["threads"], row["level"]) == (0, 1, "icmn")
+    assert impossible["status"] == "INFEASIBLE"
+    ratios = {(each["operation"], each["implementation"]): each for each in rows if each["kind"] == "ratios"}
+    assert (ratios["batch_norm", "again"]["ms"], ratios["batch_norm", "again"]["default_ms"]) == (1.5, 2.01)
+    assert ratios["relu", "mask"]["ms"] == 1.5
+    text = page(rows).text
+    assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in text
+    assert "-5.00 % | 0.90 |" in text
+    assert "| relu_ip_grad | output | 1.25 |" in text
+
+
+def test_without_the_files_a_line_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REMAT_INSTANCES", raising=False)
+    assert cli.main(["experiment=monet"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_each_problem_has_what_is_published_of_it(instances: Path) -> None:
+    vgg16 = {each["budget_gib"]: each for each in problems(instances / "monet", "vgg16", "icmn")}
+    assert [vgg16[gib]["logged_ms"] for gib in (10, 9, 8, 7, 6, 5.5)] == [
+        1324.00, 1329.17, 1383.33, 1438.66, 1491.29, 1540.23
+    ]  # fmt: skip
+    assert [vgg16[gib]["measured_gib"] for gib in (10, 9, 8, 7, 6, 5.5)] == [9.71, 8.66, 7.88, 6.82, 5.90, 5.51]
+    assert vgg16[5]["logged_ms"] is None
+    assert {each["source"]["set"] for gib, each in vgg16.items() if gib != 5} == {"inplace_conv_multiway_newnode@1"}
+    assert [each["logged_ms"] for each in problems(instances / "monet", "resnet50", "n")][:2] == [1080.48, 1090.42]
+    assert len(problems(instances / "monet", "googlenet", "ic")) == 6  # without a log
+    assert problems(instances / "monet", "mobilenet_v2", "in") == []  # its costs are not published
+
+
+@pytest.mark.parametrize(
+    ("network", "ms"),
+    [("vgg16", 1247.68), ("resnet50", 879.43), ("googlenet", 701.78), ("unet", 1077.44), ("mobilenet_v2", 585.46)],
+)
+def test_the_plain_step_is_the_sum_of_the_fastest_algorithms(network: str, ms: float, instances: Path) -> None:
+    graph = load_costs(instances / "monet" / f"costs_{network}.json.gz")
+    assert simulate(graph, plain_step(graph)).cost / 1e6 == pytest.approx(ms, rel=0.005)  # each cost is rounded up

@@ -12,7 +12,6 @@ import pytest
 import remat
 from remat import Graph, InvalidInput, Plan, Status, simulate
 from remat.cost import apply_cost, load_gpu
-from remat.frontends._monet_implementations import pairs
 from remat.frontends.monet import BATCHES, LEVELS, NETWORKS, monet_graph, plain_pytorch, training_graph, with_gist
 from remat.frontends.monet_networks import Network
 from remat.implementation import Implementation
@@ -221,44 +220,6 @@ def test_winograd_is_slower_where_the_transforms_weigh_more() -> None:
     convolutions = [k for k, op in enumerate(graph.operations) if op.kind == "aten::_convolution"]
     gains = [graph.operations[k].cost / graph.implementation(k, "winograd").cost for k in convolutions]
     assert gains[0] < 1 < gains[1] < max(gains) < 4  # 3 channels in; 64; 512
-    without = monet_graph("vgg16", winograd=False)
-    names = [{way.name for op in g.operations for way in op.implementations} for g in (graph, without)]
-    assert names[0] - names[1] == {"winograd"}
-
-
-def test_ratios_of_a_cpu_are_those_of_both_passes() -> None:
-    fast, slow = (monet_graph("resnet50", 2, winograd=False, ratios=ratios) for ratios in ("roofline", "cpu"))
-    assert slow.default().sha256() == fast.default().sha256()
-
-    def seconds(graph: Graph, forward: int, name: str) -> float:
-        """Of both passes of an operation."""
-        (back,) = (pair.ip_grad for pair in pairs(graph) if pair.forward == forward)
-        both = [(k, {one.name: one.cost for one in graph.operations[k].implementations}) for k in (forward, back)]
-        return sum(named.get(name, graph.operations[k].cost) for k, named in both)
-
-    for kind, name, ratio in (("relu_", "mask", 2.5), ("max_pool2d", "indices", 1.77), ("batch_norm", "output", 1.21)):
-        k = next(k for k, op in enumerate(fast.operations) if op.kind == f"aten::{kind}")
-        least = ratio * seconds(fast, k, "default")
-        assert seconds(slow, k, name) == pytest.approx(max(least, seconds(fast, k, name)), abs=2)
-        assert seconds(fast, k, name) < least
-    for one, other in zip(fast.operations, slow.operations, strict=True):
-        for a, b in zip(one.implementations, other.implementations, strict=True):
-            assert a.cost <= b.cost
-            assert a.cost == b.cost or a.name in ("mask", "in_place_mask", "indices", "output")
-    with pytest.raises(InvalidInput, match="ratios"):
-        monet_graph("unet", 2, ratios="gpu")
-
-
-def test_ratios_of_a_p100_are_the_logged_ones_in_each_pass() -> None:
-    slow, p100 = (monet_graph("vgg16", 2, winograd=False, ratios=ratios) for ratios in ("cpu", "p100"))
-    both = {pair.forward: pair.ip_grad for pair in pairs(p100)}
-    for kind, name, (forward, backward) in (("relu_", "mask", (2.19, 1.87)), ("max_pool2d", "indices", (1.19, 1.44))):
-        k = next(k for k, op in enumerate(p100.operations) if op.kind == f"aten::{kind}")
-        for at, ratio in ((k, forward), (both[k], backward)):
-            op = p100.operations[at]
-            assert {one.name: one.cost for one in op.implementations}[name] == round(ratio * op.cost)
-    for one, other in zip(p100.operations, slow.operations, strict=True):
-        assert all(a.cost <= b.cost for a, b in zip(one.implementations, other.implementations, strict=True))
 
 
 def test_gist_by_hand() -> None:

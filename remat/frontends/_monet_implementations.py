@@ -1,8 +1,8 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
 `add_implementations` lists them and their names. Their costs are modelled: the cost of the default implementation times
-the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. `at_ratios` gives what
-these implementations took: on a CPU, or on the P100 of MONeT's authors.
+the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. MONeT's own
+costs, measured on a P100, are those of `remat.frontends.monet.load_costs`.
 
 Scratch memory counts only beyond the default's own, which the published graphs do not give: for example, int64 indices
 of a max pooling exist for a moment in each of its implementations. Kernels that pack and read masks need none.
@@ -31,24 +31,6 @@ _INVERTIBLE = ("aten::leaky_relu_",)
 # after another computes, the times add. So the moved bytes are entered as arithmetic, at this many FLOP per byte, which
 # is the P100's balance by its achieved rates (0.76 * 9.3e12 / (0.70 * 732e9)).
 BALANCE_FLOPS_PER_BYTE = 14
-
-# (kind, implementation) -> seconds of its forward and backward operation over the default's, in PyTorch on an AMD EPYC,
-# 2 threads, 2026-11-22: the slowest of MobileNetV2, ResNet50, VGG16 and U-Net (docs/results/implementations.md).
-CPU_RATIOS = {
-    **dict.fromkeys((("aten::relu_", "mask"), ("aten::relu", "mask"), ("aten::leaky_relu_", "mask")), 2.50),
-    **dict.fromkeys((("aten::hardtanh_", "mask"), ("aten::hardtanh", "mask")), 3.35),
-    ("aten::dropout", "mask"): 1.41,
-    ("aten::max_pool2d", "indices"): 1.77,
-    ("aten::batch_norm", "output"): 1.21,
-}
-# (kind, implementation) -> (forward, backward) time over the default's on a P100, within 2 % at all but the smallest
-# sizes, from the log of MONeT's program for VGG-16: github.com/utsaslab/monet-schedules,
-# monet_vgg16_176_24hr/monet_vgg16_icmn_176_10.out. No other log has such times: hardtanh and leaky ReLU have ReLU's.
-P100_RATIOS = {
-    **dict.fromkeys(((kind, "mask") for kind in ACTIVATIONS), (2.19, 1.87)),
-    ("aten::max_pool2d", "indices"): (1.19, 1.44),
-}
-RATIOS = ("roofline", "cpu", "p100")
 
 _TILE, _TAPS = 4, 3  # F(4x4, 3x3): tiles of 6 x 6, 36 products where the direct form has 144
 _POINTS = (_TILE + _TAPS - 1) ** 2
@@ -185,7 +167,7 @@ def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
     return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
 
 
-def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu, *, winograd: bool = True) -> Graph:
+def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu) -> Graph:
     """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
 
     Names, with the level that adds them (f: forward, b: backward):
@@ -214,7 +196,7 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
     for pair in pairs(graph):
         if steps >= 1:
             in_place(builder, pair)
-        if steps >= 2 and winograd:
+        if steps >= 2:
             _winograd(builder, pair, layers[pair.forward + 1], layers)
         if steps >= 3:
             _output_activated(builder, pair)
@@ -223,36 +205,6 @@ def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: 
             keep_indices(builder, pair)
             keep_indices(builder, pair, packed=False)
     return builder.done()
-
-
-def at_ratios(graph: Graph, ratios: str) -> Graph:
-    """The graph with alternative implementations at other ratios to their default (one of `RATIOS`).
-
-    ``cpu``: those of `CPU_RATIOS`, where that is more than they cost now. ``p100``: those of `P100_RATIOS`, and
-    ``cpu`` for the others. Of the CPU's, an implementation of both passes has the ratio in each, and one of the
-    backward pass alone carries the whole loss.
-    """
-    if ratios == "roofline":
-        return graph
-    found = [list(op.implementations) for op in graph.operations]
-    for pair in pairs(graph):
-        kind = graph.operations[pair.forward].kind
-        for own, ratio in ((name, ratio) for (of, name), ratio in CPU_RATIOS.items() if of == kind):
-            names = (own, f"in_place_{own}")
-            measured = P100_RATIOS.get((kind, own)) if ratios == "p100" else None
-            is_forward = any(one.name in names for one in found[pair.forward])
-            loss = 0.0 if is_forward else (ratio - 1) * graph.operations[pair.forward].cost
-            for number, k in enumerate((pair.forward, pair.ip_grad)):
-                default = graph.operations[k].cost
-                least = round(ratio * default + loss)
-                for i, one in enumerate(found[k]):
-                    if one.name in names:
-                        cost = max(one.cost, least) if measured is None else round(measured[number] * default)
-                        found[k][i] = replace(one, cost=cost)
-    operations = (
-        replace(op, implementations=tuple(own)) for op, own in zip(graph.operations, found, strict=True)
-    )  # fmt: skip
-    return replace(graph, operations=tuple(operations))
 
 
 def in_place(builder: Builder, pair: Pair) -> None:

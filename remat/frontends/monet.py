@@ -29,7 +29,7 @@ from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
 from remat.frontends._monet_costs import STATISTICS, load_costs, read_costs
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
-from remat.frontends._monet_implementations import LEVELS, RATIOS, add_implementations, at_ratios
+from remat.frontends._monet_implementations import LEVELS, add_implementations
 from remat.frontends._monet_records import load_schedules
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
@@ -54,8 +54,6 @@ def monet_graph(
     implementations: str = "joint",
     profile: Graph | None = None,
     gpu: str | Gpu = "p100",
-    winograd: bool = True,
-    ratios: str = "roofline",
     gist: bool = False,
     sparsity: float = ASSUMED_SPARSITY,
 ) -> Graph:
@@ -69,33 +67,25 @@ def monet_graph(
             implementations then have its measured costs. The cost of an alternative is modelled: that of its default
             times the ratio of their roofline times on `gpu`.
         gpu: a device of `remat.cost.gpu_names()`, whose roofline gives the costs without a profile.
-        winograd: whether the level ``conv`` and later ones include Winograd, whose costs are the least certain by far.
-        ratios: where the cost of an alternative relative to its default comes from: ``roofline``; ``cpu`` for what
-            masks, indices and gradients from outputs took on a CPU, if that is more (`CPU_RATIOS`); ``p100`` for what
-            masks and indices took on the P100 of MONeT's authors (`P100_RATIOS`), and the others on a CPU.
         gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
 
     Raises:
-        InvalidInput: unknown network, level or ratios, or a profile of another graph.
+        InvalidInput: unknown network or level, or a profile of another graph.
     """
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     batch = BATCHES[name] if batch is None else batch
-    if ratios not in RATIOS:
-        raise unknown_name("ratios", ratios, RATIOS)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
     graph = training_graph(
-        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu,
-        winograd=winograd,
+        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu
     )  # fmt: skip
-    graph = at_ratios(graph, ratios)
     return with_gist(graph, sparsity, gpu=gpu) if gist else graph
 
 
 def training_graph(
     network: Network, name: str, *, implementations: str = "joint", profile: Graph | None = None,
-    gpu: str | Gpu = "p100", winograd: bool = True,
+    gpu: str | Gpu = "p100",
 ) -> Graph:  # fmt: skip
     """The training graph of any `Network`; see `monet_graph`."""
     level = LEVELS[-1] if implementations == "joint" else implementations
@@ -106,7 +96,7 @@ def training_graph(
     if profile is not None:
         _check_same(graph, profile)
         graph = graph.with_costs([op.cost for op in profile.operations], profile.cost_unit)
-    return add_implementations(graph, network.layers, level, device, winograd=winograd)
+    return add_implementations(graph, network.layers, level, device)
 
 
 def plain_pytorch(graph: Graph) -> Plan:
