@@ -53,8 +53,8 @@ def graph_of(source: Source) -> remat.Graph:
     if not isinstance(source, str):
         if "function" in source:
             return getattr(synthetic, source["function"])(**{k: v for k, v in source.items() if k != "function"})
-        if "monet" in source:
-            file = published_folder("monet") / MONET_COSTS.format(source["monet"])
+        if network := source.get("monet"):
+            file = published_folder("monet") / MONET_COSTS.format(network)
             return load_costs(file, source["level"], set_name=source["set"])
         spec = spec_of(source)
         assert spec is not None
