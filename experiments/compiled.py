@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from analysis import figures
 from analysis.charts import save_in_run
 from experiments.documents import Drawing, markdown_table
-from experiments.registry import Case, Row, at_least_one, experiment
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.table import made, values_of
 
@@ -22,7 +22,6 @@ def compiled(
     threads: int = 2,
 ) -> Iterator[Case]:  # fmt: skip
     """Compiled steps beside PyTorch's activation_memory_budget: memory, time, and whether dropout is right."""
-    at_least_one("rounds", rounds)
     for model in models:
         what = {"model": model, "rounds": rounds, "time_limit_s": time_limit_s, "threads": threads}
         yield Case("experiments.steps.knob.compared", what, on_this_machine=True)

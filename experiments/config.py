@@ -187,6 +187,12 @@ def _resolve_run_name(*, _root_: DictConfig) -> str:
     return run_name(_root_, _root_.hydra.runtime.choices.get("experiment"))
 
 
+def keys_of(cfg: DictConfig) -> dict[str, Any]:
+    """The values of all keys, those of an experiment's own included."""
+    values = as_dict(cfg)
+    return values | values["keys"]
+
+
 def as_dict(cfg: DictConfig) -> dict[str, Any]:
     """A configuration, or a part of it, as plain values without the key ``hydra``."""
     plain = {str(k): cfg[k] for k in cfg if k != "hydra"}

@@ -69,29 +69,18 @@ def marks(command: str) -> tuple[str, str]:
     return f"<!-- tables: {command} -->", "<!-- end of tables -->"
 
 
-def between_marks(page: Path, command: str) -> str:
-    """The text of `page` between the marks of `command`; raises like `write_between_marks`."""
-    return _split(page, command)[1].strip("\n")
-
-
 def write_between_marks(page: Path, command: str, text: str) -> None:
     """Replace the text of `page` between the marks of `command`.
 
     Raises:
         InvalidInput: `page` lacks the marks.
     """
-    before, _, after = _split(page, command)
-    page.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")
-
-
-def _split(page: Path, command: str) -> tuple[str, str, str]:
-    """(text up to the end of the first mark, text between the marks, text from the last mark on)."""
     first, last = marks(command)
     before, found, rest = page.read_text(encoding="utf-8").partition(first)
-    between, ended, after = rest.partition(last)
+    _, ended, after = rest.partition(last)
     if not found or not ended:
         raise InvalidInput(f"{page}: lacks the lines '{first}' and '{last}'")
-    return before + first, between, last + after
+    page.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
 
 
 def write_drawing(name: str, page: Path, drawing: Drawing) -> None:

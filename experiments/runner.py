@@ -1,7 +1,7 @@
 """Run an experiment: measure the cases that no table has, store their rows, and draw the page.
 
 Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes rows to ``results/`` and drawings into
-``docs/``; ``again=true`` measures finished cases, too.
+``docs/``; ``again=true`` measures finished cases, too, each once, also if Ctrl-C comes between.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings
     """
     experiment = listed.load()
     keeps, draws_only = bool(values.get("keep")), bool(values.get("draw"))
-    table = Table(listed.name, keep=keeps)
+    table = Table(listed.name, keep=keeps, again=bool(values.get("again")))
     draws_only = draws_only or not experiment.measures
     failed = [] if draws_only else _measure(listed, experiment, values, settings, table, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
-    if experiment.draw is not None and (draws_only or table.rows()):
+    if failed:
+        console.print("nothing is drawn, because cases failed; draw=true draws the stored rows", markup=False)
+    elif experiment.draw is not None and (draws_only or table.rows()):
         _draw(listed.name, experiment, keeps, console)
     return 1 if failed else 0
 
@@ -60,8 +62,9 @@ def _measure(
     with console.status("listing the cases ..."):
         given = (settings,) if listed.takes_settings else ()
         cases = list(experiment.cases(*given, **listed.arguments(values)))
-    missing = cases if values.get("again") else table.missing(cases)
+    missing = table.missing(cases)
     failed = _measured(listed, missing, settings, table, console) if missing else []
+    table.finish()
     console.print(
         f"{len(missing) - len(failed)} cases measured now, {len(cases) - len(missing)} taken from {table.path.parent}",
         markup=False, soft_wrap=True,
@@ -101,11 +104,25 @@ def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine
 
 
 def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
-    """Store the rows of a case, or return the line of its error."""
-    if isinstance(result, RematError):
-        return [f"{listed.name}, {job.label}: {result}"]
-    table.put(job.case, result, job.wall_s)
-    return []
+    """Store the rows of a case, or return the line of its error; the output of one that crashed becomes a file."""
+    output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
+    output.unlink(missing_ok=True)
+    if not isinstance(result, RematError):
+        table.put(job.case, result, job.wall_s)
+        return []
+    where = ""
+    if isinstance(result, Crashed) and result.output:
+        write_text(output, result.output)
+        where = f"; its output: {output}"
+    return [f"{listed.name}, {job.label}: {result}{where}"]
+
+
+class Crashed(RematError):
+    """The process of a case ended otherwise; `output` is what it wrote, with the traceback."""
+
+    def __init__(self, message: str, output: str = ""):
+        super().__init__(message)
+        self.output = output
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +184,9 @@ class CaseJob:
             if code == 0:
                 return read_json(made)
         last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise InvalidInput(last if code == REFUSED else f"its process ended with {code}: {last}")
+        if code == REFUSED:
+            raise InvalidInput(last)
+        raise Crashed(f"its process ended with {code}: {last}", errors)
 
     def stop(self) -> None:
         if self._process is not None:
