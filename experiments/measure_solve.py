@@ -25,6 +25,7 @@ from remat.simulator import plain_peak
 from remat.solution import Solution
 
 Source = str | Mapping[str, Any]
+LIMITS = {"scope": "staged", "time_limit_s": 60.0, "threads": 2, "seed": 0, "target_gap": GAP_TOLERANCE}
 _OF_STATS = ("start_s", "first_plan_s", "within_1pct_s")
 
 
@@ -74,50 +75,29 @@ def share_of_peak(graph: remat.Graph, share: float) -> int:
 
 
 def solve_case(
-    source: Source,
-    graph: remat.Graph,
-    strategy: str,
-    budget_bytes: int,
-    *,
-    scope: str = "staged",
-    time_limit_s: float = 60.0,
-    threads: int = 2,
-    seed: int = 0,
-    target_gap: float = GAP_TOLERANCE,
-    options: Mapping[str, Any] | None = None,
-    **beside: Any,
-) -> Case:
+    source: Source, graph: remat.Graph, strategy: str, budget_bytes: int, *,
+    options: Mapping[str, Any] | None = None, **others: Any,
+) -> Case:  # fmt: skip
     """The case of one solve.
 
     Args:
         graph: of `source`.
         options: of the strategy.
-        beside: more columns of the row, e.g. a published result. A text `certificate` is the file, below the run's
-            folder, in which the certificate of the bound is kept.
+        others: values of `LIMITS` other than the usual ones; and more columns of the row, e.g. a published result. A
+            text `certificate` is the file, below the run's folder, in which the certificate of the bound is kept.
     """
     what = {
         "graph": source, "graph_sha256": graph.sha256(), "strategy": strategy, "budget_bytes": budget_bytes,
-        "scope": scope, "time_limit_s": time_limit_s, "threads": threads, "seed": seed, "target_gap": target_gap,
-        "options": dict(options or {}), **beside,
+        "options": dict(options or {}), **LIMITS, **others,
     }  # fmt: skip
     of = " ".join([strategy, *map(str, what["options"].values())])
-    name = f"{graph.name}, {budget_bytes:,} B, {of}, {time_limit_s:g} s" + (f", seed {seed}" if seed else "")
-    return Case(solve, what, code_of(strategy), name=name)
+    name = f"{graph.name}, {budget_bytes:,} B, {of}, {what['time_limit_s']:g} s"
+    return Case(solve, what, code_of(strategy), name=name + (f", seed {what['seed']}" if what["seed"] else ""))
 
 
 def solve(
-    graph: Source,
-    strategy: str,
-    budget_bytes: int,
-    scope: str,
-    time_limit_s: float,
-    threads: int,
-    seed: int,
-    target_gap: float,
-    options: Mapping[str, Any],
-    certificate: str = "",
-    **_beside: Any,
-) -> Iterator[Row]:
+    graph: Source, strategy: str, budget_bytes: int, options: Mapping[str, Any], certificate: str = "", **others: Any
+) -> Iterator[Row]:  # fmt: skip
     """One row: the solution of a solve in a process of its own, whose memory is therefore measured alone.
 
     Raises:
@@ -125,10 +105,8 @@ def solve(
     """
     compile_first([strategy])
     loaded = graph_of(graph)
-    (solution,) = remat.solve_sweep(
-        loaded, [budget_bytes], strategy, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,
-        target_gap=target_gap, isolate=True, **options,
-    )  # fmt: skip
+    limits = {name: others[name] for name in LIMITS}
+    (solution,) = remat.solve_sweep(loaded, [budget_bytes], strategy, isolate=True, **limits, **options)
     if finished(solution).contradicted:
         raise RematError(f"contradicted: {solution.message}")
     if certificate and solution.certificate is not None:
