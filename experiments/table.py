@@ -69,7 +69,7 @@ class Table:
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)
-            others = [row for row in _read(self.path) if not _is_of(case, row)]
+            others = [row for row in _read(self.path) if row["case_key"] != facts["case_key"] and not _is_of(case, row)]
             write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
             if self.again is not None:
                 write_text(self.again, json.dumps(sorted({*self._measured_again(), facts["case_key"]})))

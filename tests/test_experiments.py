@@ -175,6 +175,9 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
     assert rows.missing([old, new]) == [new]
     rows.put(new, measure(3), 0.1)
     assert [(row["n"], row["n2"]) for row in rows.rows()] == [(4, 16), (3, 9)]
+    for _ in range(2):
+        rows.put(Case(measure, {"n": (5,)}), [{"n2": 25}], 0.1)  # a tuple is read as a list
+    assert [row["n2"] for row in rows.rows()] == [16, 9, 25]
 
 
 def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
