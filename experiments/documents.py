@@ -34,12 +34,14 @@ class Drawing:
         text: Markdown for the page, between the marks.
         figures: [name in docs/figures, without ``.png``] the drawn file.
         files: other drawn files, which are not kept.
+        kept: [file of the checkout] the drawn file that becomes it.
     """
 
     text: str
     tables: Sequence[LongTable] = ()
     figures: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
+    kept: Mapping[Path, Path] = field(default_factory=dict)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
@@ -87,8 +89,9 @@ def write_drawing(name: str, page: Path, drawing: Drawing) -> None:
     """Write an experiment's drawing into its page, its tables under results/tables, its figures under docs/figures."""
     write_between_marks(page, command_of(name), drawing.text)
     write_tables(drawing, TABLES)
-    for figure, drawn in drawing.figures.items():
-        shutil.copyfile(drawn, DOCS / "figures" / f"{figure}.png")
+    figures = {DOCS / "figures" / f"{figure}.png": drawn for figure, drawn in drawing.figures.items()}
+    for file, drawn in (figures | dict(drawing.kept)).items():
+        shutil.copyfile(drawn, file)
 
 
 def write_tables(drawing: Drawing, folder: Path) -> list[Path]:
