@@ -110,9 +110,9 @@ def lead_of(package_file: str, **values: object) -> str:
     return " ".join(text.split())
 
 
-def percent(share: float | None, digits: int = 2) -> str:
+def percent(share: float | None) -> str:
     """``12.34 %``; '' for None."""
-    return "" if share is None else f"{100 * share:.{digits}f} %"
+    return "" if share is None else f"{100 * share:.2f} %"
 
 
 def draw_parts(reports: Mapping[str, tuple[str, Report]], study: Study) -> tuple[dict[str, Part], dict[str, Path]]:
