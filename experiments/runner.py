@@ -167,13 +167,13 @@ class CaseJob:
             RematError: it cannot be measured, or its process ended otherwise; one line.
         """
         with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
-            told, made = Path(folder, "case.json"), Path(folder, "rows.json")
+            asked, made = Path(folder, "case.json"), Path(folder, "rows.json")
             module, _, function = self.case.function.rpartition(".")
             where = {"file": str(self.file), "module": module, "function": function}
-            write_json(told, where | {"what": dict(self.case.what)})
+            write_json(asked, where | {"what": dict(self.case.what)})
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.runner", str(told), str(made)],
+                [sys.executable, "-m", "experiments.runner", str(asked), str(made)],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=env,
             )  # fmt: skip
             try:
@@ -231,9 +231,9 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
     return experiment.draw(rows)
 
 
-def _work(told: Path, made: Path) -> int:
+def _work(asked: Path, made: Path) -> int:
     """Measure the case of a file, in this process."""
-    case = read_json(told)
+    case = read_json(asked)
     module_of(Path(case["file"]))  # a file of another folder is no module of a package
     measure = getattr(importlib.import_module(case["module"]), case["function"])
     try:
