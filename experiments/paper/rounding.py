@@ -32,7 +32,7 @@ def run(context: Context) -> dict[str, Any]:
         slow = context.scale.rounding_s if network.has_slow_lp else context.scale.time_limit_s
         limit, budget, panels = max(20.0, slow), 0, dict[str, Any]()
         for relaxation in RELAXATIONS:
-            same = {"improve": False, "relaxation": relaxation}
+            same = {"relaxation": relaxation}
             options = {"lp_rounding": same, "lp_rounding_random": same | {"samples": context.scale.samples}}
             graph_run = context.graph_run(
                 subject, "paper/rounding", strategies=(*options, "portfolio"), options=options, time_limit_s=limit,

@@ -22,7 +22,7 @@ from remat.registry import get_strategy
 from remat.simulator import simulate
 
 PUBLISHED, OURS = "published", "ours"
-ROUNDINGS = ("lp_rounding", "lp_rounding_random")
+ROUNDINGS = ("lp_rounding", "lp_rounding_search", "lp_rounding_random")
 WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
 
 
