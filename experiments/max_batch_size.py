@@ -57,7 +57,6 @@ PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("checkmate_milp", "published_stated", 289),
     ),
     "unet": (("checkmate_milp", "published_stated", 61),),
-    "fcn8": (("checkmate_milp", "published_stated", 60),),
     "fcn8_plain": (("checkmate_milp", "published_stated", 60),),
     "segnet": (("checkmate_milp", "published_stated", 62),),
     "resnet50": (("checkmate_milp", "published_stated", 193),),

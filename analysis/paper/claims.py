@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.max_batch_size import network_label
-from analysis.paper.sizes import OPTIMUM, max_found
+from analysis.max_batch_size import OPTIMUM, max_found, network_label
 from analysis.paper.sweeps import Sweep, largest_gain, sweeps
 from analysis.parts import Part, Study, Table, prose
 from analysis.results import PAPERS_HEURISTICS

@@ -10,18 +10,15 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import max_batch_size, memory
+from analysis import memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.max_batch_size import ENCODERS, continuous_limit, found_rows, limit_rows, network_label
+from analysis.max_batch_size import ENCODERS, continuous, found_rows, limit_rows, max_found, network_label
 from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 from analysis.throughput import KINDS, plot, sizes
-
-OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
-CAPTION = "Largest batch as a share of its proven limit"
 
 
 def fig6(document: Mapping[str, Any], _: Study) -> Part:
@@ -33,23 +30,11 @@ def fig6(document: Mapping[str, Any], _: Study) -> Part:
         others.get(d["network"], d["network"]) for d in documents
         if any(max_found(d, rule["name"]) != d["proven"][rule["name"]] for rule in d["rules"])
     }  # fmt: skip
-    missed = [
-        f"{network_label(d)}'s {p['batch']} (at most {d['proven'][p['rule']]} whole samples; one operation allows "
-        f"{continuous_limit(d):.2f})"
-        for d in documents for p in d["published"]
-        if p["strategy"] == OPTIMUM and max_found(d, p["rule"]) < p["batch"]
-    ]  # fmt: skip
-    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is larger."
+    real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
     return Part(
-        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), missed=missed_words),
-        [("fig6", CAPTION, max_batch_size.draw(documents))] if documents else [],
-        [_batches(documents, rule) for rule in documents[0]["rules"]] if documents else [],
-    )  # fmt: skip
-
-
-def max_found(document: Mapping[str, Any], rule: str) -> int:
-    """The largest batch of any strategy; 0 if none found any."""
-    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
+        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), real=real),
+        tables=[_batches(documents, rule) for rule in documents[0]["rules"]] if documents else [],
+    )
 
 
 def _batches(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import remat
+from analysis.max_batch_size import ENCODERS
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
@@ -54,7 +55,7 @@ NETWORKS = {
 
 def in_figure_6(network: Network) -> bool:
     """Whether it has a bar in Figure 6. A network from outside the paper gets one, because the user named it."""
-    return network.name in PUBLISHED or network.name not in NETWORKS
+    return network.name in PUBLISHED or network.name in ENCODERS or network.name not in NETWORKS
 
 
 def network(name: str) -> Network:
