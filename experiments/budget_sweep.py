@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import remat
 from experiments.row import Row
@@ -53,13 +53,21 @@ def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = 
     budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)
     if at is not None:
         budgets = through(budgets, at)
-    rows: list[Row] = []
-    for family in families.values():
-        rows += graph_run.family_rows(family, budgets)
-    dependent = [name for name in names if name not in families]
+    return sweep_rows(graph_run, families, budgets), family_keys(graph_run, families)
+
+
+def sweep_rows(graph_run: GraphRun, families: Mapping[str, Family], budgets: list[int]) -> list[Row]:
+    """A row for each strategy and budget; those of strategies that depend on the budget share plans."""
+    rows = [row for family in families.values() for row in graph_run.family_rows(family, budgets)]
+    dependent = [name for name in graph_run.settings.strategies if name not in families]
     for name, solved in graph_run.run_budgets(dependent, budgets).items():
         rows += share_plans(graph_run, solved) if is_reusable(name) else solved
-    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
+    return rows
+
+
+def family_keys(graph_run: GraphRun, families: Mapping[str, Family]) -> list[str]:
+    """Keys of the families that have a plan."""
+    return [graph_run.key(name, None) for name, family in families.items() if family.members]
 
 
 def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[str]]:
@@ -69,7 +77,7 @@ def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[
     solved = {name: graph_run.family_rows(family, [budget_bytes]) for name, family in families.items()}
     solved |= graph_run.run_budgets([name for name in names if name not in families], [budget_bytes])
     rows = [row for name in names for row in solved[name]]
-    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
+    return rows, family_keys(graph_run, families)
 
 
 def is_reusable(name: str) -> bool:

@@ -62,6 +62,8 @@ class GraphRun:
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
         cost_cap: of every problem, see `Problem`.
         serves: budgets that the run of a family is for. If it asks a framework, it has the time limit for each.
+        starts: [strategy] families; its solves may also start from their cheapest plan that fits, as in Checkmate's
+            artifact.
         live: [key] the last improvement of a running solve.
         kept: [key] every row of this run so far.
         solved, reused: number of solves done now, and number found in the store.
@@ -76,6 +78,7 @@ class GraphRun:
     store_all_peak_bytes: int
     cost_cap: int | None = None
     serves: int = 1
+    starts: dict[str, tuple[Family, ...]] = field(default_factory=dict)
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -112,6 +115,7 @@ class GraphRun:
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
+                **({"starts": "families"} if budget_bytes is not None and strategy in self.starts else {}),
                 **({"without": "network"} if s.spec is None and get_strategy(strategy).prepare is not None else {}),
                 "code": code_of(strategy),
             }
@@ -172,7 +176,7 @@ class GraphRun:
         """
         found: dict[str, Row] = {}
         asked = [
-            Asked(self, name, budget, partial(self._cheapest_below, found, name, budget),
+            Asked(self, name, budget, partial(self.cheapest_below, found, name, budget),
                   partial(self._known, found, name, budget))
             for budget in budgets  # the tightest are the hardest: first, so that no long one is left to the end
             # Strategies with members prove bounds: first, so that the others end sooner.
@@ -225,11 +229,16 @@ class GraphRun:
         return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how, options,
                    start if shares else None, known if shares else None)  # fmt: skip
 
-    def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
-        """The cheapest plan of a strategy or its members for this budget or a smaller one."""
+    def cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
+        """The cheapest plan of a strategy, its members or its `starts` for this budget or a smaller one."""
         names = (name, *get_strategy(name).members)
         rows = [row for row in list(found.values()) if row.strategy in names and row.budget_bytes <= budget]
-        return self.plan_of(min(rows, key=_cost_or_last, default=None))
+        row = min(rows, key=_cost_or_last, default=None)
+        fitting = [m for family in self.starts.get(name, ()) for m in family.members if m.peak_bytes <= budget]
+        member = min(fitting, key=lambda member: member.cost, default=None)
+        if member is not None and (row is None or member.cost < _cost_or_last(row)):
+            return member.plan
+        return self.plan_of(row)
 
     def plan_of(self, row: Row | None) -> Plan | None:
         """A row's plan; None without one, or with a warning if its file is damaged."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sweep_helpers
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
@@ -23,15 +24,16 @@ from analysis.paper.solving import solver_cases
 from analysis.paper.sweeps import ratio_rows
 from analysis.parts import LEADS, Study, prose
 from experiments import cli
-from experiments.checkmate import FULL, QUICK, STUDY
+from experiments.checkmate import FULL, QUICK, STUDY, stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
-from experiments.paper.sweeps import SHARES
+from experiments.paper.sweeps import SHARES, spread
 from experiments.registry import experiments
 from experiments.settings import read_settings
 from remat.graph import Graph
 from remat.search.exhaustive import exhaustive
+from remat.simulator import simulate
 
 FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
 
@@ -283,6 +285,38 @@ def test_a_part_runs_is_drawn_and_is_not_measured_again(
     assert cli.main(command) == 0
     assert "0 cases measured now" in capsys.readouterr().out
     assert (here / "runs" / "paper" / "paper.md").read_text() == page
+
+
+def test_the_artifacts_budgets_are_even_and_whole_kilobytes_beside_the_fixed_bytes() -> None:
+    assert spread(1_000_500, 1_004_500, 4, 1_000_000) == [1_001_000, 1_002_000, 1_003_000, 1_004_000]
+    assert spread(5_000, 8_000, 2, 0) == [5_000, 7_000]  # 6,500, rounded up
+
+
+def test_a_full_run_has_the_artifacts_budgets_and_its_start(here: Path) -> None:
+    command = ["experiment=paper", "parts=[fig5]", "networks=[chain]", "points=3", "time_limit=3",
+               "strategies=[checkpoint_all,chen_sqrtn,checkmate_milp]"]  # fmt: skip
+    assert cli.main(command) == 0
+    study = stored_study()
+    (sweep,) = sweeps.sweeps(study.document("fig5"), study)
+    budgets = sorted({int(budget) for budget in sweep.run.rows["budget_bytes"]})
+    plain = int(sweep.run.rows["store_all_peak_bytes"].iloc[0])
+    assert 5 <= len(budgets) <= 7  # three and three, and checkpoint-all's peak
+    assert plain in budgets
+    assert all(budget % 1000 == 0 for budget in budgets if budget != plain)
+
+
+def test_the_milp_starts_from_the_cheapest_heuristic_that_fits(tmp_path: Path) -> None:
+    _, _, graph_run = sweep_helpers.sweep(tmp_path)
+    cold = graph_run.key("checkmate_milp", 8)
+    families = graph_run.run_families(["checkpoint_all", "chen_sqrtn"])
+    graph_run.starts = {"checkmate_milp": tuple(families.values())}
+    assert graph_run.key("checkmate_milp", 8) != cold  # other rows than those of a cold start
+    cheapest = min(m.cost for family in families.values() for m in family.members if m.peak_bytes <= 8)
+    plan = graph_run.cheapest_below({}, "checkmate_milp", 8)
+    assert plan is not None
+    assert simulate(sweep_helpers.MIRROR, plan).cost == cheapest
+    assert graph_run.cheapest_below({}, "checkmate_milp", 1) is None
+    assert graph_run.cheapest_below({}, "search", 8) is None  # the others start as users' do
 
 
 def test_a_full_run_rounds_within_the_time_limit(here: Path) -> None:

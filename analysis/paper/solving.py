@@ -13,7 +13,7 @@ from analysis.charts import legend_below, log_numbers, panels, points
 from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import WITH_PLAN, Run, as_objects
 from analysis.scales import byte_scale
-from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE
+from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE, style_of
 from remat.incumbent import is_closed
 
 LEAST_S = 0.05  # dots of faster solves are drawn here
@@ -40,6 +40,8 @@ def seconds_figure(
     """
     figure, all_axes = panels(len(grids), size, xlabel="Seconds", sharey=True)
     apart = 0.66 / len(looks)
+    seen = (s for dots in grids.values() for found in dots.values() for _, s in found if s is not None)
+    least = max(LEAST_S, min(seen, default=LEAST_S))
     for axes, (title, dots) in zip(all_axes, grids.items(), strict=True):
         for number, (form, (colour, marker)) in enumerate(looks.items()):
             shift = apart * (number - (len(looks) - 1) / 2)
@@ -49,7 +51,7 @@ def seconds_figure(
             points(axes, missed, colour, marker, mfc="none")
         axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0,
                      label=f"hollow: not reached in {limit_s:g} s")  # fmt: skip
-        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.6 * limit_s), title=title)
+        axes.set(xscale="log", xlim=(0.8 * least, 2.6 * limit_s), title=title)
         log_numbers(axes.xaxis, *((1.0, 3.0) if limit_s < 100 else (1.0,)))
     all_axes[0].set_yticks(range(len(networks)), networks)
     all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
@@ -57,7 +59,10 @@ def seconds_figure(
     return figure
 
 
-FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
+FORMS = {
+    "Checkmate MILP, published form, HiGHS": (ORANGE, "s"), style_of("checkmate_milp").label: (BLUE, "o"),
+    style_of(OURS).label: (WINE, "*"),
+}  # fmt: skip
 CAPTION = "Seconds to a plan, a good plan and the proof; hollow: not reached within the limit"
 MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
 

@@ -69,6 +69,8 @@ class Scale:
 
     Attributes:
         points: number of budgets of a sweep.
+        as_artifact: take the artifact's budgets: `points` over the range, as many about the least memory of any plan,
+            and twice as many for VGG.
         time_limit_s: of each solve.
         rounding_s: of a solve that rounds the LP of a network whose LP is slow.
         samples: number of random roundings.
@@ -91,6 +93,7 @@ class Scale:
     refinements: int
     price_limit_s: float
     sizes: int
+    as_artifact: bool = False
 
 
 Context: TypeAlias = PartContext[Network, Scale]
