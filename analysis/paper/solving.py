@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median, median_high
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
@@ -84,8 +85,32 @@ def solver_time(document: Mapping[str, Any], study: Study) -> Part:
         [("solver_time", CAPTION, _seconds(cases))],
         [Table("solver_time", [
             "network", "budget GB", "form", "status", *MARKS, "limit",
-        ], rows)],
+        ], rows), Table("lp_speed", LP_HEADS, _lp_speed(document, study))],
     )  # fmt: skip
+
+
+LP_HEADS = ("network", "form", "LP rounding s", "MILP s", "MILP / LP")
+
+
+def _lp_speed(document: Mapping[str, Any], study: Study) -> list[list[str]]:
+    """Median seconds of two-phase rounding and of the MILP, whole solves, for each network and form of the program."""
+    keys = {("trimmed", panel["label"]): panel["panel"]["keys"] for panel in study.panels("fig5")}
+    for panel in study.panels("rounding"):
+        keys["published", panel["label"]] = panel["panels"]["published"]["keys"]
+    rows = []
+    for (form, network), own in keys.items():
+        milp = [
+            study.solves[entry["key"]]
+            for entry in document["rows"]
+            if entry["network"] == network and form in entry["form"] and entry["key"] in study.solves
+        ]
+        lp = [row["wall_s"] for key in own if (row := study.solves.get(key)) and row["strategy"] == "lp_rounding"]
+        if milp and lp:
+            is_open = median_high(row["wall_s"] >= 0.95 * row["time_limit_s"] for row in milp)
+            mark = ">= " if is_open else ""
+            one, other = median(lp), median(row["wall_s"] for row in milp)
+            rows.append([network, form, f"{one:.1f}", f"{mark}{other:.1f}", f"{mark}{other / one:.1f}"])
+    return rows
 
 
 def solver_cases(document: Mapping[str, Any], study: Study) -> list[dict[str, Any]]:
