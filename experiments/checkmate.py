@@ -106,7 +106,11 @@ def page(rows: Sequence[Row]) -> Drawing:
     """The page of Checkmate."""
     study = study_of(rows)
     head = next(iter(study.heads.values()))
-    lead = "" if head["part"] == STAGES else lead_of(analysis.paper.__file__, **{**head, **head["amount"]})
+    lead = (
+        ""
+        if head["part"] == STAGES
+        else lead_of(analysis.paper.__file__, **{**head, **head["settings"], **head["amount"]})
+    )
     return drawing_of_parts(study, *draw_parts(REPORTS, study), lead, "paper", PAGE, FIGURES)
 
 

@@ -176,7 +176,7 @@ def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100
     frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
     frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
     frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(info={}, shown=frame, total_cost=total)
+    return SimpleNamespace(info={}, shown=frame, total_cost=total, families=pd.DataFrame({"strategy": [], "cost": []}))
 
 
 def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:
@@ -241,6 +241,9 @@ def test_the_artifacts_means_count_budgets_at_which_nothing_is_computed_again() 
     run = run_of([("a", 10, 150, None), ("b", 10, 120, 110), ("a", 30, 105, None), ("b", 30, 100, 100)])
     assert sweeps.ratios(run, "a") == [150 / 120]
     assert sweeps.ratios(run, "a", every=True) == [150 / 120, 105 / 100]
+    run.families = pd.DataFrame({"strategy": ["c"], "cost": [130]})  # its one plan needs more than these budgets
+    assert sweeps.ratios(run, "c", every=True) == [1.3]
+    assert sweeps.ratios(run, "c") == []
 
 
 def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio() -> None:

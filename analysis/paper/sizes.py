@@ -14,11 +14,13 @@ from analysis import memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.max_batch_size import ENCODERS, continuous, found_rows, limit_rows, max_found, network_label
+from analysis.paper.sweeps import USEFUL
 from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 from analysis.throughput import KINDS, plot, sizes
+from remat.graph import Graph
 
 
 def fig6(document: Mapping[str, Any], _: Study) -> Part:
@@ -158,25 +160,25 @@ def _trials(search: Mapping[str, Any], number: int) -> Table:
 
 def memory_part(document: Mapping[str, Any], study: Study) -> Part:
     """Four figures and the sizes as a table."""
-    run, schedules = study.run(document["over_time"]), study.run(document["matrices"])
+    run = study.run(document["plans"])
+    graph, shown = run.graph, chosen_plan(run)
     figures = []
-    shown = chosen_plan(run)
-    chain = {"plain": 0, "peak": 0, "more": 0.0}
-    if shown is not None and run.graph is not None:
-        plain = store_all(run.graph, str(shown.row.accounting))
-        figures.append(("memory_over_time", "Memory held over a training step", memory.draw(run.graph, shown, plain)))
-        more = 100 * (shown.trace.cost / plain.cost - 1)
-        chain = {"plain": plain.peak_bytes, "peak": shown.trace.peak_bytes, "more": more}
+    values = {"network": run.title, "plain": 0.0, "peak": 0.0, "more": 0.0, "left_out": "none"}
+    if shown is not None and graph is not None:
+        plain = store_all(graph, str(shown.row.accounting))
+        figures.append(("memory_over_time", f"{run.title}: memory held over a training step",
+                        memory.draw(graph, shown, plain)))  # fmt: skip
+        caption, matrices, left_out = _schedules(run, graph)
+        figures.append(("schedules", caption, matrices))
+        values |= {"plain": plain.peak_bytes / 1e9, "peak": shown.trace.peak_bytes / 1e9, "left_out": left_out,
+                   "more": 100 * (shown.trace.cost / plain.cost - 1)}  # fmt: skip
     sizes = document["sizes"]
     figures.append(("features_parameters", "Features against parameters", _sizes_figure(sizes)))
     figures.append(
         ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
     )
-    matrices = _matrices(schedules)
-    if matrices is not None:
-        figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, "memory", **chain, spread=_spread(sizes), features=_features(sizes)),
+        *prose(__file__, "memory", **values, spread=_spread(sizes), features=_features(sizes)),
         figures,
         [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
@@ -240,33 +242,40 @@ def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _caption(run: Run) -> str:
-    """The figure's caption: network, budget, and the strategies without a plan."""
-    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
-    without = [style_of(name).label for name in run.strategies if name in asked]
-    missing = f"; without a plan there: {', '.join(without)}" if without else ""
-    budget = int(run.shown["budget_bytes"].min()) / 1e9
-    return f"{run.title} within {budget:.2f} GB: values computed and held in each stage{missing}"
+def _schedules(run: Run, graph: Graph) -> tuple[str, Figure, str]:
+    """(caption, a matrix R over S for each cost of a plan, strategies left out) at the run's budget.
 
-
-def _matrices(run: Run) -> Figure | None:
-    """Every strategy's plan at the run's budget, as one matrix each: R over S. None without plans."""
-    graph = run.graph
-    plans = [ShownPlan(row, *found) for row in run.planned.itertuples() if (found := run.load_plan(row))]
-    if graph is None or not plans:
-        return None
-    plans.sort(key=lambda shown: order_of(shown.strategy))
-    figure, grid = panels(len(plans), (2.0, 2.35), 4)
+    Plans of equal cost hardly differ: one stands for all, that of the strategy furthest down the legend.
+    """
+    groups: dict[int, list[ShownPlan]] = {}
+    for row in sorted(run.planned.itertuples(), key=lambda row: order_of(row.strategy)):
+        found = run.load_plan(row)
+        if found is not None:
+            groups.setdefault(int(row.cost), []).append(ShownPlan(row, *found))
+    drawn = {cost: group for cost, group in sorted(groups.items()) if cost <= USEFUL * graph.total_cost}
+    figure, grid = panels(len(drawn), (1.55, 1.95), 5)
     figure.set_layout_engine("constrained", h_pad=0.09)
-    for axes, shown in zip(grid, plans, strict=True):
-        R, S, _ = cells(graph, shown.plan, MOST_CELLS)
+    for axes, group in zip(grid, drawn.values(), strict=True):
+        R, S, _ = cells(graph, group[-1].plan, MOST_CELLS)
         axes.imshow(np.where((R == NOTHING) & (S > 0), RESIDENT, R), cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3,
                     interpolation="nearest")  # fmt: skip
-        axes.set_title(f"{style_of(shown.strategy).label}\n{100 * float(shown.row.overhead):.2f} %", fontsize=8)
+        name = style_of(group[-1].strategy).label + (f" + {len(group) - 1}" if len(group) > 1 else "")
+        axes.set_title(f"{name}\n{100 * float(group[-1].row.overhead):.2f} %", fontsize=8)
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
     handles = [Patch(color=FIRST, label="first computation"), Patch(color=AGAIN, label="recomputation"),
                Patch(color=HELD, label="resident when the stage starts")]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=3,
-                  title="rows: stages, columns: operations; overhead in the titles", title_fontsize=8)  # fmt: skip
-    return figure
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    same = "; ".join(f"{_labels(group[:-1])} as {style_of(group[-1].strategy).label}"
+                     for group in drawn.values() if len(group) > 1)  # fmt: skip
+    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
+    above = [shown for cost, group in groups.items() if cost not in drawn for shown in group]
+    without = ", ".join(style_of(name).label for name in sorted(asked, key=order_of))
+    left_out = f"{without} (no plan)" + (f" and {_labels(above)} (over twice the cost)" if above else "")
+    budget = int(run.shown["budget_bytes"].min()) / 1e9
+    return (f"{run.title} within {budget:.2f} GB. Rows: stages; columns: operations; overheads in the titles. {same}",
+            figure, left_out)  # fmt: skip
+
+
+def _labels(group: Sequence[ShownPlan]) -> str:
+    return ", ".join(style_of(shown.strategy).label for shown in group)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, log_numbers, panels, points
+from analysis.paper.sweeps import start_of
 from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import WITH_PLAN, Run, as_objects
 from analysis.scales import byte_scale
@@ -80,12 +81,16 @@ def solver_time(document: Mapping[str, Any], study: Study) -> Part:
         f"{sum(c[MARKS[3]] is not None for c in of)} proven"
         for form in FORMS if (of := [c for c in cases if c["form"] == form])
     )  # fmt: skip
+    speeds = _lp_speed(document, study)
+    ratios = {form: ", ".join(f"{name} {ratio}" for name, of, *_, ratio in speeds if of == form)
+              for form in ("published", "trimmed")}  # fmt: skip
+    speed = ", the ".join(f"{form} MILP takes {found} times the seconds of two-phase rounding"
+                          for form, found in ratios.items() if found)  # fmt: skip
     return Part(
-        *prose(__file__, "solver_time", counts=counts),
+        *prose(__file__, "solver_time", counts=counts, start=start_of(document), speed=f"The {speed}" if speed else ""),
         [("solver_time", CAPTION, _seconds(cases))],
-        [Table("solver_time", [
-            "network", "budget GB", "form", "status", *MARKS, "limit",
-        ], rows), Table("lp_speed", LP_HEADS, _lp_speed(document, study))],
+        [Table("solver_time", ["network", "budget GB", "form", "status", *MARKS, "limit"], rows),
+         Table("lp_speed", LP_HEADS, speeds)],
     )  # fmt: skip
 
 
@@ -236,22 +241,21 @@ def _best(runs: Runs) -> Any:
 
 
 def _roundings(runs: Sequence[tuple[str, Runs]]) -> Figure:
-    figure, grid = panels(len(runs), (4.3, 3.1), ylabel="Compute overhead (%)")
+    figure, grid = panels(len(runs), (2.7, 2.7), ylabel="cost / plain step", sharey=True)
     for axes, (label, both) in zip(grid, runs, strict=True):
         run = both["trimmed"]
         budget = int(run.rows["budget_bytes"].iloc[0])
         scale = byte_scale(budget)
         for relaxation, strategy, words, colour, marker in KINDS:
-            found = [(peak / scale.factor, 100 * (cost / run.total_cost - 1))
-                     for cost, peak in _points(both[relaxation], strategy)]  # fmt: skip
-            points(axes, found, colour, marker, label=words, size=4, alpha=0.75)
+            found = [(peak / scale.factor, cost / run.total_cost) for cost, peak in _points(both[relaxation], strategy)]
+            points(axes, found, colour, marker, label=words, size=3.5, alpha=0.6)
         best = _best(both)
         if best is not None:
-            over = 100 * float(best.overhead)
-            points(axes, [(int(best.peak_bytes) / scale.factor, over)], WINE, "*", label=OURS, size=7)
-            axes.axhline(over, color=WINE, lw=1.0, ls=":")
+            points(axes, [(int(best.peak_bytes) / scale.factor, 1 + float(best.overhead))], WINE, "*",
+                   label=style_of(OURS).label, size=7)  # fmt: skip
         axes.axvline(budget / scale.factor, color=BLACK, lw=1.0, ls=(0, (5, 2)), label="budget")
-        axes.set(title=label, xlabel=f"Peak memory ({scale.unit})")
+        axes.set(title=label, xlabel=f"Peak memory ({scale.unit})", yscale="log")
+        log_numbers(axes.yaxis)
     legend_below(figure, 3)
     return figure
 

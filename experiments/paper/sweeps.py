@@ -34,7 +34,7 @@ WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
 
 def fig5(context: Context) -> dict[str, Any]:
     """Sweep every network from every source: first its published graph, if there is one."""
-    return {"panels": [_sweep(context, *case) for case in _sources(context)]}
+    return {"panels": [_sweep(context, *case) for case in _sources(context)], "has_starts": True}
 
 
 def _sources(context: Context) -> Iterator[tuple[Network, str, Subject]]:
@@ -86,12 +86,12 @@ def _as_artifact(graph_run: GraphRun, held: Mapping[str, Family], times: int) ->
     families = graph_run.run_families(graph_run.settings.strategies)
     plain = min(m.peak_bytes for family in held.values() for m in family.members if m.cost == graph.total_cost)
     budgets = spread(graph.largest_working_set()[0], plain, n, graph.fixed_bytes)
-    rows = sweep_rows(graph_run, families, [*budgets, graph_run.store_all_peak_bytes])
+    rows = sweep_rows(graph_run, [*budgets, graph_run.store_all_peak_bytes])
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     least = min([*peaks, *(m.peak_bytes for family in families.values() for m in family.members)]) - graph.fixed_bytes
     around = spread(graph.fixed_bytes + least // 2, graph.fixed_bytes + 3 * least // 2, n, graph.fixed_bytes)
-    rows += sweep_rows(graph_run, families, [budget for budget in around if budget not in budgets])
-    return rows, family_keys(graph_run, families)
+    rows += sweep_rows(graph_run, [budget for budget in around if budget not in budgets])
+    return rows, family_keys(graph_run)
 
 
 def spread(first: int, last: int, n: int, fixed: int) -> list[int]:
@@ -130,7 +130,7 @@ def solver_time(context: Context) -> dict[str, Any]:
                       for budget in budgets]  # fmt: skip
             of += [{"form": label, "network": network.label}] * len(budgets)
     rows = [{"key": row.key, **entry} for row, entry in zip(solve_each(asked), of, strict=True)]
-    return {"rows": rows}
+    return {"rows": rows, "has_starts": True}
 
 
 COMPARED = ("vgg16", "mobilenet", "unet", "resnet50", "vgg19")
