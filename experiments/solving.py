@@ -65,6 +65,7 @@ class GraphRun:
         starts: [strategy] families; its solves may also start from their cheapest plan that fits, as in Checkmate's
             artifact.
         live: [key] the last improvement of a running solve.
+        families: [strategy] those of this run so far.
         kept: [key] every row of this run so far.
         solved, reused: number of solves done now, and number found in the store.
     """
@@ -79,6 +80,7 @@ class GraphRun:
     cost_cap: int | None = None
     serves: int = 1
     starts: dict[str, tuple[Family, ...]] = field(default_factory=dict)
+    families: dict[str, Family] = field(default_factory=dict)
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -124,13 +126,14 @@ class GraphRun:
     def run_families(self, names: Sequence[str]) -> dict[str, Family]:
         """[strategy] the family of each of `names` that ignores the budget, from the store or run now."""
         names = [name for name in names if get_strategy(name).ignores_budget]
-        families: dict[str, Family] = {}
         jobs = []
         for name in names:
+            if name in self.families:
+                continue
             key = self.key(name, None)
             found = self.store.read_family(key, name, self.subject.graph)
             if found is not None:
-                families[name] = found
+                self.families[name] = found
                 self.reused += 1
             else:
                 options = self.settings.options.get(name, {})
@@ -141,11 +144,11 @@ class GraphRun:
         for job, family in run_jobs(jobs, self.engine, self.progress):
             self.solved += 1
             assert isinstance(family, Family)
-            families[job.strategy] = family
+            self.families[job.strategy] = family
             if family.status is not Status.FAILED:
                 self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
             self.progress.finished(_family_line(family), family.wall_s)
-        return {name: families[name] for name in names}
+        return {name: self.families[name] for name in names}
 
     def _turns(self, strategy: str) -> int:
         """Time limits of a family's run."""

@@ -94,6 +94,7 @@ def solver_time(document: Mapping[str, Any], study: Study) -> Part:
     )  # fmt: skip
 
 
+ROUNDED = "lp_rounding"  # the published method
 LP_HEADS = ("network", "form", "LP rounding s", "MILP s", "MILP / LP")
 
 
@@ -109,7 +110,7 @@ def _lp_speed(document: Mapping[str, Any], study: Study) -> list[list[str]]:
             for entry in document["rows"]
             if entry["network"] == network and form in entry["form"] and entry["key"] in study.solves
         ]
-        lp = [row["wall_s"] for key in own if (row := study.solves.get(key)) and row["strategy"] == "lp_rounding"]
+        lp = [row["wall_s"] for key in own if (row := study.solves.get(key)) and row["strategy"] == ROUNDED]
         if milp and lp:
             is_open = median_high(row["wall_s"] >= 0.95 * row["time_limit_s"] for row in milp)
             mark = ">= " if is_open else ""

@@ -71,7 +71,8 @@ def _sweep(context: Context, network: Network, source: str, subject: Subject) ->
 
 def with_starts(graph_run: GraphRun) -> GraphRun:
     """The run, in which the MILP starts from the cheapest plan of the paper's heuristics that fits."""
-    graph_run.starts = {MILP: tuple(graph_run.run_families(PAPERS_HEURISTICS).values())}
+    if MILP in graph_run.settings.strategies:
+        graph_run.starts = {MILP: tuple(graph_run.run_families(PAPERS_HEURISTICS).values())}
     return graph_run
 
 
