@@ -48,6 +48,19 @@ def max_found(document: Document, rule: str) -> int:
     return max((record["found"][rule] or 0 for record in document["records"]), default=0)
 
 
+def summary(documents: Sequence[Document]) -> tuple[list[str], list[list[str]]]:
+    """(heads, a row for each network): Checkmate's batch, ours as a real number, and found and limit by each rule."""
+    rows = []
+    for document in documents:
+        room = document["memory_bytes"] - document["parameter_bytes"]
+        found = (f"{max_found(document, rule['name'])} / {document['proven'][rule['name']]}"
+                 for rule in document["rules"])  # fmt: skip
+        rows.append([network_label(document), str(_published(document, STATED).get(OPTIMUM, "")),
+                     f"{continuous(document):.4f}", f"{room / document['working_set_bytes']:.4f}", *found])  # fmt: skip
+    rules = [f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"]]
+    return ["largest batch", "published", "as a real number", "the largest operation's", *rules], rows
+
+
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
     """The rows of table.csv: one for each network, strategy and rule."""
     rows = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from analysis.charts import save_in_run
-from analysis.max_batch_size import STATED, continuous, draw, max_found, network_label, rows_of
+from analysis.max_batch_size import draw, rows_of, summary
 from experiments.checkmate import stored_study
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.paper.sizes import SHARE
@@ -36,18 +35,7 @@ def page(_: Sequence[Row]) -> Drawing:
                                                        for row in flat])  # fmt: skip
     text = "\n\n".join([
         lead,
-        markdown_table(["largest batch", "published", "as a real number", "the largest operation's",
-                        *(f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"])],
-                       map(_summary, documents)),
+        markdown_table(*summary(documents)),
         f"Table: {link_to(every, DOCS / PAGE)}.",
     ])  # fmt: skip
     return Drawing(text, [every], {"max_batch_size": figure})
-
-
-def _summary(document: Mapping[str, Any]) -> list[str]:
-    """One network: Checkmate's batch, ours as a real number, and for each rule the largest found and the limit."""
-    published = next((str(p["batch"]) for p in document["published"] if p["rule"] == STATED), "")
-    room = document["memory_bytes"] - document["parameter_bytes"]
-    whole = [f"{max_found(document, rule['name'])} / {document['proven'][rule['name']]}" for rule in document["rules"]]
-    return [network_label(document), published, f"{continuous(document):.4f}",
-            f"{room / document['working_set_bytes']:.4f}", *whole]  # fmt: skip

@@ -40,7 +40,7 @@ def test_verdicts(published: float, ours: float | None, how: dict[str, bool], ve
 def test_a_published_batch_is_a_rounded_real_number(tmp_path: Path) -> None:
     def document(network: str, parameter_bytes: int, found: int) -> dict[str, Any]:
         return {
-            "network": network, "memory_bytes": 16_000, "parameter_bytes": parameter_bytes,
+            "network": network, "memory_bytes": 16_000, "parameter_bytes": parameter_bytes, "working_set_bytes": 250,
             "published": [{"rule": STATED, "batch": 60, "strategy": "checkmate_milp"}] if network != "fcn8" else [],
             "proven": {STATED: found},
             "records": [{"strategy": "portfolio", "found": {STATED: found}, "found_bytes": {STATED: 250}}],
@@ -52,7 +52,9 @@ def test_a_published_batch_is_a_rounded_real_number(tmp_path: Path) -> None:
     found = list(peers.batches(study))
     assert [(number.ours, number.verdict) for number in found] == [(60, BETTER), (60, BETTER)]
     assert "59.6000 as a real number" in found[0].what  # whole samples: 59
-    assert "In 2 of 2 networks" in sizes.fig6({"documents": documents}, study).ours
+    part = sizes.fig6({"documents": documents}, study)
+    assert "In 2 of 2 networks" in part.ours
+    assert part.tables[0].rows[1][:4] == ["FCN8, plain encoder", "60", "59.6000", "59.6000"]
 
 
 def test_the_artifacts_rule_gives_the_published_batches() -> None:

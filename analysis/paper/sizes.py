@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,18 @@ from matplotlib.patches import Patch
 from analysis import memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.max_batch_size import ENCODERS, continuous, found_rows, limit_rows, max_found, network_label
+from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
 from analysis.paper.sweeps import USEFUL
-from analysis.parts import Part, Study, Table, percent, prose
+from analysis.parts import Part, Study, Table, prose
 from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-from analysis.throughput import KINDS, plot, sizes
+from analysis.throughput import SPEED_HEADS, TRIAL_HEADS, plot, speed_rows, trial_rows
 from remat.graph import Graph
 
 
 def fig6(document: Mapping[str, Any], _: Study) -> Part:
-    """The bars, and found and proven batches as tables."""
+    """What came out; the figure and the batches of every strategy are on a page of their own."""
     documents = document["documents"]
     others = {ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in ENCODERS}
     networks = {others.get(d["network"], d["network"]) for d in documents}  # one with two encoders counts once
@@ -35,75 +35,45 @@ def fig6(document: Mapping[str, Any], _: Study) -> Part:
     real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
     return Part(
         *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), real=real),
-        tables=[_batches(documents, rule) for rule in documents[0]["rules"]] if documents else [],
-    )
-
-
-def _batches(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
-    def label(strategy: str) -> str:
-        return style_of(strategy).label
-
-    rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
-    rows += limit_rows(documents, rule["name"], label)
-    return Table(f"fig6_{rule['name']}", ["strategy", *map(network_label, documents)], rows)
+        [("fig6", "Largest batches, found, proven and published", draw(documents))] if documents else [],
+        [Table("fig6", *summary(documents))] if documents else [],
+    )  # fmt: skip
 
 
 def throughput(document: Mapping[str, Any], _: Study) -> Part:
     """A curve for each network, and the sizes that fit."""
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
-    figures, tables = [], []
-    if networks:
-        figures.append(("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs",
-                        _curves(networks)))  # fmt: skip
-        tables += [_speeds(networks), _prices(networks)]
-    if searches:
-        figures.append(("largest_model", "Sizes tried, and their peaks without recomputation",
-                        sizes(searches, document["memory_bytes"])))  # fmt: skip
-        tables += [_trials(search, number) for number, search in enumerate(searches)]
-    return Part(*prose(__file__, "throughput", found=_words(networks, searches)), figures, tables)
-
-
-def _words(networks: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> str:
-    """Where recomputation pays, where it is proven not to, and the largest sizes."""
     at_plain = [d for d in networks if d["best"] <= d["plain_batch"]]
-    closed = [network_label(d) for d in at_plain if _is_closed(d)]
-    open_ones = [network_label(d) for d in at_plain if not _is_closed(d)]
-    beyond = [f"{network_label(d)} (batch {d['best']}, {_gain(d)} over the best batch without)"
-              for d in networks if d["best"] > d["plain_batch"]]  # fmt: skip
-    sentences = []
-    if closed:
-        sentences.append(f"On {', '.join(closed)} no batch tried that needs recomputation is faster than the best "
-                         "without: this is proven.")  # fmt: skip
-    if open_ones:
-        sentences.append(f"On {', '.join(open_ones)} none was found; the bounds do not rule one out.")
-    if beyond:
-        sentences.append(f"Recomputation pays on {', '.join(beyond)}.")
+    found = []
     for s in searches:
-        limit = f"{s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "no limit was proven."
-        sentences.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}")
-    return " ".join(sentences)
+        limit = f"{s['ruled_out_label']} is proven impossible" if s["ruled_out"] else "no limit was proven"
+        found.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}.")
+    tables = [
+        Table("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
+        Table("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
+        *(Table(f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
+    ]
+    return Part(
+        *prose(
+            __file__, "throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
+            open=_names(d for d in at_plain if not _is_closed(d)),
+            beyond=_names(d for d in networks if d["best"] > d["plain_batch"]),
+        ),
+        [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs", _curves(networks))]
+        if networks else [],
+        [table for table in tables if table.rows],
+    )  # fmt: skip
+
+
+def _names(documents: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(map(network_label, documents)) or "none"
 
 
 def _is_closed(document: Mapping[str, Any]) -> bool:
     """Whether the bounds prove that no batch tried is faster than the best found."""
-    best = _point(document, document["best"])["samples_per_s"]
+    best = next(p["samples_per_s"] for p in document["points"] if p["batch"] == document["best"])
     return all(point["most_per_s"] <= best * (1 + 1e-9) for point in document["points"])
-
-
-def _best_plain(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The fastest of the batches that fit without recomputation."""
-    plain = [p for p in document["points"] if p["batch"] <= document["plain_batch"] and p["samples_per_s"] is not None]
-    return max(plain, key=lambda point: point["samples_per_s"], default=None)
-
-
-def _gain(document: Mapping[str, Any]) -> str:
-    best, plain = _point(document, document["best"]), _best_plain(document)
-    return "alone" if plain is None else f"{best['samples_per_s'] / plain['samples_per_s']:.3f}x"
-
-
-def _point(document: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-    return next(point for point in document["points"] if point["batch"] == batch)
 
 
 def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
@@ -115,51 +85,18 @@ def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _speeds(networks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
-    for document in networks:
-        for point in document["points"]:
-            found = point["samples_per_s"]
-            plain = point["batch"] <= document["plain_batch"]
-            rows.append([
-                network_label(document), str(point["batch"]), "yes" if plain else "no",
-                point["status"], "" if found is None else f"{found:.2f}",
-                f"{point['most_per_s']:.2f}" if point["most_per_s"] else "none",
-                "" if point["overhead"] is None else percent(point["overhead"]),
-                "best" if point["batch"] == document["best"] else "",
-            ])  # fmt: skip
-    return Table("throughput", [
-        "network", "batch", "fits without recomputation", "status", "samples/s", "at most (proven)", "overhead", "",
-    ], rows)  # fmt: skip
-
-
-def _prices(networks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [
+def _prices(networks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [
         [network_label(d), str(p["batch"]), *(
             ("not solved in time", "") if p["ms_per_gib"] is None
             else (f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}")
         )]
         for d in networks for p in d["prices"]
     ]  # fmt: skip
-    return Table("memory_price", [
-        "network", "batch", "ms for each GiB", "bound of a step, ms",
-    ], rows)  # fmt: skip
-
-
-def _trials(search: Mapping[str, Any], number: int) -> Table:
-    trials = sorted(search["trials"], key=lambda trial: trial["size"])
-    rows = [[
-        trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}",
-        KINDS[trial["kind"]][2], trial["status"],
-        "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
-    ] for trial in trials]  # fmt: skip
-    return Table(f"largest_model_{number + 1}", [
-        "size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost",
-    ], rows)  # fmt: skip
 
 
 def memory_part(document: Mapping[str, Any], study: Study) -> Part:
-    """Four figures and the sizes as a table."""
+    """Three figures and the sizes as a table."""
     run = study.run(document["plans"])
     graph, shown = run.graph, chosen_plan(run)
     figures = []
@@ -173,7 +110,6 @@ def memory_part(document: Mapping[str, Any], study: Study) -> Part:
         values |= {"plain": plain.peak_bytes / 1e9, "peak": shown.trace.peak_bytes / 1e9, "left_out": left_out,
                    "more": 100 * (shown.trace.cost / plain.cost - 1)}  # fmt: skip
     sizes = document["sizes"]
-    figures.append(("features_parameters", "Features against parameters", _sizes_figure(sizes)))
     figures.append(
         ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
     )
@@ -185,22 +121,6 @@ def memory_part(document: Mapping[str, Any], study: Study) -> Part:
              f"{s['features_bytes'] / s['parameter_bytes']:.0f}" if s["parameter_bytes"] else ""] for s in sizes
         ])],
     )  # fmt: skip
-
-
-def _sizes_figure(sizes: list[dict[str, Any]]) -> Figure:
-    figure, (axes,) = panels(1, (6.6, 0.42 * len(sizes) + 0.9), xlabel="Memory (GB, logarithmic)")
-    y = np.arange(len(sizes))
-    for shift, key, label, colour, hatch in (
-        (-0.2, "features_bytes", "features", BLUE, ""), (0.2, "parameter_bytes", "parameters", ORANGE, "///"),
-    ):  # fmt: skip
-        axes.barh(y + shift, [max(s[key], 1) / 1e9 for s in sizes], 0.38, color=colour, hatch=hatch, edgecolor="white",
-                  label=label)  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yticks(y, [f"{s['label']} (batch {s['batch']})" for s in sizes])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    legend_below(figure)
-    return figure
 
 
 def _features(sizes: Sequence[Mapping[str, Any]]) -> str:

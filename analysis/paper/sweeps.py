@@ -297,15 +297,7 @@ def _losses_figure(rows: list[dict[str, Any]]) -> Figure:
         largest = own.pivot_table("loss", "chosen_under", "judged_by", aggfunc="max")
         losses = largest.reindex(index=of, columns=of).to_numpy()
         texts = np.where(np.isnan(losses), "–", np.char.mod("%.1f", losses))
-        heatmap(
-            axes,
-            np.nan_to_num(losses),
-            texts,
-            of if column == 0 else [],
-            of,
-            colours="Blues",
-            top=top,
-        )
+        heatmap(axes, np.nan_to_num(losses), texts, of if column == 0 else [], of, colours="Blues", top=top)
         axes.set_title(f"{network}, batch {batch}", fontsize=9)
     for axes in grid:
         axes.set_visible(axes.has_data())

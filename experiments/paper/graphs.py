@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,7 +16,6 @@ from experiments.parts import PartContext
 from experiments.row import Row as Solved
 from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun
-from experiments.store import code_version
 from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
@@ -159,14 +158,6 @@ def panel_of(graph_run: GraphRun, rows: Iterable[Solved], families: Sequence[str
         "graph_sha256": graph.sha256(), "working_set_bytes": graph.largest_working_set()[0],
         "keys": [row.key for row in rows], "members": [member for table in tables for member in table.to_pylist()],
     }  # fmt: skip
-
-
-def remember(context: Context, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-    """The result of `compute` (JSON), from the store if the same code has computed it before.
-
-    A result None means that a time limit ended it; it is not kept.
-    """
-    return context.run.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
 
 
 def _build(context: Context, settings: Settings) -> Subject:

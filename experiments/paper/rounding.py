@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted, remember
+from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted
 from experiments.solving import GraphRun
+from experiments.store import code_version
 from remat import min_budget
 from remat.bounds.lp import solve_relaxation
 from remat.errors import InvalidPlan
@@ -44,8 +45,11 @@ def run(context: Context) -> dict[str, Any]:
             panels[relaxation] = panel_of(graph_run, [row for (row,) in found], [], title)
         samples, seed = context.scale.naive_samples, context.settings.seed
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
-                      "seed": seed, "limit": limit}  # fmt: skip
-        feasible = remember(context, determines, partial(count_feasible, subject.graph, budget, samples, seed, limit))
+                      "seed": seed, "limit": limit, "code": code_version(whole=True)}  # fmt: skip
+        # A result None means that a time limit ended it; the store does not keep it.
+        feasible = context.run.store.remember(
+            "paper", determines, partial(count_feasible, subject.graph, budget, samples, seed, limit)
+        )
         shown.append({"panels": panels, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
     return {"panels": shown}
 
