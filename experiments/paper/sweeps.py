@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from analysis.paper.sweeps import SOURCE
 from analysis.results import PAPERS_HEURISTICS
 from experiments.budget_sweep import family_keys, run_sweep, sweep_rows
 from experiments.build import Subject
@@ -29,7 +30,6 @@ PUBLISHED, OURS = "published", "ours"
 ROUNDINGS = ("lp_rounding", "lp_rounding_search", "lp_rounding_random")
 MILP = "checkmate_milp"
 DENSE = ("vgg16", "vgg19")  # networks at which the artifact looks at twice as many budgets
-WHOSE = {PUBLISHED: "published graph and V100 costs", OURS: "our extraction"}
 
 
 def fig5(context: Context) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _sweep(context: Context, network: Network, source: str, subject: Subject) ->
     The MILP starts from the cheapest plan of a heuristic that fits, as in the artifact, whose heuristics hold their
     checkpoints to the end of the step.
     """
-    context.print(f"{network.label}, {WHOSE[source]}")
+    context.print(f"{network.label}, {SOURCE[source]}")
     limits = dict.fromkeys(ROUNDINGS, context.scale.rounding_s) if network.has_slow_lp else {}
     graph_run = context.graph_run(subject, "paper/fig5", budget_bytes=None, time_limits=limits)
     artifact = context.graph_run(subject, "paper/fig5", budget_bytes=None, accounting="published")
@@ -61,7 +61,7 @@ def _sweep(context: Context, network: Network, source: str, subject: Subject) ->
         rows, families = _as_artifact(graph_run, found, 2 if network.name in DENSE else 1)
     else:
         rows, families = run_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
-    title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {WHOSE[source]}"
+    title = f"{network.label}{f', batch {subject.batch_size}' if subject.batch_size else ''}: {SOURCE[source]}"
     panel = panel_of(graph_run, rows, families, title)
     budgets = sorted({row.budget_bytes for row in rows})
     counted = [row for family in found.values() for row in artifact.family_rows(family, budgets)]
