@@ -62,8 +62,12 @@ class OverheadData:
     gpu_bytes: int | None
 
 
-def overhead_data(run: Run) -> OverheadData | None:
-    """The data of a run, or None if no strategy has a plan."""
+def overhead_data(run: Run, most: float = np.inf) -> OverheadData | None:
+    """The data of a run, or None if no strategy has a plan.
+
+    Args:
+        most: overhead at which the axis ends if not before; strategies that are nowhere below it are left out.
+    """
     planned = run.planned
     if not len(planned):
         return None
@@ -82,6 +86,9 @@ def overhead_data(run: Run) -> OverheadData | None:
     if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: widen the axis a little
         x_range = (x_range[0], gpu + 0.03 * width)
     y_top, above = _y_top(curves, x_range)
+    if most < np.inf:
+        y_top, above = min(y_top, most), {}
+        curves = [curve for curve in curves if (curve.rows["overhead"] <= most).any()]
     bent = _is_bent(curves, y_top)
     return OverheadData(
         curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
@@ -105,7 +112,7 @@ def _curve(run: Run, strategy: str) -> Curve:
     return Curve(strategy, style_of(strategy), rows, solves, steps, ordered)
 
 
-def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
+def _y_top(curves: list[Curve], x_range: tuple[float, float], most: float = np.inf) -> tuple[float, dict[str, float]]:
     """(top of the axis, {label: largest overhead} of the strategies above it).
 
     The axis leaves out outliers, because one strategy at 900 % would flatten all others.

@@ -74,6 +74,10 @@ class Study:
         """The last document of a part."""
         return self.heads[part]["document"]
 
+    def panels(self, part: str) -> list[dict[str, Any]]:
+        """The panels of a part's document; none without the part."""
+        return self.heads[part]["document"]["panels"] if part in self.heads else []
+
     def rows(self, keys: Iterable[str]) -> Frame:
         """The solves with these keys, without missing ones."""
         return frame_of([dict(self.solves[key]) for key in dict.fromkeys(keys) if key in self.solves], ROW_COLUMNS)

@@ -27,8 +27,6 @@ def test_published_values_are_met() -> None:
     pytest.importorskip("keras", reason="keras is not installed: pip install 'remat[tensorflow]'")
     graph = published_numbers.vgg19("published")
     assert graph.total_cost == 58_896_187_392
-    for cells in published_numbers.batch_rows(graph):
-        assert cells[2] == cells[1], cells
     document = (documents.DOCS / "results/checkmate.md").read_text()
     for row in published_numbers.NOTEBOOK:
         line = next(text for text in document.splitlines() if text.startswith(f"| {row.label} |"))
