@@ -23,6 +23,7 @@ WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a pl
 LEAST_SHARED = 0.5  # all ranked entrants have attempted at least this share of the problems
 BOARD = ("scope", "accounting")
 PROBLEM = ("graph_sha256", "budget_bytes")
+HELD_OUT = "held out"
 SAME_SOLVE = (*BOARD, *PROBLEM, "strategy", "options", "time_limit_s", "seed")
 
 
@@ -36,9 +37,9 @@ class Entry:
         solved, best, proven: number of counted problems with a plan; with a plan within `GAP_TOLERANCE` of the best;
             proven optimal.
         counted: number of common problems; if not ranked, of attempted ones.
-        gap: median over the counted problems with a plan and a bound of its own.
-        gaps: number of those problems.
-        wall_s: median wall time, seconds.
+        gap: median over the counted problems; None if fewer than half have a gap to a bound of its own.
+        gaps: number of those that have one.
+        wall_s: median wall time of the counted problems with a plan, seconds.
         attempted: number of problems on the board that it applies to and ran on.
         skipped: number of problems that it does not apply to.
     """
@@ -87,13 +88,15 @@ class Board:
 
 
 def count_rows(rows: Frame, families: Sequence[str] = ()) -> Frame:
-    """The last row of each `SAME_SOLVE`, with the options as text.
+    """The last row of each `SAME_SOLVE`, with the options as text; held-out graphs are a family of their own.
 
     Args:
         families: strategies that ignore the budget; their last row counts, with any time limit and seed.
     """
     texts = [", ".join(f"{key}={value}" for key, value in sorted(given.items())) for given in rows["options"]]
     rows = rows.assign(options=texts)
+    if "held_out" in rows:
+        rows["family"] = rows["family"].mask(rows["held_out"].fillna(False).astype(bool), HELD_OUT)
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
     return rows[~keys.duplicated(keep="last")]
@@ -112,7 +115,7 @@ def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
 
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
     planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
-    rows = rows.assign(entrant=_entrants(rows, families), planned=planned)
+    rows = rows.assign(entrant=_entrants(rows, families), planned=planned, gap=_own_gaps(rows))
     problems = rows[list(PROBLEM)].drop_duplicates()
     best = best_costs(rows)
     rows = rows.merge(best, on=list(PROBLEM))
@@ -133,6 +136,12 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
         entries.append(_entry(name, own, counted, is_ranked=name in ranked))
     entries.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
     return Board(scope, accounting, ratios, ratios[common], tuple(entries), len(problems) - len(best), results)
+
+
+def _own_gaps(rows: Frame) -> Frame:
+    """The gaps to proven bounds; missing where the bound is that every operation runs once, unless this closes it."""
+    is_trivial = (rows["bound"] <= rows["total_cost"]) & (rows["gap"] > GAP_TOLERANCE)
+    return rows["gap"].mask(is_trivial.fillna(False).astype(bool))
 
 
 def best_costs(rows: Frame) -> Frame:
@@ -199,26 +208,31 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def _entry(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Entry:
-    gaps = counted.loc[counted["gap"].notna() & np.isfinite(counted["ratio"]), "gap"]
+    has_plan = np.isfinite(counted["ratio"])
+    gaps = counted["gap"].astype(float).where(has_plan).fillna(math.inf)
+    middle = gaps.median()
     return Entry(
         entrant=name,
         strategy=str(own["strategy"].iloc[0]),
         score=geometric_mean(counted["ratio"].tolist()) if is_ranked else None,
-        solved=int(np.isfinite(counted["ratio"]).sum()),
+        solved=int(has_plan.sum()),
         best=int((counted["ratio"] <= 1 + GAP_TOLERANCE).sum()),
         proven=int(counted["gap"].map(is_closed).sum()),
         counted=len(counted),
-        gap=float(gaps.median()) if len(gaps) else None,
-        gaps=len(gaps),
-        wall_s=float(counted["wall_s"].median()) if len(counted) else None,
+        gap=float(middle) if math.isfinite(middle) else None,
+        gaps=int(np.isfinite(gaps).sum()),
+        wall_s=float(counted.loc[has_plan, "wall_s"].median()) if has_plan.any() else None,
         attempted=int(own["ratio"].notna().sum()),
         skipped=int(own["ratio"].isna().sum()),
     )
 
 
 def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of a step function: (ratios, ascending from 1; the share of problems with at most that ratio)."""
-    finite = np.sort([value for value in ratios if math.isfinite(value)])
+    """Corners of a step function: (ratios, ascending from 1; the share of problems with at most that ratio).
+
+    A ratio within `GAP_TOLERANCE` of 1 is 1.
+    """
+    finite = np.sort([value if value > 1 + GAP_TOLERANCE else 1.0 for value in ratios if math.isfinite(value)])
     taus = np.unique(np.concatenate([[1.0], finite]))
     return taus, np.searchsorted(finite, taus, side="right") / max(1, len(ratios))
 

@@ -48,6 +48,35 @@ def test_ranking_by_hand() -> None:
     assert [(s.solved, s.best, s.counted, s.attempted) for s in (a, b, c)] == [(2, 2, 3, 3), (2, 0, 3, 3), (1, 0, 1, 1)]
 
 
+def test_medians_are_of_what_has_something_and_of_most() -> None:
+    def one(*of: dict[str, Any]) -> Any:
+        plans = [
+            row("a", 10 * i, 200, gap=1 - given["bound"] / 200, wall_s=i, **given) for i, given in enumerate(of, 1)
+        ]
+        (entry,) = ranked([*plans, row("a", 90, None, bound=100, wall_s=60.0)]).boards[0].entries
+        return entry
+
+    trivial, proven = {"bound": 100}, {"bound": 180}  # running every operation once costs 100
+    assert (one(proven, proven, trivial).gap, one(proven, proven, trivial).gaps) == (None, 2)  # of four
+    assert (one(proven, proven, proven).gap, one(proven, proven, proven).wall_s) == (pytest.approx(0.1), 2.0)
+    (entry,) = ranked([row("a", 10, 100, bound=100, gap=0.0)]).boards[0].entries
+    assert (entry.gap, entry.proven) == (0.0, 1)  # the trivial bound proves it
+    nothing = ranked([row("a", 10, 100), row("b", 10, None)]).boards[0].entries[1]
+    assert (nothing.wall_s, nothing.gap) == (None, None)
+
+
+def test_one_tolerance_says_what_is_best() -> None:
+    (board,) = ranked([row("a", 10, 1_000_000), row("b", 10, 1_000_100), row("c", 10, 1_000_101)]).boards
+    assert [entry.best for entry in board.entries] == [1, 1, 0]
+    starts = [ranking.profile(board.common[name].tolist())[1][0] for name in "abc"]
+    assert starts == [1.0, 1.0, 0.0]
+
+
+def test_held_out_graphs_are_a_family() -> None:
+    found = ranked([row("a", 10, 100), row("a", 20, 100, held_out=True)])
+    assert found.rows["family"].tolist() == ["chain", "held out"]
+
+
 def test_profiles_by_hand() -> None:
     (board,) = ranked(BY_HAND).boards
     taus, shares = ranking.profile(board.common["a"].tolist())
