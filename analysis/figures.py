@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import offset_copy
 
 from analysis.charts import legend_below, mark_break, panels, points
-from analysis.style import BLACK, BLUE, GREY, OURS, style_of
+from analysis.style import BLACK, BLUE, GREY, LIGHT_GREY, OURS, style_of
+from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
+TIMES = {"1 s": 1, "10 s": 10, "1 min": 60, "10 min": 600, "1 h": 3600, "5 h": 18_000, "24 h": 86_400}
 LABELS = {"gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "resnet50": "ResNet50", "unet": "U-Net", "vgg16": "VGG16"}
 
 
@@ -39,7 +43,7 @@ def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
 def compiled(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A panel for each network: step time over that of plain ``torch.compile``, with quartiles, for each peak."""
     knob, ours = style_of("torch_budget"), style_of(OURS)
-    looks = (
+    looks: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
         ("plain", BLACK, "s", {}, "torch.compile"),
         ("dp", knob.colour, "^", {}, "its knob, solver dp"),
         ("ilp", knob.colour, "v", {"mfc": "white"}, "its knob, solver ilp"),
@@ -73,5 +77,32 @@ def roofline(times_ns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
         points(axes, [(end, end) for end in (both.min(), both.max())], GREY, line="-", label="as measured")
         model, _, batch = network.partition("_b")
         axes.set(xscale="log", yscale="log", title=f"{LABELS.get(model, model)}, batch {batch}")
+    legend_below(figure)
+    return figure
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Overhead and proven bound against seconds of recorded solves and of ours, a line for each budget."""
+    figure, (axes,) = panels(1, (6.6, 3.9), xlabel="time of the solve", ylabel="overhead (%), bar: to the proven bound")
+    recorded, ours = style_of("checkmate_milp"), style_of(OURS)
+    for place, row in enumerate(sorted(rows, key=lambda row: row["budget_bytes"])):
+        bound = row["record_cost"] * (1 - (row["record_gap"] or 0.0))
+        aside = offset_copy(axes.transData, figure, 0 if row["record_proven"] else 5 * place, units="points")  # of 24 h
+        both = (
+            (row["record_s"], row["record_cost"], bound, recorded, aside, "Checkmate's MILP in Gurobi, recorded"),
+            (row["wall_s"], row["cost"], row["bound"], ours, axes.transData, f"portfolio, {row['threads']} threads"),
+        )
+        over = [[100 * (cost / row["total_cost"] - 1) for cost in (cost, bound)] for _, cost, bound, *_ in both]
+        points(axes, [(s, top) for (s, *_), (top, _) in zip(both, over, strict=True)], LIGHT_GREY, line=":")
+        for (seconds, cost, bound, style, where, label), (top, low) in zip(both, over, strict=True):
+            face = style.colour if is_closed(relative_gap(cost, bound)) else "white"
+            points(axes, [(seconds, top, low, top)], style.colour, style.marker, mfc=face, capsize=2.5, zorder=3,
+                   transform=where, label=label)  # fmt: skip
+        axes.annotate(row["budget"], (row["wall_s"], over[1][0]), (-8, 0), textcoords="offset points", fontsize=8,
+                      ha="right", va="center")  # fmt: skip
+    axes.set(xscale="log", xlim=(0.8, 2e5))
+    axes.set_xticks(list(TIMES.values()), list(TIMES))
+    axes.xaxis.set_minor_locator(NullLocator())
+    mark_break(axes)
     legend_below(figure)
     return figure

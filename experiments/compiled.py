@@ -38,10 +38,7 @@ def compiled(
 @compiled.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each network, the knob's peaks that rise, the errors of dropout; long tables of all steps."""
-    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
-    models = {
-        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
-    }
+    models = steps_of(rows)
     measured = [row for model in models.values() for row in model]
     long = [
         LongTable("compiled_steps", STEPS, [[name, *line] for name, model in models.items() for line in _rows(model)]),
@@ -61,6 +58,14 @@ def page(rows: Sequence[Row]) -> Drawing:
     ]  # fmt: skip
     drawn = save_in_run(RUNS_FOLDER / "compiled", "compiled", figures.compiled, models)[0]
     return Drawing("\n\n".join(parts), long, {"compiled": drawn})
+
+
+def steps_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """[network] the rows of measured steps."""
+    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
+    return {
+        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
+    }
 
 
 def _summary(model: Sequence[Row]) -> list[str]:
