@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,6 @@ class Board:
         ratios: [problem, entrant] cost over best cost; inf without a plan, NaN if not attempted.
         common: `ratios` of the problems that all ranked entrants have attempted.
         entries: the ranked ones, best first; then the others, those with most best plans first.
-        without_plan: number of further problems, for which no plan is known.
-        rows: one for each problem and entrant, with its ratio.
     """
 
     scope: str
@@ -75,8 +73,6 @@ class Board:
     ratios: Frame
     common: Frame
     entries: tuple[Entry, ...]
-    without_plan: int
-    rows: Frame
 
     @property
     def ranked(self) -> tuple[Entry, ...]:
@@ -116,9 +112,7 @@ def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
     planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
     rows = rows.assign(entrant=_entrants(rows, families), planned=planned, gap=_own_gaps(rows))
-    problems = rows[list(PROBLEM)].drop_duplicates()
-    best = best_costs(rows)
-    rows = rows.merge(best, on=list(PROBLEM))
+    rows = rows.merge(best_costs(rows), on=list(PROBLEM))
     rows = rows.assign(ratio=[ratio(row) for row in rows.itertuples()])
     results = _medians(rows)
     ratios: Frame = (
@@ -135,7 +129,7 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
             counted = counted[on_common]
         entries.append(_entry(name, own, counted, is_ranked=name in ranked))
     entries.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
-    return Board(scope, accounting, ratios, ratios[common], tuple(entries), len(problems) - len(best), results)
+    return Board(scope, accounting, ratios, ratios[common], tuple(entries))
 
 
 def _own_gaps(rows: Frame) -> Frame:
@@ -185,7 +179,7 @@ def _medians(rows: Frame) -> Frame:
     ordered = rows.sort_values([*by, "ratio"], na_position="first", kind="stable")
     groups = ordered.groupby(by)["entrant"]
     ordered = ordered.assign(runs=groups.transform("size"))
-    columns = ["graph_name", *by, "strategy", "status", "cost", "best", "gap", "wall_s", "ratio", "runs"]
+    columns = [*by, "strategy", "gap", "wall_s", "ratio"]
     return ordered.loc[groups.cumcount() == ordered["runs"] // 2, columns].reset_index(drop=True)
 
 
@@ -238,13 +232,9 @@ def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_records(found: Sequence[Board]) -> Iterator[dict[str, object]]:
-    """A line for each entrant of each board, for ``table.csv``."""
+    """A line for each entrant of each board."""
     for board in found:
-        for place, s in enumerate(board.entries, start=1):
-            yield {
-                "scope": board.scope, "accounting": board.accounting, "rank": place if s.score is not None else None,
-                "entrant": s.entrant, "strategy": s.strategy, "geometric_mean": s.score, "solved": s.solved,
-                "best": s.best, "proven": s.proven, "counted": s.counted, "median_gap": s.gap, "gaps": s.gaps,
-                "median_wall_s": s.wall_s, "attempted": s.attempted, "skipped": s.skipped,
-                "problems": len(board.ratios), "without_plan": board.without_plan,
-            }  # fmt: skip
+        for place, entry in enumerate(board.entries, start=1):
+            rank = None if entry.score is None else place
+            yield {"scope": board.scope, "accounting": board.accounting, "rank": rank, **asdict(entry),
+                   "problems": len(board.ratios)}  # fmt: skip

@@ -13,17 +13,20 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from analysis.leaderboard import write
+from analysis.charts import save_in_run
+from analysis.leaderboard import draw
 from analysis.leaderboard_page import leaderboard
+from analysis.leaderboard_page import page as page_of
 from analysis.memory import timeline
 from experiments.arguments import names_of, one_of
 from experiments.config import group_options
 from experiments.documents import Drawing
 from experiments.engine import Job
-from experiments.leaderboard_table import PAGE, drawn, figure
+from experiments.leaderboard_table import PAGE, drawn
 from experiments.measure_solve import graph_of, row_of, spec_of
 from experiments.provenance import solver_build
 from experiments.registry import Case, Row, at_least_one, experiment
@@ -32,6 +35,7 @@ from experiments.solving import ANY_BUDGET, compile_first, finished
 from experiments.store import code_of
 from remat.cost.gpu import gpu_names
 from remat.errors import InvalidInput
+from remat.files import write_text
 from remat.graph import Graph
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
@@ -176,8 +180,10 @@ def memory_line(graph: Graph, plan: Plan) -> str:
 @benchmark.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """The ranking of the benchmark that was run last: tables, figures, and the page that filters."""
-    shown = leaderboard([row for row in rows if row["benchmark"] == rows[-1]["benchmark"]])
-    files = write(shown, FOLDER, f"Leaderboard: {rows[-1]['benchmark']}")
-    figures = {"leaderboard": figure(shown, FOLDER)} if shown.boards and shown.boards[0].ranked else {}
-    text, tables = drawn(shown)
-    return Drawing(text, tables, figures, files)
+    name = rows[-1]["benchmark"]
+    shown = leaderboard([row for row in rows if row["benchmark"] == name])
+    figures, file = dict[str, Path](), FOLDER / "page.html"
+    if shown.boards and shown.boards[0].ranked:
+        figures["leaderboard"] = save_in_run(FOLDER, "leaderboard", draw, shown.boards[0])[0]
+    write_text(file, page_of(shown, f"Leaderboard: {name}"))
+    return Drawing(*drawn(shown), figures, [file])

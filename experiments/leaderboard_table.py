@@ -1,15 +1,12 @@
-"""The tables of the benchmark's ranking, and its figure."""
+"""The tables of the benchmark's ranking."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.charts import save, style_context
-from analysis.leaderboard import draw
 from analysis.leaderboard_page import Leaderboard, cells
 from analysis.ranking import HELD_OUT, Board, as_records, geometric_mean
 from analysis.results import as_objects
@@ -34,8 +31,8 @@ def drawn(shown: Leaderboard) -> tuple[str, list[LongTable]]:
     duels, lost = list[list[str]](), list[list[str]]()
     for limit in sorted({row.time_limit_s for row in rows}):
         mine = list(_medians([row for row in rows if row.time_limit_s == limit]))
-        duels += _duels(f"{limit:g} s", mine)
-        lost += _lost(f"{limit:g} s", mine)
+        fought, missed = _duels(f"{limit:g} s", mine)
+        duels, lost = duels + fought, lost + missed
     long = [long_table("leaderboard", [*as_records(shown.boards)]), LongTable("leaderboard_duels", DUELS, duels),
             LongTable("leaderboard_cheaper", LOST, lost)]  # fmt: skip
     text = "\n\n".join([
@@ -52,12 +49,6 @@ def drawn(shown: Leaderboard) -> tuple[str, list[LongTable]]:
         *(f"contradicted: {line}" for line in shown.refuted),
     ])  # fmt: skip
     return text, long
-
-
-def figure(shown: Leaderboard, folder: Path) -> Path:
-    """The performance profiles of the first board."""
-    with style_context():
-        return save(draw(shown.boards[0]), folder / "leaderboard")[0]
 
 
 def _made(rows: Sequence[Any]) -> str:
@@ -114,66 +105,58 @@ def _medians(rows: Sequence[Any]) -> Iterator[Any]:
     for row in rows:
         groups.setdefault((_problem(row), row.strategy), []).append(row)
     for group in groups.values():
-        yield sorted(group, key=lambda row: math.inf if row.cost is None else row.cost)[len(group) // 2]
+        yield sorted(group, key=_end)[len(group) // 2]
 
 
-def _duels(limit: str, rows: Sequence[Any]) -> Iterator[list[str]]:
-    """The portfolio against each other strategy, at the end and `EARLY_S` after its process is ready."""
-    ends, early = _ratios(rows, _cost), _ratios(rows, _early)
-    for rival in sorted(ends):
-        counts = [text for ratios in (ends[rival], early[rival]) for text in _counts(ratios)]
-        yield [style_of(rival).label, limit, str(len(ends[rival])), *counts]
-
-
-def _lost(limit: str, rows: Sequence[Any]) -> Iterator[list[str]]:
-    """The problems on which a rival is cheaper than the portfolio, each with the cheapest rival."""
+def _duels(limit: str, rows: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:
+    """The portfolio against each other strategy, and the problems on which a rival is cheaper: lines of both tables."""
     ours = {_problem(row): row for row in rows if row.strategy == OURS}
-    for when, ratios in (("at the end", _ratios(rows, _cost)), (f"after {EARLY_S:g} s", _ratios(rows, _early))):
-        for problem, mine in sorted(ours.items(), key=lambda item: (item[1].instance, item[1].budget_bytes)):
-            x, rival = max(((of[problem], rival) for rival, of in ratios.items() if problem in of), default=(0.0, ""))
-            if x > 1 + GAP_TOLERANCE:
-                yield [
-                    limit, when, mine.instance, format_size(mine.budget_bytes), rival,
-                    f"{x:.4f}" if math.isfinite(x) else "no plan", "" if mine.gap is None else f"{mine.gap:.2%}",
-                ]  # fmt: skip
+    signs: dict[str, Counter[tuple[str, int]]] = {}
+    lost = list[list[str]]()
+    for when, cost_of in WHEN.items():
+        cheapest: dict[Problem, tuple[float, str]] = {}
+        for row in rows:
+            mine = ours.get(_problem(row))
+            if mine is None or row.strategy == OURS or row.status == "SKIPPED":
+                continue
+            x = _ratio(cost_of(mine), cost_of(row))
+            sign = (x > 1 + GAP_TOLERANCE) - (x < 1 - GAP_TOLERANCE)
+            signs.setdefault(row.strategy, Counter())[when, sign] += 1
+            if sign > 0:
+                cheapest[_problem(row)] = max(cheapest.get(_problem(row), (0.0, "")), (x, row.strategy))
+        for problem in sorted(cheapest, key=lambda problem: (ours[problem].instance, problem[1])):
+            mine, (x, rival) = ours[problem], cheapest[problem]
+            lost.append([
+                limit, when, mine.instance, format_size(mine.budget_bytes), rival,
+                f"{x:.4f}" if math.isfinite(x) else "no plan", "" if mine.gap is None else f"{mine.gap:.2%}",
+            ])  # fmt: skip
+    duels = [
+        [style_of(name).label, limit, str(sum(of.values()) // len(WHEN)),
+         *(str(of[when, sign]) for when in WHEN for sign in (-1, 0, 1))]
+        for name, of in sorted(signs.items())
+    ]  # fmt: skip
+    return duels, lost
 
 
-def _ratios(rows: Sequence[Any], cost_of: Callable[[Any], int | None]) -> dict[str, dict[Problem, float]]:
-    """[rival][problem] the portfolio's cost over the rival's: 1 if both have no plan, 0 or inf if one has none."""
-    ours = {_problem(row): cost_of(row) for row in rows if row.strategy == OURS}
-    ratios: dict[str, dict[Problem, float]] = {}
-    for row in rows:
-        if row.strategy != OURS and row.status != "SKIPPED" and _problem(row) in ours:
-            pair = ours[_problem(row)], cost_of(row)
-            ratios.setdefault(row.strategy, {})[_problem(row)] = _ratio(*pair)
-    return ratios
+def _ratio(mine: float, theirs: float) -> float:
+    """1 if both have no plan, 0 or infinite if one has none."""
+    return 1.0 if mine == theirs or not theirs else mine / theirs
 
 
-def _counts(ratios: Mapping[Problem, float]) -> list[str]:
-    better = sum(x < 1 - GAP_TOLERANCE for x in ratios.values())
-    equal = sum(abs(x - 1) <= GAP_TOLERANCE for x in ratios.values())
-    return [str(better), str(equal), str(len(ratios) - better - equal)]
+def _end(row: Any) -> float:
+    return math.inf if row.cost is None else row.cost
 
 
-def _cost(row: Any) -> int | None:
-    return row.cost
-
-
-def _ratio(mine: int | None, theirs: int | None) -> float:
-    """1 if both have no plan."""
-    if mine is None or theirs is None:
-        return 1.0 if mine == theirs else math.inf if mine is None else 0.0
-    return mine / theirs if theirs else 1.0
-
-
-def _early(row: Any) -> int | None:
+def _early(row: Any) -> float:
     """The cost of the best plan `EARLY_S` after the process of a solve was ready.
 
     What ignores the budget keeps no record of times; it takes milliseconds, and counts as there.
     """
-    steps = row.trajectory
     until = (row.start_s or 0.0) + EARLY_S
-    return min((cost for at, cost in steps if at <= until), default=None) if steps else row.cost
+    return min((cost for at, cost in row.trajectory if at <= until), default=math.inf) if row.trajectory else _end(row)
+
+
+WHEN = {"at the end": _end, f"after {EARLY_S:g} s": _early}
 
 
 def _problem(row: Any) -> Problem:

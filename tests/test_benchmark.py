@@ -19,7 +19,7 @@ from analysis.memory import timeline
 from experiments import cli
 from experiments.benchmark import POINTS
 from experiments.config import register
-from experiments.leaderboard_table import _duels, _lost, _medians
+from experiments.leaderboard_table import _duels, _medians
 from experiments.registry import Case
 from experiments.table import Table
 from remat import solvers
@@ -196,8 +196,7 @@ def test_duels_by_hand() -> None:
         Row("portfolio", 4, None), Row("dtr", 1, 20), Row("dtr", 2, 11, [(1.6, 11)]), Row("dtr", 3, None),
         Row("dtr", 4, 5, [(1.4, 5)]),
     ]  # fmt: skip
-    (duel,) = _duels("3 s", rows)
-    lost = [*_lost("3 s", rows)]
+    (duel,), lost = _duels("3 s", rows)
     # At the end 10 / 20, 12 / 11, neither, and no plan against 5; after 1.5 s in all 30 / 20, 12 / no plan, as before.
     assert duel == ["DTR", "3 s", *"4112112"]
     assert [line[1:6] for line in lost] == [
