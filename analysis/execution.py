@@ -57,7 +57,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                     textcoords="offset points",
                     ha="center",
                     fontsize=6.5,
-                    color=style.colour,
+                    color=GREY,
                 )
     for axes in (predicted, measured):
         axes.axhline(1.0, color=LIGHT_GREY, linewidth=0.8, zorder=1)
