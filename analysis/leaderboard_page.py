@@ -10,7 +10,7 @@ from typing import Any
 from analysis import html_page, interactive
 from analysis.claims import contradictions
 from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Entry, best_costs, boards, count_rows
-from analysis.results import Frame, as_objects, frame_of
+from analysis.results import WITH_PLAN, Frame, as_objects, frame_of
 from analysis.scales import show_count, show_percent, show_seconds
 from analysis.style import order_of, style_of
 from remat.incumbent import GAP_TOLERANCE
@@ -83,7 +83,8 @@ def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:
         rows: from `ranking.count_rows`.
         families: strategies that ignore the budget; they have no time limit.
     """
-    rows = rows.assign(entrant=list(_entrants(rows)), planned=rows["status"].isin(("OPTIMAL", "FEASIBLE")))
+    names = [f"{row.strategy} ({row.options})" if row.options else row.strategy for row in rows.itertuples()]
+    rows = rows.assign(entrant=names, planned=rows["status"].isin(WITH_PLAN))
     problems = list(_problems(rows))
     places = {tuple(problem.pop("key")): i for i, problem in enumerate(problems)}
     entrants = sorted(
@@ -103,12 +104,6 @@ def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:
             for row in as_objects(rows)
         ],
     }  # fmt: skip
-
-
-def _entrants(rows: Frame) -> Iterator[str]:
-    """Each row's strategy, with its options."""
-    for row in rows.itertuples():
-        yield f"{row.strategy} ({row.options})" if row.options else row.strategy
 
 
 def _entrant(strategy: str, name: str, is_family: bool) -> dict[str, Any]:
