@@ -24,6 +24,7 @@ from analysis.results import PAPERS_HEURISTICS
 from experiments import checkmate, monet_paper
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import networks_of
+from experiments.overview import FIGURE, claims, figure
 from experiments.registry import Case, Row, experiment
 from experiments.rivals import pairs
 from experiments.table import Table
@@ -41,6 +42,11 @@ ROOFLINE = (
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
 PAGE = "results/index.md"
+HEADLINES = (  # (paper, start of what) of the first table
+    ("Checkmate", "VGG19: largest batch"), ("Checkmate", "MobileNet: times a larger batch than checkpoint-all"),
+    ("Checkmate", "U-Net, 16 GB"), ("Checkmate", "VGG16: cost / optimum of ap_greedy"),
+    ("MONeT", "VGG-16, 10 GiB"), ("MONeT", "ResNet-50, 5 GiB"), ("MONeT", "U-Net, 10 GiB"),
+)  # fmt: skip
 VERDICTS = (BETTER, WORSE, SAME, DIFFERS, OPEN)
 
 
@@ -214,14 +220,14 @@ def slowdowns() -> Iterator[Number]:
                          "published slowdowns contain the method's own time", is_baseline=True)  # fmt: skip
 
 
-def claims(study: Study) -> Iterator[Number]:
+def ratios(study: Study) -> Iterator[Number]:
     """Checkmate's ratios to heuristics: of a step's cost, and of the largest batch."""
     yield from speedup(study)
     yield from larger(study)
 
 
 PARTS = {  # [experiment] the numbers of each of its parts
-    "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": claims},
+    "paper": {"fig6": batches, "fig5": heuristics, "stages": stages, "claims": ratios},
     "monet": {"overhead": overheads, "records": recorded},
 }
 
@@ -244,13 +250,16 @@ def peers() -> Iterator[Case]:
 
 @peers.draws
 def page(_: Sequence[Row]) -> Drawing:
-    """Counts by paper, and every number that is worse."""
+    """Headlines of all papers, counts by paper, and every number that is worse."""
     found = list(numbers())
+    shown = [_headline(number) for paper, what in HEADLINES for number in found
+             if number.paper == paper and number.what.startswith(what)]  # fmt: skip
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
     worse = list(_grouped([number for number in found if number.verdict == WORSE]))
     text = "\n\n".join([
+        claims(shown),
         markdown_table(["paper", "numbers", *VERDICTS],
                        [[paper, str(sum(counts[paper, v] for v in VERDICTS)),
                          *(str(counts[paper, v]) for v in VERDICTS)] for paper in papers]),
@@ -258,7 +267,13 @@ def page(_: Sequence[Row]) -> Drawing:
         *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
         f"Every number: {link_to(every, DOCS / PAGE)}.",
     ])  # fmt: skip
-    return Drawing(text, [every])
+    return Drawing(text, [every], {FIGURE: figure()})
+
+
+def _headline(number: Number) -> list[str]:
+    """The cells of a number in the first table: a baseline's is reproduced, ours is modelled."""
+    _, what, published, ours, *_ = number.cells()
+    return [number.paper, what, published, *((ours, "") if number.is_baseline else ("", ours)), ""]
 
 
 def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:

@@ -108,7 +108,7 @@ def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]
     output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
     output.unlink(missing_ok=True)
     if not isinstance(result, RematError):
-        table.put(job.case, result, job.wall_s)
+        table.put(job.case, result, job.wall_s, job.load)
         return []
     where = ""
     if isinstance(result, Crashed) and result.output:
@@ -127,11 +127,16 @@ class Crashed(RematError):
 
 @dataclass(slots=True, eq=False)
 class CaseJob:
-    """A case for the engine; its result is its rows, or the error for which it has none."""
+    """A case for the engine; its result is its rows, or the error for which it has none.
+
+    Attributes:
+        load: of the machine in the minute before the case began: processes that run or wait to.
+    """
 
     file: Path
     case: Case
     wall_s: float = 0.0
+    load: float | None = None
     _process: subprocess.Popen[str] | None = None
 
     @property
@@ -152,7 +157,7 @@ class CaseJob:
         return self._timed(lambda: [dict(row) for row in measure(solves, **self.case.what)])
 
     def _timed(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | RematError:
-        began = time.monotonic()
+        began, self.load = time.monotonic(), round(os.getloadavg()[0], 2)
         try:
             return measure()
         except RematError as error:
@@ -202,7 +207,7 @@ class CaseJob:
         result = self.run()
         if isinstance(result, RematError):
             return result
-        where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3)}
+        where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3), "load": self.load}
         return [row | where for row in result]
 
 

@@ -1,7 +1,7 @@
 """The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``.
 
 A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of
-the whole case) and the columns of `Provenance`.
+the whole case), ``load`` (of the machine when it began) and the columns of `Provenance`.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Table:
     def _measured_again(self) -> set[str]:
         return set(read_json(self.again)) if self.again is not None and self.again.exists() else set()
 
-    def put(self, case: Case, rows: Iterable[Row], wall_s: float) -> None:
+    def put(self, case: Case, rows: Iterable[Row], wall_s: float, load: float | None = None) -> None:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
-        facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
-        facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
+        facts: Row = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
+        facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import remat
-from experiments import documents, published_numbers, readme_table
+from experiments import documents, published_numbers
 from remat.errors import InvalidInput
 
 
@@ -35,19 +34,3 @@ def test_published_values_are_met() -> None:
     members = remat.family(graph, "griewank", accounting="published")
     griewank = next(m for m in members if m.parameters["slots"] == 5)
     assert f"{griewank.cost / 1e9:.3f}" == "108.267"
-
-
-def test_readme_table_by_hand() -> None:
-    rows = pd.DataFrame(
-        [
-            ("slow", 10, "FEASIBLE", 0.5), ("slow", 20, "FEASIBLE", 0.25), ("slow", 30, "FEASIBLE", 0.25),
-            ("late", 10, "NO_PLAN", None), ("late", 20, "NO_PLAN", None), ("late", 30, "OPTIMAL", 0.0),
-            ("same", 10, "NO_PLAN", None), ("same", 20, "NO_PLAN", None), ("same", 30, "OPTIMAL", 0.0),
-            ("none", 10, "SKIPPED", None), ("none", 20, "SKIPPED", None), ("none", 30, "SKIPPED", None),
-        ],
-        columns=["strategy", "budget_bytes", "status", "overhead"],
-    )  # fmt: skip
-    assert readme_table.table(rows, gpu_bytes=25).splitlines()[2:] == [
-        "| `slow` | 50.00% | 25.00% | 25.00% |",
-        "| `late`, `same` | NO_PLAN | NO_PLAN | 0.00% (optimal) |",
-    ]

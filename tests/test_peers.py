@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from analysis import figures
 from analysis.max_batch_size import STATED, continuous, max_found
 from analysis.paper import sizes
 from analysis.parts import Study
-from experiments import checkmate, peers
+from analysis.style import style_of
+from experiments import checkmate, overview, peers
 from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, moccasin, slowdowns
 
 
@@ -66,6 +68,25 @@ def test_the_artifacts_rule_gives_the_published_batches() -> None:
         assert found == pytest.approx(real, abs=0.005)
         assert round(found) == published
         assert max_found(known[network], STATED) == int(found)  # whole samples
+
+
+def test_the_first_table_says_where_others_are_ahead() -> None:
+    table = overview.claims([["a paper", "what", "1", "2", "", ""]])
+    assert "| a paper | what | 1 | 2 |  |  |" in table
+    unet = next(line for line in table.splitlines() if "U-Net, batch 11, 6 GiB" in line)
+    theirs, _, ours, measured = (cell.strip() for cell in unet.split("|")[3:7])
+    assert (theirs, measured) == ("6.03%, 0.006%, 777 s", "")
+    assert float(ours.split(",")[1].strip(" %")) > 0.006  # their gap is tighter
+    assert all(len(line.split("|")) == len(overview.HEADS) + 2 for line in table.splitlines())
+
+
+def test_a_record_is_filled_if_its_gap_is_closed() -> None:
+    row = {"budget": "5 GiB", "budget_bytes": 5, "total_cost": 100, "record_cost": 150, "record_gap": 0.2,
+           "record_s": 9e4, "record_proven": False, "cost": 120, "bound": 120, "wall_s": 60.0,
+           "threads": 2}  # fmt: skip
+    (axes,) = figures.records([row]).axes
+    faces = {line.get_marker(): line.get_markerfacecolor() for line in axes.lines if line.get_marker() in ("o", "*")}
+    assert faces == {"o": "white", "*": style_of("portfolio").colour}
 
 
 def test_every_stored_result_of_the_rivals_has_a_number() -> None:
