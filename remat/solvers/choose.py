@@ -52,7 +52,7 @@ OUTER_SHARE = 0.5  # of the time, for the search over implementations
 # of windows in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.05, 0.2, 0.5, 8
 # Of the time, for storage and implementations together; its moves a second in runs that repeat exactly.
-JOINT_SHARE, JOINT_PER_S = 0.6, 3_000
+JOINT_SHARE, JOINT_PER_S = 0.75, 3_000
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_PROOF_SHARE = 0.1  # of the time, in scope free, for the bound
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
@@ -85,22 +85,20 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
         if outcome is not None:
             return outcome
     search = _ChoiceSearch(context)
-    began, seconds = time.monotonic(), context.remaining_s()
     repeats = context.repeats
     prover = _Prover(context) if proves else None
-    if prover is not None and not repeats:  # the clock decides when a bound arrives
-        if context.options.threads > 1:
-            prover.start()
-            search.busy = 1
-        else:
-            prover.bound_by_windows(context.share_ends(WINDOW_SHARE_FIRST))
     stats: dict[str, Any] = {}
     cut = False
     try:
         if prepared is not None and is_joint_ready():
-            stats["joint_moves"] = _anneal_jointly(context, prepared, search.busy)
+            stats["joint_moves"] = _anneal_jointly(context, prepared, prover)
             search.start_from_best_plan()
-            began, seconds = time.monotonic(), context.remaining_s()
+        elif prover is not None and not repeats and context.options.threads == 1:
+            prover.bound_by_windows(context.share_ends(WINDOW_SHARE_FIRST))
+        if prover is not None and not repeats and context.options.threads > 1:  # the clock decides when a bound arrives
+            prover.start()
+            search.busy = 1
+        began, seconds = time.monotonic(), context.remaining_s()
         for turn in range(1 if repeats else OUTER_ROUNDS):
             first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
             search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
@@ -130,10 +128,13 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
-def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
-    """Offer plans that store and choose implementations together; the number of moves of all threads."""
+def _anneal_jointly(context: Context, prepared: Prepared, prover: _Prover | None) -> int:
+    """Offer plans that store and choose implementations together; the number of moves of all threads.
+
+    First the window relaxation has one of the threads, or the only one, for a while: its bound may end the solve.
+    """
     repeats, options, until = context.repeats, context.options, context.share_ends(JOINT_SHARE)
-    crew = 1 if repeats else max(1, options.threads - busy)
+    crew = 1 if repeats else options.threads
     moves = (options.work_limit or context.steps_in(JOINT_PER_S)) if repeats else None
     stopped = threading.Event()
 
@@ -151,9 +152,18 @@ def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
 
     with ThreadPoolExecutor(crew) as pool:
         try:
-            return sum(future.result() for future in [pool.submit(search, i) for i in range(crew)])
+            proof = None
+            if prover is not None and not repeats:
+                share = WINDOW_SHARE_FIRST if crew == 1 else WINDOW_SHARE
+                proof = pool.submit(prover.bound_by_windows, context.share_ends(share))
+            total = sum(future.result() for future in [pool.submit(search, i) for i in range(crew)])
+            if proof is not None:
+                proof.result()
+            return total
         except BaseException:  # Ctrl-C: the others end too
             stopped.set()
+            if prover is not None:
+                prover.stopped.set()
             raise
 
 
