@@ -16,7 +16,7 @@ This is one file on purpose: the cache of compiled code checks only the file of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,16 @@ N_REALS = 7
 OVER, NEVER = 1e30, 1e15  # a price at which nothing above the budget pays; bytes above every budget
 # Temperatures, as shares of the least cost; the least price of a byte, as a share of the least cost over the budget;
 # the price at the beginning, over the least; share of moves that change one use of a value.
-HOT, COLD, PRICE_FLOOR, FIRST_PRICE, SHARE_AGAIN, SHARE_EARLY = 1e-3, 4e-5, 0.05, 4.0, 0.05, 0.05
+HOT, WARM, COLD, PRICE_FLOOR, FIRST_PRICE, SHARE_AGAIN, SHARE_EARLY, SHARE_FAR = (
+    1e-3,
+    1.5e-4,
+    4e-5,
+    0.05,
+    4.0,
+    0.05,
+    0.05,
+    0.3,
+)
 MOVES_PER_VALUE = 2500  # enough to cool down once
 FIRST_CHUNK, CHUNK_S, SEED_STEP = 500, 0.2, 1_000_003  # moves between two looks at the clock; their time
 
@@ -424,6 +433,12 @@ def evaluate(instance, state, t, budget, price, work, out, picked):
 
 
 @njit(cache=True)
+def large(instance, random):
+    """A value, drawn in proportion to its size."""
+    return min(np.searchsorted(instance.weight, uniform(random) * instance.weight[-1]), instance.size.shape[0] - 1)
+
+
+@njit(cache=True)
 def neighbour(instance, state, v):
     """A value that the maker of `v` reads, or that a reader of `v` makes; `v` where there is none."""
     i = instance.maker[v]
@@ -617,8 +632,8 @@ def anneal(instance, state, budget, hot, moves, floor):
     for move in range(moves):
         n = m = 0
         v, r = below(state.random, n_values), uniform(state.random)
-        if uniform(state.random) < 0.5:  # a large value
-            v = min(np.searchsorted(instance.weight, uniform(state.random) * instance.weight[-1]), n_values - 1)
+        if uniform(state.random) < 0.5:
+            v = large(instance, state.random)
         if r < 0.25 and instance.choosing.shape[0] > 0:
             n, v = switch(instance, state, touched, log, n, options_log)
             m = 1
@@ -630,8 +645,11 @@ def anneal(instance, state, budget, hot, moves, floor):
             flips = 1 if r >= 0.7 else 2 if r < 0.6 else 3
         for part in range(flips):
             if part > 0 or m > 0:
-                for _hop in range(1 + below(state.random, 2)):
-                    v = neighbour(instance, state, v)
+                if uniform(state.random) < SHARE_FAR:
+                    v = large(instance, state.random)
+                else:
+                    for _hop in range(1 + below(state.random, 2)):
+                        v = neighbour(instance, state, v)
             n = flip(instance, state, v, touched, log, n, candidates)
         b = 0
         for v in range(n_values - 1, -1, -1):
@@ -759,12 +777,14 @@ class Prepared:
     Attributes:
         names: [picks] name of an implementation, '' for the default one.
         first_backward: its first operation of the backward pass.
+        option_of: [operation, name] which of the operation's options that implementation belongs to.
     """
 
     graph: Graph
     instance: Instance
     names: tuple[str, ...]
     first_backward: int
+    option_of: Mapping[tuple[int, str], int]
 
 
 def prepare(graph: Graph) -> Prepared | None:
@@ -787,6 +807,7 @@ class _Builder:
         self.cost: list[int] = []  # of picks, as their bytes and names
         self.bytes: list[int] = []
         self.names: list[str] = []
+        self.option_of: dict[tuple[int, str], int] = {}
 
     def prepared(self) -> Prepared | None:
         """The instance; None for a graph that such plans cannot run."""
@@ -799,7 +820,7 @@ class _Builder:
             return None
         arrays |= self._of_backward()
         picks = {"pick_cost": np.array(self.cost, dtype=np.float64), "pick_bytes": _integers(self.bytes)}
-        return Prepared(self.graph, Instance(**arrays, **picks), tuple(self.names), self.n_forward)
+        return Prepared(self.graph, Instance(**arrays, **picks), tuple(self.names), self.n_forward, self.option_of)
 
     def _of_forward(self) -> dict[str, np.ndarray] | None:
         """Arrays of the forward pass; None if some value can be made over an input only."""
@@ -847,6 +868,7 @@ class _Builder:
             base.append(graph.fixed_bytes + self._held(k, last))
             found = self._options(k, last)
             for o, (own_reads, implementations) in enumerate(found.items()):
+                self.option_of |= {(k, "" if each.name == DEFAULT else each.name): o for each in implementations}
                 needs = [self._needs(each) for each in implementations]
                 reads.append(own_reads)
                 option_bytes.append(min(needs))
@@ -962,6 +984,26 @@ class JointSearch:
         """Moves at one temperature, which is a share of the graph's least cost."""
         anneal(self.prepared.instance, self.state, self.budget, hot * self.scale, moves, self.floor)
 
+    def load(self, plan: Plan) -> None:
+        """Take over what a plan stores, and its implementations, as far as genes can say it."""
+        prepared, instance, state = self.prepared, self.prepared.instance, self.state
+        makes, reads = _events(prepared, plan, state.option)
+        for v, (made, read) in enumerate(zip(makes, reads, strict=True)):
+            if not made or (read and min(read) < min(made)):
+                later = made
+            else:
+                state.stored[v] = False
+                first = min(made)
+                state.early[v] = 0 if first in read else first
+                later = made - {first}
+            for t in later & read:
+                state.again[v, t] = True
+        refresh(instance, state, self.budget)
+        if state.reals[EXACT_EXCESS] < 0.5:
+            state.reals[BEST] = state.reals[EXACT_COST]
+            state.best_stored[:], state.best_early[:], state.best_again[:] = state.stored, state.early, state.again
+            state.best_option[:] = state.option
+
     def plan(self) -> Plan:
         """The best plan."""
         prepared, instance, own = self.prepared, self.prepared.instance, _state(self.prepared.instance)
@@ -977,6 +1019,38 @@ class JointSearch:
             calls += [(i, prepared.names[p]) for i, p in ran]
             calls.append((prepared.first_backward + t - 1, prepared.names[work.names[n]]))
         return Plan.from_calls(prepared.graph, calls, int(self.budget))
+
+
+def _events(prepared: Prepared, plan: Plan, option: np.ndarray) -> tuple[list[set[int]], list[set[int]]]:
+    """[V] stages, but for the forward pass, in which a plan runs a value again, and reads it; sets the options."""
+    graph, instance = prepared.graph, prepared.instance
+    stored = sorted(
+        (v for v in range(len(graph.values)) if graph.producer[v] < prepared.first_backward),
+        key=lambda v: (graph.producer[v], v),
+    )
+    place = {v: i for i, v in enumerate(stored)}
+    makes: list[set[int]] = [set() for _ in instance.size]
+    reads: list[set[int]] = [set() for _ in instance.size]
+    seen, t = set[int](), 1
+    for k, name in plan.calls:
+        is_backward = k >= prepared.first_backward
+        if t == len(option) and not is_backward:
+            break
+        t = k - prepared.first_backward + 1 if is_backward else t
+        is_first = not is_backward and k not in seen and t == 1
+        seen.add(k)
+        each = next(own for own in graph.operations[k].all_implementations if own.name == (name or DEFAULT))
+        if not is_first:
+            for v in each.inputs:
+                if v in place:
+                    reads[place[v]].add(t)
+        if is_backward:
+            option[t] = prepared.option_of.get((k, name), 0)
+            t += 1
+        elif not is_first:
+            for v in each.outputs:
+                makes[place[v]].add(t)
+    return makes, reads
 
 
 def _state(instance: Instance, seed: int = 0) -> State:
@@ -995,16 +1069,18 @@ def _state(instance: Instance, seed: int = 0) -> State:
 
 def anneal_jointly(
     prepared: Prepared, budget_bytes: int, seed: int, found: Callable[[Plan], None], done: Callable[[], bool], *,
-    seconds: float, moves: int | None = None,
+    seconds: float, moves: int | None = None, start: Plan | None = None,
 ) -> int:  # fmt: skip
     """Cool down again and again from the plan that stores everything; returns the number of moves.
 
     Args:
         found: gets each better plan.
+        start: a plan to begin with instead, at a lower temperature.
         seconds: to cool down in; with `moves`, that many moves count instead, so that runs repeat.
     """
     best, total, chunk, began = np.inf, 0, FIRST_CHUNK, time.monotonic()
     cycle, n_cycles, search = -1, 1, None
+    hot = HOT if start is None else WARM
     while not done():
         share = total / moves if moves else (time.monotonic() - began) / seconds
         if share >= 1:
@@ -1012,9 +1088,12 @@ def anneal_jointly(
         if search is None or int(share * n_cycles) != cycle:
             cycle = int(share * n_cycles)
             search = JointSearch(prepared, budget_bytes, seed + SEED_STEP * cycle)
+            if start is not None:
+                search.load(start)
+                best = min(best, search.best)
         own = share * n_cycles - cycle  # of this cycle
         at = time.monotonic()
-        search.run(HOT * (COLD / HOT) ** own, min(chunk, moves - total) if moves else chunk)
+        search.run(hot * (COLD / hot) ** own, min(chunk, moves - total) if moves else chunk)
         total += chunk
         took = max(1e-4, time.monotonic() - at)
         if total == chunk:
