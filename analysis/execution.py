@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, mark_break, panels, points, save_in_run
-from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, SKY, Style, style_of
+from analysis.figures import LABELS
+from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, Style, style_of
 
 # PyTorch's own methods, which are not strategies.
 _BY_HAND = {
     "plain": Style("Plain PyTorch", BLACK, "s"),
-    "checkpoint_blocks": Style("torch.utils.checkpoint per block", ORANGE, "o", ":"),
-    "selective_checkpoint": Style("Selective checkpointing", SKY, "P", ":"),
+    "checkpoint_blocks": replace(style_of("full"), label="torch.utils.checkpoint per block"),
+    "selective_checkpoint": replace(style_of("selective"), label="Selective checkpointing"),
 }
+MISSED = 0.075  # a measured time that is further from the predicted one, in plain steps, has this beside it
 CHOICES = {"default": GREY, "exact": GREEN, "joint": BLUE}  # [implementations] colour
 BETWEEN, BESIDE = 0.28, 0.055  # neighbouring choices; predicted and measured marks of one plan, from their middle
 
@@ -44,10 +47,22 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
                            if row.get("predicted_peak_bytes")], style.colour, style.marker, **looks)  # fmt: skip
         points(measured, [(row["measured_peak_bytes"] / 1e6, row["measured_ratio"], *(row.get("ratio_quartiles") or ()))
                           for row in own], style.colour, style.marker, **looks)  # fmt: skip
+        for row in own:
+            said = row["predicted_ns"] / plain_ns if row.get("predicted_ns") else row["measured_ratio"]
+            if abs(row["measured_ratio"] - said) > MISSED:
+                measured.annotate(
+                    f"predicted {said:.2f}",
+                    (row["measured_peak_bytes"] / 1e6, row["measured_ratio"]),
+                    (0, 7),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=6.5,
+                    color=GREY,
+                )
     for axes in (predicted, measured):
         axes.axhline(1.0, color=LIGHT_GREY, linewidth=0.8, zorder=1)
     mark_break(predicted)
-    drawing.suptitle(f"torch_{first['model']}, batch {first['batch']}", fontsize=10)
+    drawing.suptitle(f"{LABELS.get(first['model'], first['model'])}, batch {first['batch']}", fontsize=10)
     legend_below(drawing, 5)
     return drawing
 

@@ -1,4 +1,4 @@
-"""Figures of single experiments: DTR's logs, compiled steps, growth with the graph, the roofline."""
+"""Figures of single experiments: DTR's logs, compiled steps, the roofline, records."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import offset_copy
 
-from analysis.charts import legend_below, log_numbers, mark_break, panels, points
-from analysis.style import BLACK, BLUE, GREY, ORANGE, OURS, SKY, VERMILLION, style_of
+from analysis.charts import legend_below, mark_break, panels, points
+from analysis.style import BLACK, BLUE, GREY, LIGHT_GREY, ORANGE, OURS, SKY, style_of
+from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
+TIMES = {"1 s": 1, "10 s": 10, "1 min": 60, "10 min": 600, "1 h": 3600, "5 h": 18_000, "24 h": 86_400}
+LABELS = {"gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "resnet50": "ResNet50", "unet": "U-Net", "vgg16": "VGG16"}
 
 
 def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -77,52 +81,24 @@ def monet_ablation(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
 
 def compiled(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A panel for each network: step time over that of plain ``torch.compile``, with quartiles, for each peak."""
-    looks = (
-        ("plain", BLACK, "s", "", "torch.compile"), ("dp", ORANGE, "^", "", "its knob, dp"),
-        ("ilp", SKY, "v", "", "its knob, ilp"),
-        ("remat", style_of(OURS).colour, style_of(OURS).marker, "-", "remat"),
-    )  # fmt: skip
-    figure, grid = panels(len(models), (3.4, 2.8), xlabel="peak / torch.compile's",
+    knob, ours = style_of("torch_budget"), style_of(OURS)
+    looks: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
+        ("plain", BLACK, "s", {}, "torch.compile"),
+        ("dp", knob.colour, "^", {}, "its knob, solver dp"),
+        ("ilp", knob.colour, "v", {"mfc": "white"}, "its knob, solver ilp"),
+        ("remat", ours.colour, ours.marker, {"line": "-", "zorder": 3}, "remat"),
+    )
+    figure, grid = panels(len(models), (3.2, 2.7), 3, xlabel="peak / torch.compile's",
                           ylabel="step time / torch.compile's")  # fmt: skip
     for axes, (name, rows) in zip(grid, models.items(), strict=True):
         plain = next(row["measured_bytes"] for row in rows if row["variant"] == "plain")
-        for variant, colour, marker, line, label in looks:
+        for variant, colour, marker, more, label in looks:
             mine = sorted((row for row in rows if row["variant"] == variant), key=lambda row: row["measured_bytes"])
             quartiles = [(row["measured_bytes"] / plain, statistics.quantiles(row["ratios"], n=4)) for row in mine]
-            points(axes, [(x, q[1], q[0], q[2]) for x, q in quartiles], colour, marker, line, label=label)
-        axes.set_title(name)
+            points(axes, [(x, q[1], q[0], q[2]) for x, q in quartiles], colour, marker, label=label, **more)
+        axes.set_title(LABELS.get(name, name))
         mark_break(axes)
     legend_below(figure)
-    return figure
-
-
-def growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Seconds to a plan, quality and memory of a strategy against the number of operations."""
-    figure, (times, quality, memory) = panels(3, (3.2, 3.0))
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        colour, marker = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}.get(kind, ("black", "x"))
-        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["n_operations"])
-        for axes, key, factor, line, label in (
-            (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last plan"),
-            (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),
-            (quality, "overhead", 100.0, "-", None),
-            (memory, "peak_memory_bytes", 2.0**-20, "-", None),
-        ):
-            # Open markers lie above full ones, so that both show if the first plan is the last.
-            points(axes, [(row["n_operations"], factor * row[key]) for row in own if row[key] is not None], colour,
-                   marker, line, label=label, mfc=colour if line == "-" else "white")  # fmt: skip
-    limit = max((row["time_limit_s"] for row in rows), default=0)
-    times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
-    quality.set(xscale="log", ylabel="overhead (%) at 90 % of the peak", title=f"Best plan after {limit:g} s")
-    memory.set(ylabel="MiB", title="Memory of the process")  # linear axes show its growth
-    log_numbers(times.yaxis)
-    memory.xaxis.set_major_locator(MaxNLocator(4))
-    for axes in (times, quality, memory):
-        axes.set_xlabel("operations")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        if axes is not times:
-            axes.set_ylim(bottom=0)
-    legend_below(figure, 4)
     return figure
 
 
@@ -132,11 +108,40 @@ def roofline(times_ns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     Args:
         times_ns: [network] (measured, modelled), arrays in the same order of operations.
     """
-    figure, grid = panels(len(times_ns), (3.1, 2.8), xlabel="measured (us)", ylabel="roofline (us)", sharex=True,
+    figure, grid = panels(len(times_ns), (3.1, 2.8), xlabel="measured (µs)", ylabel="roofline (µs)", sharex=True,
                           sharey=True)  # fmt: skip
     for axes, (network, times) in zip(grid, times_ns.items(), strict=True):
         both = np.array(times).T * US
-        points(axes, both, BLUE, "o", size=3.5, alpha=0.45, mew=0)
-        points(axes, [(end, end) for end in (both.min(), both.max())], GREY, line="-")
-        axes.set(xscale="log", yscale="log", title=network)
+        points(axes, both, BLUE, "o", size=3.5, alpha=0.45, mew=0, label="one operation")
+        points(axes, [(end, end) for end in (both.min(), both.max())], GREY, line="-", label="as measured")
+        model, _, batch = network.partition("_b")
+        axes.set(xscale="log", yscale="log", title=f"{LABELS.get(model, model)}, batch {batch}")
+    legend_below(figure)
+    return figure
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Overhead and proven bound against seconds of recorded solves and of ours, a line for each budget."""
+    figure, (axes,) = panels(1, (6.6, 3.9), xlabel="time of the solve", ylabel="overhead (%), bar: to the proven bound")
+    recorded, ours = style_of("checkmate_milp"), style_of(OURS)
+    for place, row in enumerate(sorted(rows, key=lambda row: row["budget_bytes"])):
+        bound = row["record_cost"] * (1 - (row["record_gap"] or 0.0))
+        aside = offset_copy(axes.transData, figure, 0 if row["record_proven"] else 5 * place, units="points")  # of 24 h
+        both = (
+            (row["record_s"], row["record_cost"], bound, recorded, aside, "Checkmate's MILP in Gurobi, recorded"),
+            (row["wall_s"], row["cost"], row["bound"], ours, axes.transData, f"portfolio, {row['threads']} threads"),
+        )
+        over = [[100 * (cost / row["total_cost"] - 1) for cost in (cost, bound)] for _, cost, bound, *_ in both]
+        points(axes, [(s, top) for (s, *_), (top, _) in zip(both, over, strict=True)], LIGHT_GREY, line=":")
+        for (seconds, cost, bound, style, where, label), (top, low) in zip(both, over, strict=True):
+            face = style.colour if is_closed(relative_gap(cost, bound)) else "white"
+            points(axes, [(seconds, top, low, top)], style.colour, style.marker, mfc=face, capsize=2.5, zorder=3,
+                   transform=where, label=label)  # fmt: skip
+        axes.annotate(row["budget"], (row["wall_s"], over[1][0]), (-8, 0), textcoords="offset points", fontsize=8,
+                      ha="right", va="center")  # fmt: skip
+    axes.set(xscale="log", xlim=(0.8, 2e5))
+    axes.set_xticks(list(TIMES.values()), list(TIMES))
+    axes.xaxis.set_minor_locator(NullLocator())
+    mark_break(axes)
+    legend_below(figure)
     return figure

@@ -66,11 +66,10 @@ def table(
     return f'<div class="{"tall" if tall else "scroll"}">{inner}</div>'
 
 
-def figure(png: Path, caption: str, width_px: int | None = None) -> str:
+def figure(png: Path, caption: str) -> str:
     """A picture with its caption; the page holds its data."""
     data = base64.b64encode(png.read_bytes()).decode()
-    style = "" if width_px is None else f' style="width: {width_px}px"'
-    image = f'<img alt="{escape(caption, quote=True)}"{style} src="data:image/png;base64,{data}">'
+    image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 

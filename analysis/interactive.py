@@ -278,6 +278,6 @@ def shown_as_it_is(text: str) -> str:
     return html.escape(text, quote=False).replace("%{", "%&#123;")
 
 
-def _wrap(message: Any, width: int = 70) -> str:
+def _wrap(message: Any) -> str:
     """A message as plotly's hover text: escaped, with line breaks."""
-    return "<br>".join(textwrap.wrap(html.escape(str(message or "")), width))
+    return "<br>".join(textwrap.wrap(html.escape(str(message or "")), 70))

@@ -1,11 +1,11 @@
 "use strict";
 (() => {
-  const { problems, entrants, columns, solves, worst, leastShared, font, grid } = JSON.parse(
+  const { problems, entrants, columns, solves, worst, leastShared, tolerance, font, grid } = JSON.parse(
     document.getElementById("data").textContent);
   const config = { displaylogo: false, responsive: true, plotlyServerURL: "",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   const SIZES = { "": [0, Infinity], "up to 300": [0, 300], "301 to 1,000": [301, 1000], "more than 1,000": [1001, Infinity] };
-  const OPTIMAL = 1 + 1e-4; // a cost counts as the best one up to this ratio
+  const OPTIMAL = 1 + tolerance; // a cost counts as the best one up to this ratio
   const rows = solves.map((values) => Object.fromEntries(columns.map((name, i) => [name, values[i]])));
   const $ = (id) => document.getElementById(id);
   const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" }[c]));
@@ -63,6 +63,11 @@
     if (r.cost === null) return Infinity;
     return problems[p].best ? r.cost / problems[p].best : r.cost === 0 ? 1 : Infinity;
   }
+  // to a proven bound; null where the bound is that every operation runs once, unless this closes it
+  function gapOf(r) {
+    const gap = r.bound === null ? null : r.cost ? (r.cost - r.bound) / r.cost : 0;
+    return gap !== null && r.bound <= problems[r.problem].total && gap > tolerance ? null : gap;
+  }
   function geometric(ratios) {
     return Math.exp(ratios.reduce((sum, x) => sum + Math.log(Math.min(x, worst)), 0) / ratios.length);
   }
@@ -89,23 +94,24 @@
   }
   function drawRanking() {
     const order = [...ranked, ...shown.filter((e) => !ranked.includes(e))];
-    table("ranking", ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap", "median time", "does not apply"],
+    table("ranking", ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap (known)", "median time", "does not apply"],
       order.map((e, i) => {
         const isRanked = ranked.includes(e);
         const counted = (isRanked ? common : [...byProblem.keys()].filter(known)).filter((p) => !Number.isNaN(ratio(p, e)));
         const ratios = counted.map((p) => ratio(p, e)), of = "/" + counted.length;
         const mine = counted.map((p) => byProblem.get(p).get(e));
-        const gaps = mine.filter((r) => r.cost !== null && r.bound !== null).map((r) => (r.cost ? (r.cost - r.bound) / r.cost : 0));
+        const gaps = mine.map((r) => (r.cost === null ? null : gapOf(r))), given = gaps.filter((g) => g !== null).length;
+        const middle = median(gaps.map((g) => g ?? Infinity)), times = mine.filter((r) => r.cost !== null).map((r) => r.wall);
         const skipped = chosen.filter((r) => r.entrant === e && r.status === "SKIPPED").length;
         return [isRanked ? i + 1 : "–", swatch(e), isRanked ? geometric(ratios).toFixed(4) : "–",
           ratios.filter(Number.isFinite).length + of, ratios.filter((x) => x <= OPTIMAL).length + of,
-          gaps.filter((g) => g <= 1e-4).length + of, gaps.length ? percent(median(gaps)) : "–",
-          mine.length ? seconds(median(mine.map((r) => r.wall))) : "–", skipped || ""];
+          gaps.filter((g) => g !== null && g <= tolerance).length + of, `${Number.isFinite(middle ?? Infinity) ? percent(middle) : "–"} (${given + of})`,
+          times.length ? seconds(median(times)) : "–", skipped || ""];
       }));
     const all = [...byProblem.keys()];
     $("ranked").textContent = `${number(chosen.length)} solves of ${all.length} problems, ${all.filter(known).length} with a known plan; ` +
       `ranked over the ${common.length} that all ranked strategies attempted. The mean is geometric; a problem without a plan counts as ${worst}. ` +
-      "Best: within 0.01 % of the cheapest plan known, of any strategy and any time limit.";
+      `Best: within ${percent(tolerance)} of the cheapest plan known, of any strategy and any time limit.`;
   }
   const line = (e) => ({ color: entrants[e].colour, dash: entrants[e].dash, width: 2 });
   function plot(id, traces, layout) {
@@ -116,8 +122,8 @@
     const far = 30;
     plot("profiles", ranked.map((e) => {
       const finite = common.map((p) => ratio(p, e)).filter(Number.isFinite).map((x) => 100 * (x - 1)).sort((a, b) => a - b);
-      const x = [0.001], y = [finite.filter((v) => v <= 0.01).length];
-      finite.forEach((v, i) => { if (v > 0.01) { x.push(v); y.push(i + 1); } });
+      const x = [0.001], y = [finite.filter((v) => v <= 100 * tolerance).length];
+      finite.forEach((v, i) => { if (v > 100 * tolerance) { x.push(v); y.push(i + 1); } });
       x.push(Math.max(far, x.at(-1))); y.push(y.at(-1));
       return { x: x.map((v) => Math.max(v, 0.01)), y: y.map((v) => 100 * v / common.length), mode: "lines", name: entrants[e].label,
         line: { ...line(e), shape: "hv" }, hovertemplate: "%{y:.0f} % of the problems within %{x:.2f} %<extra>" + escape(entrants[e].label) + "</extra>" };
@@ -204,8 +210,8 @@
     const facts = [["graph", `${p.name}, ${number(p.operations)} operations`], ["budget", p.text], ["strategy", e.label], ["status", r.status],
       ["overhead", r.cost === null ? "" : percent(r.cost / p.total - 1, 3)],
       ["above the best known plan", r.cost === null || !p.best ? "" : percent(r.cost / p.best - 1, 3)],
-      ["its own gap", r.cost && r.bound !== null ? percent((r.cost - r.bound) / r.cost, 3) : ""],
-      ["time", seconds(r.wall) + (e.family ? "" : ` of ${r.limit} s`)], ["message", r.message]];
+      ["its own gap", r.cost && gapOf(r) !== null ? percent(gapOf(r), 3) : ""],
+      ["time", seconds(r.wall) + (e.family ? "" : ` of ${r.limit} s`)], ["made by", r.made], ["message", r.message]];
     $("facts").innerHTML = facts.filter(([, text]) => text).map(([term, text]) => `<dt>${escape(term)}</dt><dd>${escape(text)}</dd>`).join("");
     $("solve").hidden = false;
     if (!r.memory) return Plotly.purge("memory");
@@ -226,7 +232,9 @@
   }
   function draw() {
     select();
-    const names = distinct([...byProblem.keys()].map((p) => problems[p].name)).sort();
+    const isRandom = (p) => ["chain", "layered"].includes(problems[p].family); // networks come first
+    const names = distinct([...byProblem.keys()].sort((a, b) => isRandom(a) - isRandom(b) ||
+      problems[a].name.localeCompare(problems[b].name)).map((p) => problems[p].name));
     const before = $("instance").value;
     fill("instance", names);
     if (names.includes(before)) $("instance").value = before;
@@ -244,7 +252,7 @@
   const records = () => chosen.map((r) => ({ graph: problems[r.problem].name, family: problems[r.problem].family, scope: problems[r.problem].board,
     budget_bytes: problems[r.problem].budget, total_cost: problems[r.problem].total, best_cost: problems[r.problem].best,
     best_bound: problems[r.problem].bound, strategy: entrants[r.entrant].name, time_limit_s: r.limit, status: r.status, cost: r.cost, bound: r.bound,
-    peak_bytes: r.peak, wall_s: r.wall, message: r.message }));
+    peak_bytes: r.peak, wall_s: r.wall, made: r.made, message: r.message }));
   $("csv").addEventListener("click", () => {
     const list = records(), heads = Object.keys(list[0] || {});
     const quoted = (v) => (v === null ? "" : /[",\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : v);

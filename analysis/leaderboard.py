@@ -1,47 +1,21 @@
-"""The drawings of the leaderboard: tables, performance profiles, and the page."""
+"""The leaderboard's performance profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from analysis.charts import save, style_context
-from analysis.leaderboard_page import Leaderboard, page
-from analysis.ranking import Board, Entry, as_records, profile
+from analysis.ranking import Board, Entry, profile
 from analysis.style import GREY, Style, style_of
-from analysis.table import write_frame
-from remat.files import write_text
 
 KNEE_PERCENT = 0.1  # the profile's axis is linear below and logarithmic above
 MOST_MARKS = 80  # if all curves have more corners, only the start of each has a marker
 LINES = ("-", "--", "-.", ":")
-
-
-def write(shown: Leaderboard, folder: Path, title: str) -> list[Path]:
-    """Write table.csv, problems.csv, a figure for each board and page.html; returns the paths, the page last."""
-    written = [write_frame(pd.DataFrame(list(as_records(shown.boards))), folder / "table.csv")]
-    if shown.boards:
-        every = pd.concat(
-            [board.rows.assign(scope=board.scope, accounting=board.accounting) for board in shown.boards],
-            ignore_index=True,
-        )
-        written.append(write_frame(every, folder / "problems.csv"))
-    figures = folder / "figures"
-    for stale in figures.glob("profile_*"):
-        stale.unlink()
-    with style_context():
-        for board in shown.boards:
-            if board.ranked:
-                written += save(draw(board), figures / f"profile_{board.scope}_{board.accounting}")
-    write_text(folder / "page.html", page(shown, title))
-    return [*written, folder / "page.html"]
 
 
 def draw(board: Board) -> Figure:

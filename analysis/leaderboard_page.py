@@ -10,9 +10,10 @@ from typing import Any
 from analysis import html_page, interactive
 from analysis.claims import contradictions
 from analysis.ranking import BOARD, LEAST_SHARED, PROBLEM, WORST, Board, Entry, best_costs, boards, count_rows
-from analysis.results import Frame, as_objects, frame_of
+from analysis.results import WITH_PLAN, Frame, as_objects, frame_of
 from analysis.scales import show_count, show_percent, show_seconds
 from analysis.style import order_of, style_of
+from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy, strategies
 from remat.units import format_size
 
@@ -45,7 +46,7 @@ def cells(place: int, s: Entry) -> list[str]:
     of = f"/{s.counted}"
     return [
         str(place) if s.score is not None else "–", s.entrant, f"{s.score:.4f}" if s.score is not None else "–",
-        f"{s.solved}{of}", f"{s.best}{of}", f"{s.proven}{of}", f"{show_percent(s.gap)} ({s.gaps})",
+        f"{s.solved}{of}", f"{s.best}{of}", f"{s.proven}{of}", f"{show_percent(s.gap)} ({s.gaps}{of})",
         show_seconds(s.wall_s), str(s.attempted), str(s.skipped or ""),
     ]  # fmt: skip
 
@@ -65,7 +66,8 @@ def page(shown: Leaderboard, title: str) -> str:
     from plotly.offline import get_plotlyjs  # here, because it takes half a second
 
     data = payload(shown.rows, shown.families)
-    shared = {"worst": WORST, "leastShared": LEAST_SHARED, "font": interactive.FONT, "grid": interactive.GRID}
+    shared = {"worst": WORST, "leastShared": LEAST_SHARED, "tolerance": GAP_TOLERANCE, "font": interactive.FONT,
+              "grid": interactive.GRID}  # fmt: skip
     lead = "".join(f"<p>{escape(line)}</p>" for line in summary(shown))
     body = [f"<h1>{escape(title)}</h1>", lead, html_page.read("leaderboard.html")]
     return html_page.page(title, body, data=data | shared, scripts=(get_plotlyjs(), html_page.read("leaderboard.js")))
@@ -81,30 +83,27 @@ def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:
         rows: from `ranking.count_rows`.
         families: strategies that ignore the budget; they have no time limit.
     """
-    rows = rows.assign(entrant=list(_entrants(rows)), planned=rows["status"].isin(("OPTIMAL", "FEASIBLE")))
+    names = [f"{row.strategy} ({row.options})" if row.options else row.strategy for row in rows.itertuples()]
+    rows = rows.assign(entrant=names, planned=rows["status"].isin(WITH_PLAN))
     problems = list(_problems(rows))
     places = {tuple(problem.pop("key")): i for i, problem in enumerate(problems)}
     entrants = sorted(
         {(row.strategy, row.entrant) for row in rows.itertuples()}, key=lambda pair: (order_of(pair[0]), pair[1])
     )
     names = [name for _, name in entrants]
-    columns = ("problem", "entrant", "limit", "status", "cost", "bound", "peak", "wall", "steps", "memory", "message")
+    columns = ("problem", "entrant", "limit", "status", "cost", "bound", "peak", "wall", "steps", "memory", "message",
+               "made")  # fmt: skip
     return {
         "problems": problems,
         "entrants": [_entrant(strategy, name, strategy in families) for strategy, name in entrants],
         "columns": columns,
         "solves": [
             [places[_key(row)], names.index(row.entrant), row.time_limit_s, row.status, row.cost, row.bound,
-             row.peak_bytes, round(row.wall_s, 3), _steps(row), row.memory, row.message]
+             row.peak_bytes, round(row.wall_s, 3), _steps(row), row.memory, row.message,
+             _made(row)]
             for row in as_objects(rows)
         ],
     }  # fmt: skip
-
-
-def _entrants(rows: Frame) -> Iterator[str]:
-    """Each row's strategy, with its options."""
-    for row in rows.itertuples():
-        yield f"{row.strategy} ({row.options})" if row.options else row.strategy
 
 
 def _entrant(strategy: str, name: str, is_family: bool) -> dict[str, Any]:
@@ -140,6 +139,13 @@ def _problems(rows: Frame) -> Iterator[dict[str, Any]]:
                 "best": best.get((row.graph_sha256, row.budget_bytes)),
                 "bound": max([row.total_cost, *map(int, proofs)]),
             }
+
+
+def _made(row: Any) -> str:
+    """Threads, processor, date, version and load of a solve, as far as its row has them."""
+    of = {name: getattr(row, name, None) for name in ("solver", "threads", "cpu", "date", "git_commit", "load", "seed")}
+    words = {"threads": "{} threads", "git_commit": "commit {:.7}", "load": "load {:g}", "seed": "seed {}"}
+    return ", ".join(words.get(name, "{}").format(value) for name, value in of.items() if value not in (None, ""))
 
 
 def _steps(row: Any) -> list[list[float]]:

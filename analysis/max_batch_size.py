@@ -8,30 +8,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from analysis.charts import heatmap
-from analysis.style import BLACK, order_of, style_of
+from analysis.charts import legend_below, panels, points
+from analysis.results import PAPERS_HEURISTICS
+from analysis.style import BLACK, BLUE, ORANGE, WINE, order_of
 
-DIRECT = "max_batch_milp"
-COLOURS = "cividis"
+OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
+STATED = "published_stated"
+MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("checkpoint all", {"colour": BLACK, "marker": "s", "size": 4}),
+    ("best of the paper's heuristics", {"colour": ORANGE, "marker": "^"}),
+    ("published: Checkmate", {"colour": BLUE, "marker": "o", "size": 11, "mfc": "none", "mew": 1.5}),
+    ("largest found here, its number at the right", {"colour": WINE, "marker": "*"}),
+)
 _LABELS = {
     "unet": "U-Net", "fcn8": "FCN8", "fcn8_plain": "FCN8, plain encoder", "segnet": "SegNet", "vgg19": "VGG19",
     "resnet50": "ResNet50", "mobilenet": "MobileNet",
 }  # fmt: skip
 
-ENCODERS = {"fcn8": "fcn8_plain"}  # networks that a published batch may be of, because the paper gives no encoder
+ENCODERS = {"fcn8": "fcn8_plain"}  # the paper's FCN8 has the plain encoder; ours is fcn8
 
 Document = Mapping[str, Any]
 
 
-def continuous_limit(document: Document) -> float:
-    """The batch, as a fraction, at which the largest working set and 2P fill the memory: no plan exceeds it."""
-    return (document["memory_bytes"] - document["parameter_bytes"]) / document["working_set_bytes"]
+def continuous(document: Document) -> float:
+    """The largest batch found, as a real number, as the artifact's program has it: (memory - 2P) / peak of one sample.
+
+    0 if no plan was found.
+    """
+    peaks = [record["found_bytes"][STATED] or 0 for record in document["records"]]
+    room = document["memory_bytes"] - document["parameter_bytes"]
+    return room / min(filter(None, peaks), default=0) if any(peaks) else 0.0
+
+
+def max_found(document: Document, rule: str) -> int:
+    """The largest batch of any strategy; 0 if none found any."""
+    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
+
+
+def summary(documents: Sequence[Document]) -> tuple[list[str], list[list[str]]]:
+    """(heads, a row for each network): Checkmate's batch, ours as a real number, and found and limit by each rule."""
+    rows = []
+    for document in documents:
+        room = document["memory_bytes"] - document["parameter_bytes"]
+        found = (f"{max_found(document, rule['name'])} / {document['proven'][rule['name']]}"
+                 for rule in document["rules"])  # fmt: skip
+        rows.append([network_label(document), str(_published(document, STATED).get(OPTIMUM, "")),
+                     f"{continuous(document):.4f}", f"{room / document['working_set_bytes']:.4f}", *found])  # fmt: skip
+    rules = [f"{rule['label']}: found / proven limit" for rule in documents[0]["rules"]]
+    return ["largest batch", "published", "as a real number", "the largest operation's", *rules], rows
 
 
 def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
@@ -47,6 +74,7 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
                     "proven": document["proven"][name], "published": _published(document, name).get(record["strategy"]),
                     "sample_peak_bytes": record["found_bytes"][name], "sample_bound_bytes": document["proven_bytes"],
                     "memory_bytes": document["memory_bytes"], "parameter_bytes": document["parameter_bytes"],
+                    "working_set_bytes": document["working_set_bytes"],
                     "input_bytes": document["input_bytes"], "solves": record["solves"], "wall_s": record["wall_s"],
                     "note": record["note"],
                 })  # fmt: skip
@@ -65,7 +93,8 @@ def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], 
     yield ["no plan has more (proven)", *(str(document["proven"][rule]) for document in documents)]
     known = [_published(document, rule) for document in documents]
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
-        yield [f"published: {label(strategy)}", *(str(published.get(strategy, "")) for published in known)]
+        name = "Checkmate" if strategy == OPTIMUM else label(strategy)  # the label is of the form and solver used here
+        yield [f"published: {name}", *(str(published.get(strategy, "")) for published in known)]
 
 
 def strategies_of(documents: Sequence[Document]) -> list[str]:
@@ -85,44 +114,41 @@ def _published(document: Document, rule: str) -> dict[str, int]:
 
 
 def draw(documents: Sequence[Document]) -> Figure:
-    """A table for each rule: networks down, strategies across, after the proven limit and the published batches.
+    """A panel for each rule: networks down, batches across as shares of the proven limit; see `MARKS`.
 
-    A cell has the largest batch found. Its colour is the share of the proven limit, because the batches of the networks
-    differ by a factor of twenty.
+    The largest batch found and the limit stand at the right as numbers. The batches of single strategies are in tables.
     """
     rules = documents[0]["rules"]
-    names = [
-        name for name in strategies_of(documents)
-        if any(batch is not None for document in documents for batch in _found(document, name).values())
-    ]  # fmt: skip
-    size = (max(7.5, 0.36 * (len(names) + 2) + 1.4), len(rules) * (0.23 * len(documents) + 0.35) + 2.6)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(rules), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, rule in zip(panels, rules, strict=True):
-        _panel(axes, documents, names, rule)
-    heads = ["no plan has more (proven)", "published, the largest", *(style_of(name).label for name in names)]
-    panels[-1].set_xticklabels(heads, rotation=45, ha="right", rotation_mode="anchor")
-    bar = ScalarMappable(Normalize(0, 100), COLOURS)
-    figure.colorbar(bar, ax=panels, location="bottom", shrink=0.5, aspect=40, label="batch, % of the proven limit")
-    memory = documents[0]["memory_bytes"] / 1e9
-    figure.suptitle(
-        f"Largest batch in {memory:g} GB at the cost of at most one more forward pass", fontsize=10, fontweight="bold"
-    )
+    figure, grid = panels(len(rules), (3.1, 0.3 * len(documents) + 0.6), sharey=True, xlabel="% of the proven limit")
+    for axes, rule in zip(grid, rules, strict=True):
+        _panel(axes, documents, rule["name"])
+        axes.set_title(rule["label"].replace(", ", ",\n", 1), fontsize=8)
+    grid[0].set_yticks(range(len(documents)), [network_label(d) for d in documents])
+    grid[0].set_ylim(len(documents) - 0.5, -0.5)
+    legend_below(figure)
     return figure
 
 
-def _panel(axes: Axes, documents: Sequence[Document], names: Sequence[str], rule: Mapping[str, str]) -> None:
-    batches = []
-    for document in documents:
-        published = max(_published(document, rule["name"]).values(), default=None)
-        found = (_found(document, name).get(rule["name"]) for name in names)
-        batches.append([document["proven"][rule["name"]], published, *found])
-    shares = [[np.nan if batch is None else min(100.0, 100 * batch / row[0]) for batch in row] for row in batches]
-    texts = np.array([["" if batch is None else str(batch) for batch in row] for row in batches], dtype=object)
-    columns = [""] * (len(names) + 2)
-    heatmap(axes, np.array(shares), texts, [network_label(d) for d in documents], columns, colours=COLOURS, top=100)
-    axes.axvline(2, color=BLACK, lw=1.0)
-    axes.set_title(rule["label"], loc="left", fontsize=9)
+def _panel(axes: Axes, documents: Sequence[Document], rule: str) -> None:
+    found = [_shown_batches(document, rule) for document in documents]
+    for (label, looks), column in zip(MARKS, zip(*found, strict=True), strict=True):
+        shares = [(min(100.0, 100 * batch / d["proven"][rule]), y)
+                  for y, (batch, d) in enumerate(zip(column, documents, strict=True)) if batch]  # fmt: skip
+        points(axes, shares, label=label, zorder=3, **looks)
+    for y, (batches, document) in enumerate(zip(found, documents, strict=True)):
+        limit = document["proven"][rule]
+        text = f"{batches[-1]}" if batches[-1] == limit else f"{batches[-1]} of {limit}"
+        axes.annotate(text, (100, y), (8, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set(xlim=(0, 124), xticks=range(0, 101, 25))
+    axes.grid(visible=False, axis="y")
+
+
+def _shown_batches(document: Document, rule: str) -> tuple[int, ...]:
+    """The batch of each of `MARKS`; 0 for none."""
+    own = {record["strategy"]: record["found"][rule] or 0 for record in document["records"]}
+    published = _published(document, rule)
+    return (own.get("checkpoint_all", 0), max(own.get(name, 0) for name in PAPERS_HEURISTICS),
+            published.get(OPTIMUM, 0), max_found(document, rule))  # fmt: skip
 
 
 def network_label(document: Document) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,8 @@ def draw(data: OverheadData, run: Run) -> Figure:
 def place_legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
     """A legend on the right; the figure becomes as high as the legend where it is not."""
     spacing = 0.45
-    lines_in = len(handles) * (1.03 + spacing) * mpl.rcParams["legend.fontsize"] / 72
+    lines = sum(1 + str(handle.get_label()).count("\n") for handle in handles)
+    lines_in = lines * (1.03 + spacing) * mpl.rcParams["legend.fontsize"] / 72
     figure.set_figheight(max(figure.get_figheight(), lines_in + 0.25))
     figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=spacing)
 
@@ -151,16 +153,22 @@ def strip_marker(status: str, style: Style) -> dict[str, Any]:
 def legend(several: Sequence[OverheadData]) -> list[Line2D | Patch]:
     """One handle for each thing that these figures show."""
     shown = [c for data in several for c in data.curves if len(c.rows) or c.steps is not None]
-    curves = {c.strategy: c for c in shown}
+    curves, hidden = {c.strategy: c for c in shown}, covered(several)
+    names = sorted(curves, key=order_of)
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=c.style.colour, ls=c.style.line, lw=c.style.width, marker=c.style.marker, ms=5,
-               mfc="white", label=c.style.label + beyond(several, c.style.label) + covered(several, c.strategy))
-        for c in (curves[name] for name in sorted(curves, key=order_of))
+               mfc="white", label=c.style.label + beyond(several, c.style.label))
+        for c in (curves[name] for name in names if name not in hidden)
     ]  # fmt: skip
+    if hidden:
+        under = ", ".join(curves[name].style.label for name in names if name in hidden)
+        handles.append(Line2D([], [], ls="", label=textwrap.fill(f"(under it: {under})", 34)))
     handles.append(Line2D([], [], ls="", label=""))
     if any(c.members is not None for c in shown):
         handles.append(Line2D([], [], ls="", marker="o", ms=2.6, color=GREY, alpha=0.5, label="member of a family"))
-    handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=GREY, mec=GREY, label="filled: proven optimal"))
+    handles.append(
+        Line2D([], [], ls="", marker="o", ms=5, mfc=GREY, mec=GREY, label="filled: proven optimal, by any strategy")
+    )
     handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec=GREY, label="hollow: not proven"))
     if any(data.bound is not None for data in several):
         handles.append(Line2D([], [], color=GREY, lw=0.9, ls=(0, (1, 1.5)), label="proven lower bound"))

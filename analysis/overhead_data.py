@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.results import WITH_PLAN, Frame, Run
 from analysis.scales import Scale, byte_scale
 from analysis.style import Style, style_of
+from remat.incumbent import GAP_TOLERANCE
 
 # If the best overheads are tiny beside the others, the axis is arcsinh(percent / this): linear near 0,
 # logarithmic above. Otherwise it is linear.
@@ -24,7 +26,7 @@ class Curve:
 
     Attributes:
         rows: the rows with a plan.
-        all_rows: all rows, failures included.
+        all_rows: all rows, failures included. A plan that the bound of any strategy proves optimal has that status.
         steps: of a family, the corners (budget_bytes, overhead) of the cheapest member that fits; else None.
         members: of a family, (peak_bytes, overhead, parameters) of every member; else None.
     """
@@ -62,8 +64,12 @@ class OverheadData:
     gpu_bytes: int | None
 
 
-def overhead_data(run: Run) -> OverheadData | None:
-    """The data of a run, or None if no strategy has a plan."""
+def overhead_data(run: Run, most: float = np.inf) -> OverheadData | None:
+    """The data of a run, or None if no strategy has a plan.
+
+    Args:
+        most: overhead at which the axis ends if not before; strategies that are nowhere below it are left out.
+    """
     planned = run.planned
     if not len(planned):
         return None
@@ -82,6 +88,9 @@ def overhead_data(run: Run) -> OverheadData | None:
     if gpu is not None and high < gpu <= high + 0.15 * width:  # just outside: widen the axis a little
         x_range = (x_range[0], gpu + 0.03 * width)
     y_top, above = _y_top(curves, x_range)
+    if most < np.inf:
+        y_top, above = min(y_top, most), {}
+        curves = [curve for curve in curves if (curve.rows["overhead"] <= most).any()]
     bent = _is_bent(curves, y_top)
     return OverheadData(
         curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
@@ -91,7 +100,10 @@ def overhead_data(run: Run) -> OverheadData | None:
 
 def _curve(run: Run, strategy: str) -> Curve:
     solves = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
-    rows = solves[solves["status"].isin(WITH_PLAN) & solves["cost"].notna()]
+    is_planned = solves["status"].isin(WITH_PLAN) & solves["cost"].notna()
+    is_closed = solves["budget_bytes"].map(best_bounds(run)) >= (1 - GAP_TOLERANCE) * solves["cost"].astype(float)
+    solves = solves.assign(status=solves["status"].mask(is_planned & is_closed, "OPTIMAL"))
+    rows = solves[is_planned]
     members = run.families[run.families["strategy"] == strategy]
     if len(solves) and len(members):
         members = members[members["accounting"] == solves["accounting"].iloc[0]]
@@ -105,7 +117,7 @@ def _curve(run: Run, strategy: str) -> Curve:
     return Curve(strategy, style_of(strategy), rows, solves, steps, ordered)
 
 
-def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
+def _y_top(curves: list[Curve], x_range: tuple[float, float], most: float = np.inf) -> tuple[float, dict[str, float]]:
     """(top of the axis, {label: largest overhead} of the strategies above it).
 
     The axis leaves out outliers, because one strategy at 900 % would flatten all others.
@@ -147,15 +159,18 @@ def ticks(data: OverheadData) -> list[float]:
     return [0.0, *(t for t in steps if t <= 100 * data.y_top)]
 
 
+def best_bounds(run: Run) -> pd.Series:
+    """[budget_bytes] the best proven bound; one of a larger budget holds, too."""
+    best: Any = run.shown.groupby("budget_bytes")["bound"].max().astype(float).sort_index(ascending=False)
+    return best.cummax().ffill().clip(lower=run.total_cost).fillna(run.total_cost).sort_index()
+
+
 def _bound(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """The best lower bound at each budget; it holds for every smaller budget, too."""
-    rows = run.shown[run.shown["bound"].notna()]
-    if not len(rows) or not run.total_cost:
+    """`best_bounds` as overheads; None if they are trivial."""
+    best, total = best_bounds(run), run.total_cost
+    if not total or best.max() <= (1 + 1e-6) * total:
         return None
-    best = rows.groupby("budget_bytes")["bound"].max().sort_index()
-    at = best.index.to_numpy(dtype=float)
-    over = np.maximum.accumulate(best.to_numpy(dtype=float)[::-1])[::-1] / run.total_cost - 1
-    return (at, over) if over.max() > 1e-6 else None
+    return best.index.to_numpy(dtype=float), best.to_numpy() / total - 1
 
 
 def beyond(several: Sequence[OverheadData], label: str) -> str:
@@ -164,23 +179,23 @@ def beyond(several: Sequence[OverheadData], label: str) -> str:
     return f" (↑ {', '.join(over)} %)" if over else ""
 
 
-def covered(several: Sequence[OverheadData], strategy: str) -> str:
-    """A note for the label of a strategy whose marks all lie under the topmost curve; '' for the others."""
-    notes = {note for data in several if (note := _cover(data, strategy)) is not None}
-    return f" (under {notes.pop()})" if len(notes) == 1 and "" not in notes else ""
+def covered(several: Sequence[OverheadData]) -> list[str]:
+    """The strategies whose marks all lie under the topmost curve, in every panel that has any of them."""
+    names = dict.fromkeys(curve.strategy for data in several for curve in data.curves)
+    return [name for name in names if {_is_covered(data, name) for data in several} in ({True}, {True, None})]
 
 
-def _cover(data: OverheadData, strategy: str) -> str | None:
-    """The label of the topmost curve if it covers a strategy's in one panel, else ''; None if it has no marks."""
+def _is_covered(data: OverheadData, strategy: str) -> bool | None:
+    """Whether the topmost curve covers that of a strategy; None if it has no marks."""
     own = next((curve for curve in data.curves if curve.strategy == strategy), None)
     if own is None or not len(own.rows):
         return None
     top = data.curves[-1]
     if own is top or own.steps is not None:  # a family's line has corners between the budgets
-        return ""
+        return False
     marks, over = (each.rows.groupby("budget_bytes")["overhead"].min().astype(float) for each in (own, top))
     apart = np.abs(height(data, over.reindex(marks.index).to_numpy()) - height(data, marks.to_numpy()))
-    return top.style.label if (apart <= COVERED).all() else ""  # NaN where only one of the two has a plan
+    return bool((apart <= COVERED).all())  # NaN where only one of the two has a plan
 
 
 def height(data: OverheadData, overhead: Any) -> np.ndarray:

@@ -67,7 +67,7 @@ def page(run: Run) -> str:
         plots["overhead"] = interactive.overhead_figure(data, run)
         notes = (
             "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
-            "proven optimal, hollow ones are plans without a proof. The steps of a family show its cheapest member "
+            "proven optimal, by any strategy; hollow ones are not. The steps of a family show its cheapest member "
             "that fits; small faint markers are its members. Below is the status of every solve. Click a legend entry "
             "to hide it."
         )

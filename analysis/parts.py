@@ -74,6 +74,10 @@ class Study:
         """The last document of a part."""
         return self.heads[part]["document"]
 
+    def panels(self, part: str) -> list[dict[str, Any]]:
+        """The panels of a part's document; none without the part."""
+        return self.heads[part]["document"]["panels"] if part in self.heads else []
+
     def rows(self, keys: Iterable[str]) -> Frame:
         """The solves with these keys, without missing ones."""
         return frame_of([dict(self.solves[key]) for key in dict.fromkeys(keys) if key in self.solves], ROW_COLUMNS)
@@ -110,9 +114,9 @@ def lead_of(package_file: str, **values: object) -> str:
     return " ".join(text.split())
 
 
-def percent(share: float | None, digits: int = 2) -> str:
+def percent(share: float | None) -> str:
     """``12.34 %``; '' for None."""
-    return "" if share is None else f"{100 * share:.{digits}f} %"
+    return "" if share is None else f"{100 * share:.2f} %"
 
 
 def draw_parts(reports: Mapping[str, tuple[str, Report]], study: Study) -> tuple[dict[str, Part], dict[str, Path]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ WORST = 10.0  # in the geometric mean, a higher ratio and a problem without a pl
 LEAST_SHARED = 0.5  # all ranked entrants have attempted at least this share of the problems
 BOARD = ("scope", "accounting")
 PROBLEM = ("graph_sha256", "budget_bytes")
+HELD_OUT = "held out"
 SAME_SOLVE = (*BOARD, *PROBLEM, "strategy", "options", "time_limit_s", "seed")
 
 
@@ -36,9 +37,9 @@ class Entry:
         solved, best, proven: number of counted problems with a plan; with a plan within `GAP_TOLERANCE` of the best;
             proven optimal.
         counted: number of common problems; if not ranked, of attempted ones.
-        gap: median over the counted problems with a plan and a bound of its own.
-        gaps: number of those problems.
-        wall_s: median wall time, seconds.
+        gap: median over the counted problems; None if fewer than half have a gap to a bound of its own.
+        gaps: number of those that have one.
+        wall_s: median wall time of the counted problems with a plan, seconds.
         attempted: number of problems on the board that it applies to and ran on.
         skipped: number of problems that it does not apply to.
     """
@@ -65,8 +66,6 @@ class Board:
         ratios: [problem, entrant] cost over best cost; inf without a plan, NaN if not attempted.
         common: `ratios` of the problems that all ranked entrants have attempted.
         entries: the ranked ones, best first; then the others, those with most best plans first.
-        without_plan: number of further problems, for which no plan is known.
-        rows: one for each problem and entrant, with its ratio.
     """
 
     scope: str
@@ -74,8 +73,6 @@ class Board:
     ratios: Frame
     common: Frame
     entries: tuple[Entry, ...]
-    without_plan: int
-    rows: Frame
 
     @property
     def ranked(self) -> tuple[Entry, ...]:
@@ -87,13 +84,15 @@ class Board:
 
 
 def count_rows(rows: Frame, families: Sequence[str] = ()) -> Frame:
-    """The last row of each `SAME_SOLVE`, with the options as text.
+    """The last row of each `SAME_SOLVE`, with the options as text; held-out graphs are a family of their own.
 
     Args:
         families: strategies that ignore the budget; their last row counts, with any time limit and seed.
     """
     texts = [", ".join(f"{key}={value}" for key, value in sorted(given.items())) for given in rows["options"]]
     rows = rows.assign(options=texts)
+    if "held_out" in rows:
+        rows["family"] = rows["family"].mask(rows["held_out"].fillna(False).astype(bool), HELD_OUT)
     keys = rows[list(SAME_SOLVE)].copy()
     keys.loc[keys["strategy"].isin(families), ["time_limit_s", "seed"]] = 0
     return rows[~keys.duplicated(keep="last")]
@@ -112,10 +111,8 @@ def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
 
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
     planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
-    rows = rows.assign(entrant=_entrants(rows, families), planned=planned)
-    problems = rows[list(PROBLEM)].drop_duplicates()
-    best = best_costs(rows)
-    rows = rows.merge(best, on=list(PROBLEM))
+    rows = rows.assign(entrant=_entrants(rows, families), planned=planned, gap=_own_gaps(rows))
+    rows = rows.merge(best_costs(rows), on=list(PROBLEM))
     rows = rows.assign(ratio=[ratio(row) for row in rows.itertuples()])
     results = _medians(rows)
     ratios: Frame = (
@@ -132,7 +129,13 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
             counted = counted[on_common]
         entries.append(_entry(name, own, counted, is_ranked=name in ranked))
     entries.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
-    return Board(scope, accounting, ratios, ratios[common], tuple(entries), len(problems) - len(best), results)
+    return Board(scope, accounting, ratios, ratios[common], tuple(entries))
+
+
+def _own_gaps(rows: Frame) -> Frame:
+    """The gaps to proven bounds; missing where the bound is that every operation runs once, unless this closes it."""
+    is_trivial = (rows["bound"] <= rows["total_cost"]) & (rows["gap"] > GAP_TOLERANCE)
+    return rows["gap"].mask(is_trivial.fillna(False).astype(bool))
 
 
 def best_costs(rows: Frame) -> Frame:
@@ -176,7 +179,7 @@ def _medians(rows: Frame) -> Frame:
     ordered = rows.sort_values([*by, "ratio"], na_position="first", kind="stable")
     groups = ordered.groupby(by)["entrant"]
     ordered = ordered.assign(runs=groups.transform("size"))
-    columns = ["graph_name", *by, "strategy", "status", "cost", "best", "gap", "wall_s", "ratio", "runs"]
+    columns = [*by, "strategy", "gap", "wall_s", "ratio"]
     return ordered.loc[groups.cumcount() == ordered["runs"] // 2, columns].reset_index(drop=True)
 
 
@@ -199,38 +202,39 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def _entry(name: str, own: Frame, counted: Frame, *, is_ranked: bool) -> Entry:
-    gaps = counted.loc[counted["gap"].notna() & np.isfinite(counted["ratio"]), "gap"]
+    has_plan = np.isfinite(counted["ratio"])
+    gaps = counted["gap"].astype(float).where(has_plan).fillna(math.inf)
+    middle = gaps.median()
     return Entry(
         entrant=name,
         strategy=str(own["strategy"].iloc[0]),
         score=geometric_mean(counted["ratio"].tolist()) if is_ranked else None,
-        solved=int(np.isfinite(counted["ratio"]).sum()),
+        solved=int(has_plan.sum()),
         best=int((counted["ratio"] <= 1 + GAP_TOLERANCE).sum()),
         proven=int(counted["gap"].map(is_closed).sum()),
         counted=len(counted),
-        gap=float(gaps.median()) if len(gaps) else None,
-        gaps=len(gaps),
-        wall_s=float(counted["wall_s"].median()) if len(counted) else None,
+        gap=float(middle) if math.isfinite(middle) else None,
+        gaps=int(np.isfinite(gaps).sum()),
+        wall_s=float(counted.loc[has_plan, "wall_s"].median()) if has_plan.any() else None,
         attempted=int(own["ratio"].notna().sum()),
         skipped=int(own["ratio"].isna().sum()),
     )
 
 
 def profile(ratios: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of a step function: (ratios, ascending from 1; the share of problems with at most that ratio)."""
-    finite = np.sort([value for value in ratios if math.isfinite(value)])
+    """Corners of a step function: (ratios, ascending from 1; the share of problems with at most that ratio).
+
+    A ratio within `GAP_TOLERANCE` of 1 is 1.
+    """
+    finite = np.sort([value if value > 1 + GAP_TOLERANCE else 1.0 for value in ratios if math.isfinite(value)])
     taus = np.unique(np.concatenate([[1.0], finite]))
     return taus, np.searchsorted(finite, taus, side="right") / max(1, len(ratios))
 
 
 def as_records(found: Sequence[Board]) -> Iterator[dict[str, object]]:
-    """A line for each entrant of each board, for ``table.csv``."""
+    """A line for each entrant of each board."""
     for board in found:
-        for place, s in enumerate(board.entries, start=1):
-            yield {
-                "scope": board.scope, "accounting": board.accounting, "rank": place if s.score is not None else None,
-                "entrant": s.entrant, "strategy": s.strategy, "geometric_mean": s.score, "solved": s.solved,
-                "best": s.best, "proven": s.proven, "counted": s.counted, "median_gap": s.gap, "gaps": s.gaps,
-                "median_wall_s": s.wall_s, "attempted": s.attempted, "skipped": s.skipped,
-                "problems": len(board.ratios), "without_plan": board.without_plan,
-            }  # fmt: skip
+        for place, entry in enumerate(board.entries, start=1):
+            rank = None if entry.score is None else place
+            yield {"scope": board.scope, "accounting": board.accounting, "rank": rank, **asdict(entry),
+                   "problems": len(board.ratios)}  # fmt: skip

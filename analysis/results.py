@@ -147,11 +147,6 @@ def load_run(folder: Path) -> Run:
     return Run(folder, info, rows, families, graph, store, missing)
 
 
-def read_rows(store: Path, keys: list[str]) -> Frame:
-    """The store's rows with these keys, without the missing ones."""
-    return _read_tables(Path(store) / "rows", keys, ROW_COLUMNS)[0]
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder."""
     if not path.exists():

@@ -1,7 +1,7 @@
 """Label, colour, marker and line of each strategy, by name.
 
-Colours are Okabe and Ito's (safe for the colour-blind) and Tol's muted set. Markers and line styles differ too, so
-that figures can be read in black-and-white print.
+Each strategy has a colour of its own: Okabe and Ito's (safe for the colour-blind), Tol's muted set, and those that are
+furthest from these in CIELAB. Markers and line styles differ too, so that figures can be read in black-and-white print.
 """
 
 from __future__ import annotations
@@ -85,31 +85,32 @@ STYLES: dict[str, Style] = {
     "griewank": Style("Griewank & Walther log n", SKY, "P", "-."),
     "chen_sqrtn": Style("Chen √n", ORANGE, "o"),
     "chen_greedy": Style("Chen greedy", VERMILLION, "^"),
-    "ap_sqrtn": Style("AP √n", ORANGE, ">", "--"),
-    "ap_greedy": Style("AP greedy", VERMILLION, "<", "--"),
+    "ap_sqrtn": Style("AP √n", "#663300", ">", "--"),
+    "ap_greedy": Style("AP greedy", "#FF5566", "<", "--"),
     "rotor": Style("Rotor", FOREST, "D", "-."),
-    "hierarchical": Style("Hierarchical", WINE, "s", "--"),
-    "dtr": Style("DTR", INDIGO, "v", ":"),
-    "fastsa": Style("FastSA", TEAL, "o", ":"),
-    "full": Style("Checkpoint every block", BLACK, "P", ":"),
-    "every_n": Style("Checkpoint every n-th block", GREY, "p", "-."),
-    "selective": Style("Selective checkpoints", SKY, "h", ":"),
-    "xla_greedy": Style("XLA greedy", VERMILLION, "X", "-."),
-    "gist": Style("Gist", OLIVE, "X", ":"),
-    "torch_mincut": Style("PyTorch min-cut", TEAL, "d", "-."),
-    "torch_budget": Style("PyTorch memory budget", TEAL, "d", ":"),
-    "monet": Style("MONeT", FOREST, "p", "--"),
-    "checkmate_milp": Style("Checkmate MILP", BLUE, "o", "-", 2.0),
+    "hierarchical": Style("Hierarchical", "#66CC55", "s", "--"),
+    "dtr": Style("DTR", "#9988FF", "v", ":"),
+    "fastsa": Style("FastSA", "#55CCCC", "o", ":"),
+    "full": Style("Checkpoint every block", "#334411", "P", ":"),
+    "every_n": Style("Checkpoint every n-th block", "#AA6655", "p", "-."),
+    "selective": Style("Selective checkpoints", "#FFAA88", "h", ":"),
+    "xla_greedy": Style("XLA greedy", "#990011", "X", "-."),
+    "gist": Style("Gist", "#99BB88", "X", ":"),
+    "torch_mincut": Style("PyTorch min-cut", "#996600", "d", "-."),
+    "torch_budget": Style("PyTorch memory budget", "#EE4499", "d", ":"),
+    "monet": Style("MONeT", "#116655", "p", "--"),
+    "checkmate_milp": Style("Checkmate MILP, trimmed, HiGHS", BLUE, "o", "-", 2.0),
     "moccasin": Style("MOCCASIN", OLIVE, "h", "-."),
     "lp_rounding": Style("LP rounding (two-phase)", PURPLE, "d"),
-    "lp_rounding_random": Style("LP rounding (randomized)", PURPLE, "X", ":"),
+    "lp_rounding_search": Style("LP rounding + search", "#CC77DD", "*", "--"),
+    "lp_rounding_random": Style("LP rounding (randomized)", "#FF99FF", "X", ":"),
     "interval_cp": Style("Interval CP", INDIGO, "h", "-", 1.8),
     "search": Style("Eviction search", GREEN, "^", "--", 1.8),
     "portfolio": Style("Portfolio", WINE, "*", "-", 2.0),
-    "max_batch_milp": Style("Direct MILP (batch as variable)", TEAL, "s"),
+    "max_batch_milp": Style("Direct MILP (batch as variable)", "#443355", "s"),
 }
 
-_SPARE_COLOURS = (TEAL, FOREST, INDIGO, OLIVE, WINE, BLUE, GREEN)
+SPARE_COLOURS = ("#775599", "#BBAAEE", "#992299")
 _SPARE_MARKERS = ("p", "h", "X", "d", ">", "v")
 _SPARE_LINES = ("-", "--", "-.", ":")
 
@@ -121,7 +122,7 @@ def style_of(strategy: str) -> Style:
     digest = hashlib.sha256(strategy.encode()).digest()
     return Style(
         strategy.replace("_", " "),
-        _SPARE_COLOURS[digest[0] % len(_SPARE_COLOURS)],
+        SPARE_COLOURS[digest[0] % len(SPARE_COLOURS)],
         _SPARE_MARKERS[digest[1] % len(_SPARE_MARKERS)],
         _SPARE_LINES[digest[2] % len(_SPARE_LINES)],
     )

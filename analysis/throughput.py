@@ -19,6 +19,35 @@ KINDS = {  # [kind of a trial] (colour, marker, label)
 }
 
 
+SPEED_HEADS = ("network", "batch", "fits without recomputation", "status", "step, ms", "samples/s", "at most (proven)",
+               "overhead", "")  # fmt: skip
+TRIAL_HEADS = ("size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost")
+
+
+def speed_rows(document: Mapping[str, Any], network: str) -> list[list[str]]:
+    """Cells of `SPEED_HEADS` for each batch of a network."""
+    rows = []
+    for point in document["points"]:
+        cost, found = point["cost_ns"], point["samples_per_s"]
+        rows.append([
+            network, str(point["batch"]), "yes" if point["batch"] <= document["plain_batch"] else "no", point["status"],
+            "" if cost is None else f"{cost / 1e6:.2f}", "" if found is None else f"{found:.2f}",
+            f"{point['most_per_s']:.2f}" if point["most_per_s"] else "none",
+            "" if point["overhead"] is None else f"{100 * point['overhead']:.2f} %",
+            "best" if point["batch"] == document["best"] else "",
+        ])  # fmt: skip
+    return rows
+
+
+def trial_rows(search: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of `TRIAL_HEADS` for each size that a search tried."""
+    return [[
+        trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}",
+        KINDS[trial["kind"]][2], trial["status"],
+        "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
+    ] for trial in sorted(search["trials"], key=lambda trial: trial["size"])]  # fmt: skip
+
+
 def draw_throughput(document: Mapping[str, Any]) -> Figure:
     """Samples per second, found and proven, with the best batch and the largest batch of plain training."""
     figure, (axes,) = panels(1, (6.0, 3.4), xlabel="batch size", ylabel="samples / s")

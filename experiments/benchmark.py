@@ -1,34 +1,41 @@
 """``experiment=benchmark``: every strategy on every graph of a benchmark, each solve by itself, and their ranking.
 
-No solve starts from the plan of another, or ends by its proof: rows compare what strategies do in equal time. A case is
-a strategy on a graph at all budgets. A case that is finished in any checkout is not measured again until a version is
-raised by hand (`experiments.store.code_of`).
+No solve starts from the plan of another, or ends by its proof. A case is a strategy on a graph at all budgets, with one
+seed. Cases run in one shuffled order, so that what else the machine does falls on all strategies alike. A case that is
+finished in any checkout is not measured again until a version is raised by hand (`experiments.store.code_of`).
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
-from analysis.leaderboard import write
+from analysis.charts import save_in_run
+from analysis.leaderboard import draw
 from analysis.leaderboard_page import leaderboard
+from analysis.leaderboard_page import page as page_of
 from analysis.memory import timeline
 from experiments.arguments import names_of, one_of
 from experiments.config import group_options
 from experiments.documents import Drawing
 from experiments.engine import Job
-from experiments.leaderboard_table import figure, text
+from experiments.leaderboard_table import PAGE, drawn
 from experiments.measure_solve import graph_of, row_of, spec_of
+from experiments.provenance import solver_build
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import ANY_BUDGET, compile_first, finished
 from experiments.store import code_of
 from remat.cost.gpu import gpu_names
 from remat.errors import InvalidInput
+from remat.files import write_text
 from remat.graph import Graph
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
@@ -41,12 +48,14 @@ FOLDER = RUNS_FOLDER / "benchmark"
 POINTS = 128  # of the line of memory over time
 
 
-@experiment(page="results/leaderboard.md", has_graphs=True)
+@experiment(page=PAGE, has_graphs=True)
 def benchmark(
-    settings: Settings, benchmark: Mapping[str, Any] = {}, networks: list[str] | None = None, time_limit: float = 10.0
-) -> Iterator[Case]:
+    settings: Settings, benchmark: Mapping[str, Any] = {}, networks: list[str] | None = None, time_limit: float = 10.0,
+    seeds: int = 3,
+) -> Iterator[Case]:  # fmt: skip
     """Every strategy on every graph of a benchmark (benchmark=field) at five budgets, and their ranking."""
     _check(benchmark)
+    cases = list[Case]()
     if settings.instances is not None:
         os.environ["REMAT_INSTANCES"] = settings.instances  # for the processes of the cases
     for name in names_of("instance", networks or benchmark["instances"], benchmark["instances"]):
@@ -59,22 +68,26 @@ def benchmark(
             continue
         of = {"benchmark": benchmark["name"], "instance": name, "family": instance["family"], "graph": source,
               "graph_sha256": sha256, "shares": sorted(instance["shares"] or benchmark["shares"])}  # fmt: skip
-        yield from _cases(of, settings, benchmark["long_time_limit"] if instance["is_long"] else None)
+        of |= {"held_out": True} if instance["held_out"] else {}
+        cases += _cases(of, settings, benchmark["long_time_limit"] if instance["is_long"] else None, seeds)
+    Random(settings.seed).shuffle(cases)
+    yield from cases
 
 
-def _cases(of: Mapping[str, Any], settings: Settings, long_limit_s: float | None) -> Iterator[Case]:
-    """Every strategy on a graph. What ignores the budget has no use for the longer limit."""
+def _cases(of: Mapping[str, Any], settings: Settings, long_limit_s: float | None, seeds: int) -> Iterator[Case]:
+    """Every strategy on a graph. What ignores the budget has no use for the longer limit or for other seeds."""
     s = settings
-    for limit_s in dict.fromkeys([s.time_limit_s, long_limit_s or s.time_limit_s]):
-        for strategy in s.strategies:
-            if limit_s != s.time_limit_s and get_strategy(strategy).ignores_budget:
-                continue
+    for strategy in s.strategies:
+        once = get_strategy(strategy).ignores_budget
+        limits_s = dict.fromkeys([s.time_limit_s] if once else [s.time_limit_s, long_limit_s or s.time_limit_s])
+        for limit_s, seed in itertools.product(limits_s, range(s.seed, s.seed + (1 if once else seeds))):
             what = dict(of) | {
-                "strategy": strategy, "options": s.options.get(strategy, {}), "time_limit_s": limit_s, "seed": s.seed,
+                "strategy": strategy, "options": s.options.get(strategy, {}), "time_limit_s": limit_s, "seed": seed,
                 "threads": s.threads, "scope": s.scope, "accounting": s.accounting, "target_gap": s.target_gap,
                 "work_limit": s.work_limit, "deterministic": s.deterministic,
             }  # fmt: skip
-            yield Case(measure, what, code_of(strategy), name=f"{of['instance']}, {strategy}, {limit_s:g} s")
+            name = f"{of['instance']}, {strategy}, {limit_s:g} s, seed {seed}"
+            yield Case(measure, what, code_of(strategy), name=name)
 
 
 def measure(
@@ -113,6 +126,7 @@ def measure(
         yield dict(row_of(solution, loaded)) | {
             "budget_bytes": solution.budget_bytes, "share": share, "wall_s": wall_s,
             "message": solution.message[:200], "cost_unit": loaded.cost_unit,
+            "solver": solver_build(solution.stats.get("solver")),
             "trajectory": [list(step[:2]) for step in solution.stats.get("trajectory", [])],
             "memory": None if solution.plan is None else memory_line(loaded, solution.plan),
         }  # fmt: skip
@@ -165,7 +179,10 @@ def memory_line(graph: Graph, plan: Plan) -> str:
 @benchmark.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """The ranking of the benchmark that was run last: tables, figures, and the page that filters."""
-    shown = leaderboard([row for row in rows if row["benchmark"] == rows[-1]["benchmark"]])
-    files = write(shown, FOLDER, f"Leaderboard: {rows[-1]['benchmark']}")
-    figures = {"leaderboard": figure(shown, FOLDER)} if shown.boards and shown.boards[0].ranked else {}
-    return Drawing(text(shown), figures=figures, files=files)
+    name = rows[-1]["benchmark"]
+    shown = leaderboard([row for row in rows if row["benchmark"] == name])
+    figures, file = dict[str, Path](), FOLDER / "page.html"
+    if shown.boards and shown.boards[0].ranked:
+        figures["leaderboard"] = save_in_run(FOLDER, "leaderboard", draw, shown.boards[0])[0]
+    write_text(file, page_of(shown, f"Leaderboard: {name}"))
+    return Drawing(*drawn(shown), figures, [file])

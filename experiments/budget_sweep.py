@@ -41,35 +41,46 @@ def through(budgets: list[int], wanted: int) -> list[int]:
     return sorted([wanted, *(budget for budget in budgets if budget != nearest)])
 
 
-def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
-    """(rows, keys of families) of a sweep. Families run first, because they determine the smallest budget.
-
-    See `sweep_budgets`; `at` is one of the budgets if it lies between the ends.
-    """
-    names = graph_run.settings.strategies
+def budgets_of_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = None) -> list[int]:
+    """The budgets of a sweep, see `sweep_budgets`; `at` is one of them if it lies between the ends."""
     graph_run.serves = graph_run.settings.points
-    families = graph_run.run_families(names)
+    families = graph_run.run_families(graph_run.settings.strategies)  # first, because they determine the smallest
     least = smallest_budget(graph_run, families.values())
     budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)
-    if at is not None:
-        budgets = through(budgets, at)
+    return budgets if at is None else through(budgets, at)
+
+
+def run_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | None = None) -> tuple[list[Row], list[str]]:
+    """(rows, keys of families) of a sweep, see `budgets_of_sweep`."""
+    return sweep_rows(graph_run, budgets_of_sweep(graph_run, by_factor=by_factor, at=at)), family_keys(graph_run)
+
+
+def sweep_rows(graph_run: GraphRun, budgets: list[int]) -> list[Row]:
+    """A row for each strategy and budget; those of strategies that depend on the budget share plans."""
     rows: list[Row] = []
-    for family in families.values():
-        rows += graph_run.family_rows(family, budgets)
-    dependent = [name for name in names if name not in families]
-    for name, solved in graph_run.run_budgets(dependent, budgets).items():
+    for name, solved in _solved(graph_run, budgets).items():
         rows += share_plans(graph_run, solved) if is_reusable(name) else solved
-    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
+    return rows
 
 
 def run_single(graph_run: GraphRun, budget_bytes: int) -> tuple[list[Row], list[str]]:
     """(rows, keys of families) at one budget."""
+    solved = _solved(graph_run, [budget_bytes])
+    return [row for name in graph_run.settings.strategies for row in solved[name]], family_keys(graph_run)
+
+
+def _solved(graph_run: GraphRun, budgets: list[int]) -> dict[str, list[Row]]:
+    """[strategy] its rows at these budgets, families first."""
     names = graph_run.settings.strategies
     families = graph_run.run_families(names)
-    solved = {name: graph_run.family_rows(family, [budget_bytes]) for name, family in families.items()}
-    solved |= graph_run.run_budgets([name for name in names if name not in families], [budget_bytes])
-    rows = [row for name in names for row in solved[name]]
-    return rows, [graph_run.key(name, None) for name, family in families.items() if family.members]
+    solved = {name: graph_run.family_rows(family, budgets) for name, family in families.items()}
+    return solved | graph_run.run_budgets([name for name in names if name not in families], budgets)
+
+
+def family_keys(graph_run: GraphRun) -> list[str]:
+    """Keys of the families that have a plan."""
+    families = graph_run.run_families(graph_run.settings.strategies)
+    return [graph_run.key(name, None) for name, family in families.items() if family.members]
 
 
 def is_reusable(name: str) -> bool:

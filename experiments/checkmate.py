@@ -41,8 +41,8 @@ STUDY = Scale(
     unpartitioned_s=600.0, batches=4, refinements=1, price_limit_s=60.0, sizes=10,
 )  # fmt: skip
 FULL = Scale(
-    points=16, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
-    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12,
+    points=32, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
+    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12, as_artifact=True,
 )  # fmt: skip
 FIGURES = (
     "fig5_unet", "fig5_mobilenet", "fig5_vgg16", "fig5_vgg19", "fig5_resnet50", "fig5_fcn8", "fig5_segnet",
@@ -52,7 +52,7 @@ FIGURES = (
 
 @experiment(page=PAGE, has_graphs=True)
 def paper(
-    settings: Settings, scale: str = "full", points: int = 16, time_limit: float = 3600.0,
+    settings: Settings, scale: str = "full", points: int = 32, time_limit: float = 3600.0,
     networks: list[str] | None = None, parts: list[str] | None = None,
 ) -> Iterator[Case]:  # fmt: skip
     """Checkmate (Jain et al., MLSys 2020): every figure and table beside the published ones; scale=quick: 20 minutes.
@@ -106,7 +106,11 @@ def page(rows: Sequence[Row]) -> Drawing:
     """The page of Checkmate."""
     study = study_of(rows)
     head = next(iter(study.heads.values()))
-    lead = "" if head["part"] == STAGES else lead_of(analysis.paper.__file__, **{**head, **head["amount"]})
+    lead = (
+        ""
+        if head["part"] == STAGES
+        else lead_of(analysis.paper.__file__, **{**head, **head["settings"], **head["amount"]})
+    )
     return drawing_of_parts(study, *draw_parts(REPORTS, study), lead, "paper", PAGE, FIGURES)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
-from experiments.registry import Case, Row, at_least_one, experiment
+from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of
 from experiments.steps.torch_steps import step_for_a_cpu
 from experiments.table import made, values_of
@@ -29,7 +29,6 @@ def checkpoints(
     rounds: int = 11, time_limit_s: float = 20.0, threads: int = 2,
 ) -> Iterator[Case]:  # fmt: skip
     """The best checkpoints in PyTorch's own languages beside the free plan, within the same budgets."""
-    at_least_one("rounds", rounds)
     for model in models:
         for share in shares:
             what = {"model": model, "share": share, "rounds": rounds, "time_limit_s": time_limit_s, "threads": threads}

@@ -23,8 +23,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
-from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, register
-from experiments.registry import COMMON, experiments
+from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, keys_of, register
+from experiments.registry import COMMON, experiments, listed
 from experiments.settings import OF_A_MODEL, RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, plain, shortened, unknown_name
 from remat.files import show_any_text
@@ -225,7 +225,14 @@ def _check_key(override: Override, known: Collection[str]) -> None:
     top = key.split(".")[0]
     if (top.split("/")[0] == "hydra" and key != "hydra") or top in _KEYS or top in GROUPS:
         return
+    if key not in known and (readers := _readers(key)):
+        raise InvalidInput(f"{key} is for experiment={' or '.join(readers)}; leave it out")
     raise unknown_name("option", key, known)
+
+
+def _readers(key: str) -> list[str]:
+    """The experiments that read a key."""
+    return [name for name, each in experiments().items() if key in each.keys]
 
 
 def _values(override: Override) -> list[str]:
@@ -272,7 +279,7 @@ def _check_experiments(parsed: Sequence[Override]) -> None:
         if listed is None and (unread := given & {"draw", "keep", "again", "keys"}):
             raise InvalidInput(f"{min(unread)} is for experiment={' or '.join(experiments())}; leave it out")
         for key in _ONLY_IN:
-            readers = [name for name, each in experiments().items() if key in each.keys]
+            readers = _readers(key)
             if key in given and experiment not in readers:
                 raise InvalidInput(f"{key} is for experiment={' or '.join(readers)}; leave it out")
         if has_graphs and (unread := sorted(given & _OF_A_GRAPH)):
@@ -318,7 +325,10 @@ def _compose(overrides: list[str]) -> Settings:
     try:
         with initialize_config_dir(str(CONF_FOLDER), version_base="1.3"):
             cfg = compose("config", [text for text in overrides if not text.lstrip("+~").startswith("hydra")])
-            return read_settings(cfg)
+        settings = read_settings(cfg)
+        for name in experiments().keys() & {text.removeprefix("experiment=") for text in overrides}:
+            listed(name).arguments(keys_of(cfg))
+        return settings
     except (HydraException, OmegaConfBaseException) as error:
         raise _as_line(error) from None
 

@@ -8,21 +8,26 @@ from collections.abc import Iterator, Sequence
 
 from analysis import figures
 from analysis.charts import save_in_run
-from experiments.documents import Drawing, markdown_table
-from experiments.registry import Case, Row, at_least_one, experiment
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.table import made, values_of
 
+PAGE = "results/compiled-steps.md"
 SOLVERS = ("dp", "ilp")  # of the knob
+HEADS = ("network", "plain peak", "lowest peak of the knob", "of remat", "remat's time / the knob's, at its peaks",
+         "largest error of a peak", "plans as fast as promised / slower / faster")  # fmt: skip
+STEPS = ("network", "step", "peak", "of the plain peak", "step time / plain's: median, quartiles", "predicted",
+         "measured - predicted peak")  # fmt: skip
+AGAINST = ("network", "the knob's share", "its peak", "remat's peak", "remat's time / the knob's")
 
 
-@experiment(page="results/compiled-steps.md")
+@experiment(page=PAGE)
 def compiled(
     models: Sequence[str] = ("gpt2", "llama", "vit", "resnet50", "unet"), rounds: int = 21, time_limit_s: float = 8.0,
     threads: int = 2,
 ) -> Iterator[Case]:  # fmt: skip
     """Compiled steps beside PyTorch's activation_memory_budget: memory, time, and whether dropout is right."""
-    at_least_one("rounds", rounds)
     for model in models:
         what = {"model": model, "rounds": rounds, "time_limit_s": time_limit_s, "threads": threads}
         yield Case("experiments.steps.knob.compared", what, on_this_machine=True)
@@ -31,28 +36,52 @@ def compiled(
 
 @compiled.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """Tables of each network, the figure, and the errors of dropout."""
-    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
-    models = {
-        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
-    }
-    parts = []
-    for name, model in models.items():
-        parts += [
-            f"**{name}**, {made(model, 'torch')}, {values_of(model, 'threads')} threads, {values_of(model, 'rounds')} "
-            f"paired rounds, {values_of(model, 'time_limit_s')} s of search:",
-            markdown_table(["step", "peak", "of the plain peak", "step time / plain's: median, quartiles", "predicted",
-                            "measured − predicted peak"], _rows(model)),
-            _promised(model), *_against(model), *_rising(model),
-        ]  # fmt: skip
-    parts += [
-        "Dropout: the loss against the product of the last weight and its gradient, which are equal if both passes "
-        "drop the same elements:",
-        markdown_table(["step", "share or budget", "relative error"],
+    """A line for each network, the knob's peaks that rise, the errors of dropout; long tables of all steps."""
+    models = steps_of(rows)
+    measured = [row for model in models.values() for row in model]
+    long = [
+        LongTable("compiled_steps", STEPS, [[name, *line] for name, model in models.items() for line in _rows(model)]),
+        LongTable("compiled_against", AGAINST, [
+            [name, *line] for name, model in models.items() for line, _ in _against(model)
+        ]),
+    ]  # fmt: skip
+    parts = [
+        f"{made(measured, 'torch')}, {values_of(measured, 'threads')} threads, {values_of(measured, 'rounds')} paired "
+        f"rounds, {values_of(measured, 'time_limit_s')} s of search.",
+        markdown_table(HEADS, [[name, *_summary(model)] for name, model in models.items()]),
+        markdown_table(["the knob's peak rises", "solver", "share: peak, then the next share and its peak"],
+                       [[name, *line] for name, model in models.items() for line in _rising(model)], "lll"),
+        markdown_table(["dropout", "share or budget", "relative error"],
                        [_dropout(row) for row in rows if row["error"] is not None]),
+        f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}.",
     ]  # fmt: skip
     drawn = save_in_run(RUNS_FOLDER / "compiled", "compiled", figures.compiled, models)[0]
-    return Drawing("\n\n".join(parts), figures={"compiled": drawn})
+    return Drawing("\n\n".join(parts), long, {"compiled": drawn})
+
+
+def steps_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """[network] the rows of measured steps."""
+    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
+    return {
+        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
+    }
+
+
+def _summary(model: Sequence[Row]) -> list[str]:
+    """The cells of `HEADS` after the first."""
+    peaks = {variant: min(row["measured_bytes"] for row in model if row["variant"] in group)
+             for variant, group in (("plain", ("plain",)), ("knob", SOLVERS), ("remat", ("remat",)))}  # fmt: skip
+    ratios = [ratio for _, ratio in _against(model)]
+    ours = {row["measured_bytes"]: row for row in model if row["variant"] == "remat"}.values()
+    quartiles = [(1 + row["overhead"], *statistics.quantiles(row["ratios"], n=4)) for row in ours]
+    within = sum(low <= promised <= high for promised, low, _, high in quartiles)
+    slower = sum(promised < low for promised, low, _, _ in quartiles)
+    off = max(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in ours)
+    return [
+        *(_megabytes(peaks[variant]) for variant in ("plain", "knob", "remat")),
+        f"{min(ratios):.3f} to {max(ratios):.3f}", f"{off} B",
+        f"{within} / {slower} / {len(quartiles) - within - slower}",
+    ]  # fmt: skip
 
 
 def _rows(model: Sequence[Row]) -> Iterator[list[str]]:
@@ -77,10 +106,10 @@ def _place(row: Row) -> int:
     return ("plain", "eager", *SOLVERS, "remat").index(row["variant"])
 
 
-def _against(model: Sequence[Row]) -> Iterator[str]:
-    """For each point of the knob, the fastest of remat's plans that needs no more."""
+def _against(model: Sequence[Row]) -> Iterator[tuple[list[str], float]]:
+    """For each point of the knob, the fastest of remat's plans that needs no more, and the median ratio of times."""
     ours = [row for row in model if row["variant"] == "remat"]
-    lines, seen = [], set[int]()
+    seen = set[int]()
     for row in model:
         fitting = [each for each in ours if each["measured_bytes"] <= row["measured_bytes"]]
         if row["variant"] not in SOLVERS or not fitting or row["measured_bytes"] in seen:
@@ -88,41 +117,22 @@ def _against(model: Sequence[Row]) -> Iterator[str]:
         seen.add(row["measured_bytes"])
         best = min(fitting, key=lambda each: statistics.median(each["ratios"]))
         ratios = [mine / theirs for mine, theirs in zip(best["ratios"], row["ratios"], strict=True)]
-        lines.append([
+        yield [
             f"{row['share']:g} ({row['variant']})", _megabytes(row["measured_bytes"]),
             _megabytes(best["measured_bytes"]), _quartiles(ratios),
-        ])  # fmt: skip
-    if lines:
-        yield markdown_table(["the knob's share", "its peak", "remat's peak", "remat's time / the knob's"], lines)
+        ], statistics.median(ratios)  # fmt: skip
 
 
-def _promised(model: Sequence[Row]) -> str:
-    """How many plans are as fast as promised, within the quartiles of their rounds."""
-    ours = {row["measured_bytes"]: row for row in model if row["variant"] == "remat"}.values()
-    quartiles = [(1 + row["overhead"], *statistics.quantiles(row["ratios"], n=4)) for row in ours]
-    within = sum(low <= promised <= high for promised, low, _, high in quartiles)
-    slower = sum(promised < low for promised, low, _, _ in quartiles)
-    return (f"1 + the promised overhead lies within the quartiles in {within} of {len(quartiles)} plans; "
-            f"{slower} are slower than that, {len(quartiles) - within - slower} faster.")  # fmt: skip
-
-
-def _rising(model: Sequence[Row]) -> Iterator[str]:
-    """Peaks of the knob that rise as its share falls, and the lowest peaks of both."""
+def _rising(model: Sequence[Row]) -> Iterator[list[str]]:
+    """Peaks of the knob that rise as its share falls, for each solver."""
     for solver in SOLVERS:
         rows = [row for row in model if row["variant"] == solver]
-        pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["measured_bytes"] > 1.002 * a["measured_bytes"]]
-        if pairs:
-            rises = ", ".join(
-                f"{a['share']:g} to {b['share']:g}: {_megabytes(a['measured_bytes'])} to "
-                f"{_megabytes(b['measured_bytes'])}" for a, b in pairs
-            )  # fmt: skip
-            yield f"The knob's peak rises as its share falls ({solver}): {rises}."
-    lowest = {
-        variant: min((row["measured_bytes"] for row in model if row["variant"] in group), default=0)
-        for variant, group in (("knob", SOLVERS), ("remat", ("remat",)))
-    }
-    yield (f"Lowest peak: {_megabytes(lowest['remat'])} with remat, "
-           f"{_megabytes(lowest['knob'])} with the knob.")  # fmt: skip
+        rises = ", ".join(
+            f"{a['share']:g}: {_megabytes(a['measured_bytes'])} → {b['share']:g}: {_megabytes(b['measured_bytes'])}"
+            for a, b in itertools.pairwise(rows) if b["measured_bytes"] > 1.002 * a["measured_bytes"]
+        )  # fmt: skip
+        if rises:
+            yield [solver, rises]
 
 
 def _quartiles(ratios: Sequence[float]) -> str:

@@ -15,6 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from experiments.registry import COMMON, experiments
 from remat.cost.gpu import describe_gpu, gpu_names
 from remat.errors import InvalidInput
+from remat.incumbent import GAP_TOLERANCE
 
 CONF_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "gpu", "cost", "experiment", "benchmark", "engine", "logger")
@@ -69,6 +70,7 @@ class InstanceConfig:
         batch_size, input_size, options: null or empty: those of the model.
         shares: of the budgets, if they differ from the benchmark's.
         is_long: whether it is also solved with the benchmark's long time limit.
+        held_out: no strategy was developed or tuned on it, so that it shows how results carry over.
     """
 
     family: str = MISSING
@@ -80,6 +82,7 @@ class InstanceConfig:
     gpu: str = "v100"
     shares: list[float] | None = None
     is_long: bool = False
+    held_out: bool = False
 
 
 @dataclass
@@ -128,7 +131,7 @@ class Config:
     deterministic: bool = False
     solver: str | None = None
     formulation: str | None = None
-    target_gap: float = 1e-4
+    target_gap: float = GAP_TOLERANCE
     options: dict[str, Any] = field(default_factory=dict)
     parts: list[str] | None = None
     networks: list[str] | None = None
@@ -185,6 +188,12 @@ def run_name(cfg: DictConfig, experiment: str | None) -> str:
 
 def _resolve_run_name(*, _root_: DictConfig) -> str:
     return run_name(_root_, _root_.hydra.runtime.choices.get("experiment"))
+
+
+def keys_of(cfg: DictConfig) -> dict[str, Any]:
+    """The values of all keys, those of an experiment's own included."""
+    values = as_dict(cfg)
+    return values | values["keys"]
 
 
 def as_dict(cfg: DictConfig) -> dict[str, Any]:

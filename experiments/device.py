@@ -342,9 +342,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _work(told: str, made: str) -> int:
+def _work(asked: str, made: str) -> int:
     """Measure the case of a file, in this process."""
-    case = read_json(Path(told))
+    case = read_json(Path(asked))
     try:
         row = described(case["device"]) | measured_row(case)
     except RematError as error:

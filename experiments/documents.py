@@ -34,12 +34,14 @@ class Drawing:
         text: Markdown for the page, between the marks.
         figures: [name in docs/figures, without ``.png``] the drawn file.
         files: other drawn files, which are not kept.
+        kept: [file of the checkout] the drawn file that becomes it.
     """
 
     text: str
     tables: Sequence[LongTable] = ()
     figures: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
+    kept: Mapping[Path, Path] = field(default_factory=dict)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
@@ -69,37 +71,27 @@ def marks(command: str) -> tuple[str, str]:
     return f"<!-- tables: {command} -->", "<!-- end of tables -->"
 
 
-def between_marks(page: Path, command: str) -> str:
-    """The text of `page` between the marks of `command`; raises like `write_between_marks`."""
-    return _split(page, command)[1].strip("\n")
-
-
 def write_between_marks(page: Path, command: str, text: str) -> None:
     """Replace the text of `page` between the marks of `command`.
 
     Raises:
         InvalidInput: `page` lacks the marks.
     """
-    before, _, after = _split(page, command)
-    page.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")
-
-
-def _split(page: Path, command: str) -> tuple[str, str, str]:
-    """(text up to the end of the first mark, text between the marks, text from the last mark on)."""
     first, last = marks(command)
     before, found, rest = page.read_text(encoding="utf-8").partition(first)
-    between, ended, after = rest.partition(last)
+    _, ended, after = rest.partition(last)
     if not found or not ended:
         raise InvalidInput(f"{page}: lacks the lines '{first}' and '{last}'")
-    return before + first, between, last + after
+    page.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
 
 
 def write_drawing(name: str, page: Path, drawing: Drawing) -> None:
     """Write an experiment's drawing into its page, its tables under results/tables, its figures under docs/figures."""
     write_between_marks(page, command_of(name), drawing.text)
     write_tables(drawing, TABLES)
-    for figure, drawn in drawing.figures.items():
-        shutil.copyfile(drawn, DOCS / "figures" / f"{figure}.png")
+    figures = {DOCS / "figures" / f"{figure}.png": drawn for figure, drawn in drawing.figures.items()}
+    for file, drawn in (figures | dict(drawing.kept)).items():
+        shutil.copyfile(drawn, file)
 
 
 def write_tables(drawing: Drawing, folder: Path) -> list[Path]:

@@ -75,11 +75,16 @@ def checked(model: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
 @explain.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A column for each answer, and a line for each check."""
-    columns = {row["model"]: _answers(row) for row in rows if row["gpu"] is not None}
-    answers = markdown_table(["", *columns], _transposed([*columns.values()]))
+    columns = answers(rows)
+    told = markdown_table(["", *columns], _transposed([*columns.values()]))
     heads = ["model", "overhead", "largest batch", "trained batch", "plain step", "under the plan", "budget", "cost"]
     checks = markdown_table(heads, [_check(row) for row in rows if row["gpu"] is None])
-    return Drawing(f"{made(rows, 'torch')}.\n\n{answers}\n\n{checks}")
+    return Drawing(f"{made(rows, 'torch')}.\n\n{told}\n\n{checks}")
+
+
+def answers(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """[model][what is said] text of each answer."""
+    return {row["model"]: _answers(row) for row in rows if row["gpu"] is not None}
 
 
 def _answers(row: Row) -> dict[str, str]:

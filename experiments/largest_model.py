@@ -9,10 +9,6 @@ plan fits or its bound is above the cap.
 - depth: `remat.tf.networks.resnet`, the stages of ResNet50 with any number of blocks in the third.
 
 ``batch_size=`` sets both batches.
-
-Document (a row): gpu, memory_bytes, searches: [{what, batch, found, found_label, ruled_out or None, trials: [{size,
-label, kind (fits, ruled out, undecided), operations, fits, status, cost, cost_cap, bound, plain_peak_bytes,
-fixed_bytes, key}], failed: [why a network could not be built]}].
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.charts import save_in_run
-from analysis.throughput import sizes
+from analysis.throughput import TRIAL_HEADS, sizes, trial_rows
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
 from experiments.engine import Engine
@@ -146,18 +142,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     parts = []
     for search in searches:
         above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
-        parts += [_table(search), *(f"Not built: {line}" for line in search["failed"])]
+        parts += [markdown_table(TRIAL_HEADS, trial_rows(search)), *(f"Not built: {line}" for line in search["failed"])]
         parts.append(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}.")
     drawn = save_in_run(RUNS_FOLDER / "largest_model", "largest_model", sizes, searches, rows[-1]["memory_bytes"])
     return Drawing("\n\n".join(parts), figures={"largest_model": drawn[0]})
-
-
-def _table(search: Row) -> str:
-    lines = []
-    for trial in sorted(search["trials"], key=lambda t: t["size"]):
-        cost = trial["cost"]
-        over = "" if cost is None else f"{cost / trial['cost_cap']:.1%} of the cap"
-        fits = {"fits": "yes", "ruled out": "no (proven)", "undecided": "not found"}[trial["kind"]]
-        peak = f"{trial['plain_peak_bytes'] / 1e9:.2f}"
-        lines.append([trial["label"], str(trial["operations"]), peak, fits, over])
-    return markdown_table([search["what"], "operations", "plain peak (GB)", "fits", "cost"], lines)

@@ -1,70 +1,86 @@
-"""The text of the benchmark's ranking, and its figure."""
+"""The tables of the benchmark's ranking."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.charts import save, style_context
-from analysis.leaderboard import draw
 from analysis.leaderboard_page import Leaderboard, cells
-from analysis.ranking import Board, geometric_mean
+from analysis.ranking import HELD_OUT, Board, as_records, geometric_mean
 from analysis.results import as_objects
 from analysis.style import OURS, style_of
-from experiments.documents import markdown_table
+from experiments.documents import DOCS, LongTable, link_to, long_table, markdown_table
+from remat.incumbent import GAP_TOLERANCE
 from remat.units import format_size
 
+PAGE = "results/leaderboard.md"
 GPT2, CHAINS = "gpt2_5", ("hierarchical", "rotor", "portfolio")
-EQUAL = 1e-4  # costs within this share of each other count as equal
 EARLY_S = 1.0  # after the process is ready
+DUELS = ("portfolio against", "solves of", "problems", "cheaper", "equal", "not as cheap", "cheaper after 1 s",
+         "equal after 1 s", "not as cheap after 1 s")  # fmt: skip
+LOST = ("solves of", "when", "graph", "budget", "cheaper", "portfolio's cost / its", "portfolio's gap at the end")
 Problem = tuple[str, int]
 
 
-def text(shown: Leaderboard) -> str:
-    """Ranking, families, and every row in which a rival is cheaper than the portfolio in equal time."""
+def drawn(shown: Leaderboard) -> tuple[str, list[LongTable]]:
+    """Ranking, families, rivals that are cheaper than the portfolio; long tables of all entrants and duels."""
     board = shown.boards[0]
     rows = [row for row in as_objects(shown.rows) if (row.scope, row.accounting) == (board.scope, board.accounting)]
-    limits = sorted({row.time_limit_s for row in rows})
-    graphs = len({row.instance for row in rows})
-    threads = {1: "one thread"}.get(rows[0].threads, f"{rows[0].threads} threads")
-    parts = [
-        f"{len(rows):,} solves on {graphs} graphs at {len({_problem(row) for row in rows})} budgets; "
-        f"{' and '.join(f'{limit:g} s' for limit in limits)}, {threads} each; {rows[0].cpu}; "
-        f"{' to '.join(dict.fromkeys(end(row.date for row in rows) for end in (min, max)))}.",
+    duels, lost = list[list[str]](), list[list[str]]()
+    for limit in sorted({row.time_limit_s for row in rows}):
+        mine = list(_medians([row for row in rows if row.time_limit_s == limit]))
+        fought, missed = _duels(f"{limit:g} s", mine)
+        duels, lost = duels + fought, lost + missed
+    long = [long_table("leaderboard", [*as_records(shown.boards)]), LongTable("leaderboard_duels", DUELS, duels),
+            LongTable("leaderboard_cheaper", LOST, lost)]  # fmt: skip
+    text = "\n\n".join([
+        _made(rows),
         markdown_table(
-            ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap", "median time",
-             "ran on", "does not apply"],
-            [cells(place, entry) for place, entry in enumerate(board.entries, start=1)], "rlrrrrrrrr",
+            ["", "strategy", "mean cost / best", "with a plan", "best", "closed gap", "median gap (known)",
+             "median time", "ran on", "does not apply"],
+            [cells(place, entry) for place, entry in enumerate(board.ranked, start=1)], "rlrrrrrrrr",
         ),
         _families(board, rows), *_hierarchy(rows),
-    ]  # fmt: skip
-    for limit in limits:
-        parts += _duels(f"{limit:g} s", [row for row in rows if row.time_limit_s == limit])
-    return "\n\n".join([*parts, *(f"contradicted: {line}" for line in shown.refuted)])
+        *([markdown_table(DUELS, [line for line in duels if (line[5], line[8]) != ("0", "0")], "lrrrrrrrr")]
+          if lost else []),
+        f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}.",
+        *(f"contradicted: {line}" for line in shown.refuted),
+    ])  # fmt: skip
+    return text, long
 
 
-def figure(shown: Leaderboard, folder: Path) -> Path:
-    """The performance profiles of the first board."""
-    with style_context():
-        return save(draw(shown.boards[0]), folder / "leaderboard")[0]
+def _made(rows: Sequence[Any]) -> str:
+    """What made the rows: one run has one commit, and its loads are known."""
+    graphs = {row.instance: row.family for row in rows}
+    held_out = sum(family == HELD_OUT for family in graphs.values())
+    commits = Counter((row.git_commit or "unknown")[:7] for row in rows)
+    changed = sum(bool(row.git_dirty) for row in rows) / len(rows)
+    loads = [load for row in rows if (load := getattr(row, "load", None)) is not None]
+    limits = " and ".join(f"{limit:g} s" for limit in sorted({row.time_limit_s for row in rows}))
+    return markdown_table(["solves", "graphs, held out", "budgets", "limits", "threads", "seeds", "processor", "date",
+                           "commits", "from a changed checkout", "load"], [[
+        f"{len(rows):,}", f"{len(graphs)}, {held_out}", str(len({_problem(row) for row in rows})), limits,
+        _distinct(row.threads for row in rows), str(len({row.seed for row in rows})),
+        _distinct(row.cpu for row in rows), _distinct(row.date for row in rows), str(len(commits)), f"{changed:.0%}",
+        f"{min(loads):.1f} to {max(loads):.1f}" if len(loads) == len(rows) else f"known of {len(loads)}",
+    ]])  # fmt: skip
 
 
 def _families(board: Board, rows: Sequence[Any]) -> str:
-    """The mean ratio of each entrant on each family of graphs; with the number of problems if it ran on some only."""
+    """The mean ratio of each ranked entrant on each family of graphs; with a number if it ran on some only."""
     family = {row.graph_sha256: row.family for row in rows}
     names = sorted({family[graph] for graph, _ in board.ratios.index})
     of = {name: [key for key in board.ratios.index if family[key[0]] == name] for name in names}
     lines = []
-    for entry in board.entries:
+    for entry in board.ranked:
         cells = []
         for keys in of.values():
             ratios = board.ratios[entry.entrant].loc[keys].dropna().tolist()
             some = f" ({len(ratios)})" if 0 < len(ratios) < len(keys) else ""
             cells.append(f"{geometric_mean(ratios):.4f}{some}" if ratios else "–")
-        if set(cells) != {"–"}:
-            lines.append([entry.entrant, *cells])
+        lines.append([entry.entrant, *cells])
     return markdown_table(["mean cost / best", *(f"{name} ({len(of[name])})" for name in names)], lines)
 
 
@@ -83,76 +99,70 @@ def _hierarchy(rows: Sequence[Any]) -> Iterator[str]:
         yield markdown_table([f"{GPT2}, budget", "bound, above once", *names], lines)
 
 
-def _duels(limit: str, rows: Sequence[Any]) -> Iterator[str]:
-    """The portfolio against each other strategy, at the end and `EARLY_S` after its process is ready; what it loses."""
-    ends, early = _ratios(rows, _cost), _ratios(rows, _early)
-    lines = []
-    for rival in sorted(ends):
-        counts = [text for ratios in (ends[rival], early[rival]) for text in _counts(ratios)]
-        lines.append([style_of(rival).label, str(len(ends[rival])), *counts])
-    heads = [
-        f"{head} {when}"
-        for when in (f"at {limit}", f"at {EARLY_S:g} s")
-        for head in ("cheaper", "equal", "not as cheap")
-    ]
-    yield markdown_table([f"portfolio against, solves of {limit}", "problems", *heads], lines)
-    for when, ratios in ((f"at {limit}", ends), (f"{EARLY_S:g} s after its process was ready", early)):
-        yield from _worse(when, rows, ratios)
-
-
-def _ratios(rows: Sequence[Any], cost_of: Callable[[Any], int | None]) -> dict[str, dict[Problem, float]]:
-    """[rival][problem] the portfolio's cost over the rival's: 1 if both have no plan, 0 or inf if one has none."""
-    ours = {_problem(row): cost_of(row) for row in rows if row.strategy == OURS}
-    ratios: dict[str, dict[Problem, float]] = {}
+def _medians(rows: Sequence[Any]) -> Iterator[Any]:
+    """Each strategy on each problem: the row of the median cost over the seeds, the higher of two."""
+    groups: dict[tuple[Problem, str], list[Any]] = {}
     for row in rows:
-        if row.strategy != OURS and row.status != "SKIPPED" and _problem(row) in ours:
-            pair = ours[_problem(row)], cost_of(row)
-            ratios.setdefault(row.strategy, {})[_problem(row)] = _ratio(*pair)
-    return ratios
+        groups.setdefault((_problem(row), row.strategy), []).append(row)
+    for group in groups.values():
+        yield sorted(group, key=_end)[len(group) // 2]
 
 
-def _counts(ratios: Mapping[Problem, float]) -> list[str]:
-    better = sum(x < 1 - EQUAL for x in ratios.values())
-    equal = sum(abs(x - 1) <= EQUAL for x in ratios.values())
-    return [str(better), str(equal), str(len(ratios) - better - equal)]
-
-
-def _worse(when: str, rows: Sequence[Any], ratios: Mapping[str, Mapping[Problem, float]]) -> Iterator[str]:
-    """The problems on which the portfolio lost, each with its cheapest rival."""
+def _duels(limit: str, rows: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:
+    """The portfolio against each other strategy, and the problems on which a rival is cheaper: lines of both tables."""
     ours = {_problem(row): row for row in rows if row.strategy == OURS}
-    lines = []
-    for problem, mine in sorted(ours.items(), key=lambda item: (item[1].instance, item[1].budget_bytes)):
-        x, rival = max(((of[problem], rival) for rival, of in ratios.items() if problem in of), default=(0.0, ""))
-        if x > 1 + EQUAL:
-            lines.append([
-                mine.instance, format_size(mine.budget_bytes), rival, f"{x:.4f}" if math.isfinite(x) else "no plan",
-                "" if mine.gap is None else f"{mine.gap:.2%}",
+    signs: dict[str, Counter[tuple[str, int]]] = {}
+    lost = list[list[str]]()
+    for when, cost_of in WHEN.items():
+        cheapest: dict[Problem, tuple[float, str]] = {}
+        for row in rows:
+            mine = ours.get(_problem(row))
+            if mine is None or row.strategy == OURS or row.status == "SKIPPED":
+                continue
+            x = _ratio(cost_of(mine), cost_of(row))
+            sign = (x > 1 + GAP_TOLERANCE) - (x < 1 - GAP_TOLERANCE)
+            signs.setdefault(row.strategy, Counter())[when, sign] += 1
+            if sign > 0:
+                cheapest[_problem(row)] = max(cheapest.get(_problem(row), (0.0, "")), (x, row.strategy))
+        for problem in sorted(cheapest, key=lambda problem: (ours[problem].instance, problem[1])):
+            mine, (x, rival) = ours[problem], cheapest[problem]
+            lost.append([
+                limit, when, mine.instance, format_size(mine.budget_bytes), rival,
+                f"{x:.4f}" if math.isfinite(x) else "no plan", "" if mine.gap is None else f"{mine.gap:.2%}",
             ])  # fmt: skip
-    if lines:
-        heads = [f"not as cheap, {when}", "budget", "cheaper", "portfolio's cost / its", "portfolio's gap at the end"]
-        yield markdown_table(heads, lines, "lrlrr")
+    duels = [
+        [style_of(name).label, limit, str(sum(of.values()) // len(WHEN)),
+         *(str(of[when, sign]) for when in WHEN for sign in (-1, 0, 1))]
+        for name, of in sorted(signs.items())
+    ]  # fmt: skip
+    return duels, lost
 
 
-def _cost(row: Any) -> int | None:
-    return row.cost
+def _ratio(mine: float, theirs: float) -> float:
+    """1 if both have no plan, 0 or infinite if one has none."""
+    return 1.0 if mine == theirs or not theirs else mine / theirs
 
 
-def _ratio(mine: int | None, theirs: int | None) -> float:
-    """1 if both have no plan."""
-    if mine is None or theirs is None:
-        return 1.0 if mine == theirs else math.inf if mine is None else 0.0
-    return mine / theirs if theirs else 1.0
+def _end(row: Any) -> float:
+    return math.inf if row.cost is None else row.cost
 
 
-def _early(row: Any) -> int | None:
+def _early(row: Any) -> float:
     """The cost of the best plan `EARLY_S` after the process of a solve was ready.
 
     What ignores the budget keeps no record of times; it takes milliseconds, and counts as there.
     """
-    steps = row.trajectory
     until = (row.start_s or 0.0) + EARLY_S
-    return min((cost for at, cost in steps if at <= until), default=None) if steps else row.cost
+    return min((cost for at, cost in row.trajectory if at <= until), default=math.inf) if row.trajectory else _end(row)
+
+
+WHEN = {"at the end": _end, f"after {EARLY_S:g} s": _early}
 
 
 def _problem(row: Any) -> Problem:
     return row.graph_sha256, int(row.budget_bytes)
+
+
+def _distinct(values: Any) -> str:
+    found = sorted({str(value) for value in values})
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"

@@ -40,8 +40,8 @@ def measured(padded: bool, time_limit_s: float, threads: int) -> Iterator[dict[s
         module(**inputs).loss.backward()
         module.zero_grad()
         (plan,) = module.prepare((), sample_kwargs=inputs)  # the one that the call has made
-        told = {"length": length, "plan": plan.strategy, "added_s": plan.added_s, **promise_of(plan)}
-        yield Beside(plain, (), inputs).add(module, told, there_before(plan))
+        known = {"length": length, "plan": plan.strategy, "added_s": plan.added_s, **promise_of(plan)}
+        yield Beside(plain, (), inputs).add(module, known, there_before(plan))
 
 
 def batch(length: int, padded: bool) -> dict[str, Any]:

@@ -3,18 +3,6 @@
 The paper's rule (Jain et al., MLSys 2020, section 6.4): a plan costs at most one forward pass more than plain
 training, total cost <= 2 * forward + backward, FLOP costs, a 16 GB card. Memory and cost are linear in the
 batch, so that one sample decides: its least peak within the cost cap gives the largest batch.
-
-For another experiment: `max_batches` takes checked settings, one for each network, and returns documents (plain
-dicts, JSON-ready); `analysis.max_batch_size.draw(documents)` makes a figure of any number of them. A document:
-
-    network, memory_bytes, parameter_bytes (2P), input_bytes, total_cost, forward_cost, cost_cap, graph_sha256
-    rules: [{name, label}] in order
-    proven_bytes: no staged plan within the cap has a smaller peak of one sample, proven by any strategy
-    proven: {rule: largest batch not ruled out}
-    records: [{strategy, kind (family, solver or direct), found_bytes: {rule: peak of one sample or None},
-               found: {rule: batch or None}, proven_bytes or None, proven: {rule: batch}, solves, wall_s, note, keys}]
-    published: [{strategy, rule, batch}]
-    contradicted: [claims that a found plan refutes]
 """
 
 from __future__ import annotations
@@ -57,7 +45,6 @@ PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("checkmate_milp", "published_stated", 289),
     ),
     "unet": (("checkmate_milp", "published_stated", 61),),
-    "fcn8": (("checkmate_milp", "published_stated", 60),),
     "fcn8_plain": (("checkmate_milp", "published_stated", 60),),
     "segnet": (("checkmate_milp", "published_stated", 62),),
     "resnet50": (("checkmate_milp", "published_stated", 193),),
@@ -109,7 +96,7 @@ def max_batches(
     settings: Sequence[Settings], store: Store, engine: Engine, progress: SolveProgress, *,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A document for each network (see the module's docstring), in the order of `settings`.
+    """A document (JSON-ready) for each network, in the order of `settings`.
 
     Every solve is a row of the store, and a stored row is not solved again. The memory is the budget of the settings,
     or else their GPU's memory. Each solve gets `time_limit_s`, each strategy `SOLVES` times that.

@@ -27,6 +27,7 @@ from remat.solution import Solution
 
 Source = str | Mapping[str, Any]
 MONET_COSTS = "monet/costs_{}.json.gz"  # below REMAT_INSTANCES; {} is the network
+LIMITS = {"scope": "staged", "time_limit_s": 60.0, "threads": 2, "seed": 0, "target_gap": GAP_TOLERANCE}
 _OF_STATS = ("start_s", "first_plan_s", "within_1pct_s")
 
 
@@ -80,54 +81,32 @@ def share_of_peak(graph: remat.Graph, share: float) -> int:
 
 
 def solve_case(
-    source: Source,
-    graph: remat.Graph,
-    strategy: str,
-    budget_bytes: int,
-    *,
-    scope: str = "staged",
-    time_limit_s: float = 60.0,
-    threads: int = 2,
-    seed: int = 0,
-    target_gap: float = GAP_TOLERANCE,
-    options: Mapping[str, Any] | None = None,
-    **beside: Any,
-) -> Case:
+    source: Source, graph: remat.Graph, strategy: str, budget_bytes: int, *,
+    options: Mapping[str, Any] | None = None, **others: Any,
+) -> Case:  # fmt: skip
     """The case of one solve.
 
     Args:
         graph: of `source`.
         options: of the strategy.
-        beside: more columns of the row, e.g. a published result. A text `certificate` is the file, below the run's
-            folder, in which the certificate of the bound is kept.
+        others: values of `LIMITS` other than the usual ones; and more columns of the row, e.g. a published result. A
+            text `certificate` is the file, below the run's folder, in which the certificate of the bound is kept.
     """
     what = {
         "graph": source, "graph_sha256": graph.sha256(), "strategy": strategy, "budget_bytes": budget_bytes,
-        "scope": scope, "time_limit_s": time_limit_s, "threads": threads, "seed": seed, "target_gap": target_gap,
-        "options": dict(options or {}), **beside,
+        "options": dict(options or {}), **LIMITS, **others,
     }  # fmt: skip
     of = " ".join([strategy, *map(str, what["options"].values())])
-    name = f"{graph.name}, {budget_bytes:,} B, {of}, {time_limit_s:g} s" + (f", seed {seed}" if seed else "")
-    return Case(solve, what, code_of(strategy), name=name)
+    name = f"{graph.name}, {budget_bytes:,} B, {of}, {what['time_limit_s']:g} s"
+    return Case(solve, what, code_of(strategy), name=name + (f", seed {what['seed']}" if what["seed"] else ""))
 
 
 def solve(
-    graph: Source,
-    strategy: str,
-    budget_bytes: int,
-    scope: str,
-    time_limit_s: float,
-    threads: int,
-    seed: int,
-    target_gap: float,
-    options: Mapping[str, Any],
-    certificate: str = "",
-    **_beside: Any,
-) -> Iterator[Row]:
+    graph: Source, strategy: str, budget_bytes: int, options: Mapping[str, Any], certificate: str = "", **others: Any
+) -> Iterator[Row]:  # fmt: skip
     """One row, of `solved`."""
     loaded = graph_of(graph)
-    limits = {"time_limit_s": time_limit_s, "threads": threads, "seed": seed, "target_gap": target_gap}
-    solution = solved(loaded, strategy, budget_bytes, scope, **limits, **options)
+    solution = solved(loaded, strategy, budget_bytes, **{name: others[name] for name in LIMITS}, **options)
     if certificate and solution.certificate is not None:
         _keep_better(solution.certificate, Path(certificate))
     yield row_of(solution, loaded)

@@ -55,11 +55,6 @@ class SolveProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=0)
 
-    @property
-    def n_finished(self) -> int:
-        """Number of finished jobs."""
-        return len(self._spent)
-
     def __enter__(self) -> SolveProgress:
         if self._live:
             self._bar.start()

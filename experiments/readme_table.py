@@ -1,80 +1,45 @@
-"""The README's table and figure from a finished sweep.
-
-The table has the overhead of every strategy at three budgets: the smallest, the largest within the GPU's memory, and
-checkpoint-all's peak.
-"""
+"""The README's table and figures, from stored rows: GPT-2 and Llama first, then VGG19 under every strategy."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import pandas as pd
-
-from analysis.results import Frame, load_run
+from analysis import figures, overhead
+from analysis.charts import save_in_run
+from analysis.overhead_data import overhead_data
+from analysis.paper.sweeps import sweeps
+from experiments import checkmate
+from experiments.compiled import steps_of
 from experiments.documents import Drawing, markdown_table
+from experiments.explain import answers
 from experiments.registry import Case, Row, experiment
-from remat.errors import InvalidInput
+from experiments.settings import RUNS_FOLDER
+from experiments.table import Table
 
-FIGURE = "vgg19_sweep"
-
-
-def table(rows: pd.DataFrame, gpu_bytes: int) -> str:
-    """Overheads as Markdown, cheapest strategies first; proven optima are marked, equal strategies share a line.
-
-    Args:
-        rows: of a run's table.csv: strategy, budget_bytes, status, overhead.
-    """
-    budgets = sorted(rows["budget_bytes"].unique())
-    within = [budget for budget in budgets if budget <= gpu_bytes] or budgets
-    shown = sorted({budgets[0], within[-1], budgets[-1]})
-    mean = {name: mine["overhead"].fillna(1e9).mean() for name, mine in rows.groupby("strategy")}  # no plan: last
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for strategy in sorted(mean, key=lambda name: mean[name]):
-        mine = rows[rows["strategy"] == strategy]
-        ended = dict(zip(mine["budget_bytes"], zip(mine["status"], mine["overhead"], strict=True), strict=True))
-        if any(ended[budget][0] != "SKIPPED" for budget in shown):
-            alike.setdefault(tuple(_cell(*ended[budget]) for budget in shown), []).append(f"`{strategy}`")
-    return markdown_table(
-        ["overhead at a budget of", *(f"{b / 1e9:.2f} GB ({b / 2**30:.2f} GiB)" for b in shown)],
-        [[", ".join(names), *cells] for cells, names in alike.items()],
-    )
+RUN = RUNS_FOLDER / "readme"
+NETWORKS = ("gpt2", "llama")
+SHOWN = ("plain peak", "smallest budget", "overhead at 80% of the peak", "overhead at 60% of the peak",
+         "largest batch at 0%", "largest batch at 10%", "largest length at 0%", "largest length at 10%")  # fmt: skip
 
 
-def _cell(status: str, overhead: float) -> str:
-    if math.isnan(overhead):
-        return status
-    return f"{overhead:.2%}{' (optimal)' if status == 'OPTIMAL' else ''}"
-
-
-@experiment(page="../README.md")
-def readme(run: str = "") -> Iterator[Case]:
-    """Page: the README's table and figure, of the finished sweep in the folder `run`."""
-    yield Case(read, {"run": run})
-
-
-def read(run: str) -> Iterator[Row]:
-    """A row for each solve of a run.
-
-    Raises:
-        InvalidInput: it is not the folder of a finished run.
-    """
-    source = Path(run, "table.csv")
-    if not source.is_file():
-        raise InvalidInput(f"'{run}' has no table.csv; give the folder of a finished run: run=runs/NAME")
-    memory_bytes = load_run(Path(run)).info["gpu"]["memory_bytes"]
-    frame: Frame = pd.read_csv(source)
-    for row in frame.itertuples():
-        yield {"strategy": row.strategy, "budget_bytes": int(row.budget_bytes), "status": row.status,
-               "overhead": None if math.isnan(row.overhead) else float(row.overhead),
-               "gpu_bytes": int(memory_bytes)}  # fmt: skip
+@experiment(page="../README.md", measures=False)
+def readme() -> Iterator[Case]:
+    """Page: the README's table and figures."""
+    yield from ()
 
 
 @readme.draws
-def page(rows: Sequence[Row]) -> Drawing:
-    """The table and the figure of the last run."""
-    latest = [row for row in rows if row["run"] == rows[-1]["run"]]
-    figure = Path(latest[0]["run"], "figures", "overhead.png")
-    text = table(pd.DataFrame(latest), latest[0]["gpu_bytes"])
-    return Drawing(text, figures={FIGURE: figure} if figure.is_file() else {})
+def page(_: Sequence[Row]) -> Drawing:
+    """What `remat explain` says; GPT-2 and Llama as compiled steps; VGG19's sweep of the study."""
+    columns = answers(Table("explain").rows())
+    told = [[name, *(column.get(name, "") for column in columns.values())] for name in SHOWN]
+    models = {name: rows for name, rows in steps_of(Table("compiled").rows()).items() if name in NETWORKS}
+    study = checkmate.stored_study()
+    run = next(sweep.run for sweep in sweeps(study.document("fig5"), study) if sweep.label == "VGG19")
+    data = overhead_data(run)
+    assert data is not None
+    drawn = {
+        "training": save_in_run(RUN, "training", figures.compiled, models)[0],
+        "vgg19_sweep": save_in_run(RUN, "vgg19_sweep", overhead.draw, data, run)[0],
+    }
+    return Drawing(markdown_table(["`remat explain`, on an H100", *columns], told), figures=drawn)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,18 +146,11 @@ def experiments() -> dict[str, Listed]:
     return _read(os.environ.get(OTHER_FOLDERS, ""))
 
 
-def at_least_one(key: str, value: int) -> None:
-    """Check a number of repetitions, before anything is measured.
-
-    Raises:
-        InvalidInput: it is below 1.
-    """
-    if value < 1:
-        raise InvalidInput(f"{key}={value}: write at least 1")
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list, e.g. [a,b]"}
 
 
 def _like(key: str, value: Any, default: Any) -> Any:
-    """The value, in the type of the default: 20 and 20.0 seconds are one case."""
+    """The value, in the type of the default: 20 and 20.0 seconds are one case. Elements of lists are checked, too."""
     value = tuple(value) if isinstance(value, list) else value
     default = tuple(default) if isinstance(default, list) else default
     if {type(value), type(default)} == {int, float} and value == int(value):
@@ -164,8 +158,16 @@ def _like(key: str, value: Any, default: Any) -> Any:
     if isinstance(default, str) and isinstance(value, (int, float)):
         value = str(value)
     if default is not None and type(value) is not type(default):
-        kind = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list, e.g. [a,b]"}
-        raise InvalidInput(f"{key}={value}: write {kind.get(type(default), 'a text')}")
+        raise InvalidInput(f"{key}={value}: write {_KINDS.get(type(default), 'a text')}")
+    if isinstance(default, tuple) and default:
+        if not value:
+            raise InvalidInput(f"{key}: the list is empty; write at least one, e.g. [{default[0]}]")
+        return tuple(_like(key, each, default[0]) for each in value)
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        if not math.isfinite(value):
+            raise InvalidInput(f"{key}={value}: write a finite number")
+        if default > 0 and (value < 0 or (value == 0 and default >= 1)):
+            raise InvalidInput(f"{key}={value}: write {_KINDS[type(default)]} above 0")
     return value
 
 

@@ -1,7 +1,7 @@
 """Run an experiment: measure the cases that no table has, store their rows, and draw the page.
 
 Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes rows to ``results/`` and drawings into
-``docs/``; ``again=true`` measures finished cases, too.
+``docs/``; ``again=true`` measures finished cases, too, each once, also if Ctrl-C comes between.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings
     """
     experiment = listed.load()
     keeps, draws_only = bool(values.get("keep")), bool(values.get("draw"))
-    table = Table(listed.name, keep=keeps)
+    table = Table(listed.name, keep=keeps, again=bool(values.get("again")))
     draws_only = draws_only or not experiment.measures
     failed = [] if draws_only else _measure(listed, experiment, values, settings, table, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
-    if experiment.draw is not None and (draws_only or table.rows()):
+    if failed:
+        console.print("nothing is drawn, because cases failed; draw=true draws the stored rows", markup=False)
+    elif experiment.draw is not None and (draws_only or table.rows()):
         _draw(listed.name, experiment, keeps, console)
     return 1 if failed else 0
 
@@ -60,8 +62,9 @@ def _measure(
     with console.status("listing the cases ..."):
         given = (settings,) if listed.takes_settings else ()
         cases = list(experiment.cases(*given, **listed.arguments(values)))
-    missing = cases if values.get("again") else table.missing(cases)
+    missing = table.missing(cases)
     failed = _measured(listed, missing, settings, table, console) if missing else []
+    table.finish()
     console.print(
         f"{len(missing) - len(failed)} cases measured now, {len(cases) - len(missing)} taken from {table.path.parent}",
         markup=False, soft_wrap=True,
@@ -101,20 +104,39 @@ def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine
 
 
 def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
-    """Store the rows of a case, or return the line of its error."""
-    if isinstance(result, RematError):
-        return [f"{listed.name}, {job.label}: {result}"]
-    table.put(job.case, result, job.wall_s)
-    return []
+    """Store the rows of a case, or return the line of its error; the output of one that crashed becomes a file."""
+    output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
+    output.unlink(missing_ok=True)
+    if not isinstance(result, RematError):
+        table.put(job.case, result, job.wall_s, job.load)
+        return []
+    where = ""
+    if isinstance(result, Crashed) and result.output:
+        write_text(output, result.output)
+        where = f"; its output: {output}"
+    return [f"{listed.name}, {job.label}: {result}{where}"]
+
+
+class Crashed(RematError):
+    """The process of a case ended otherwise; `output` is what it wrote, with the traceback."""
+
+    def __init__(self, message: str, output: str = ""):
+        super().__init__(message)
+        self.output = output
 
 
 @dataclass(slots=True, eq=False)
 class CaseJob:
-    """A case for the engine; its result is its rows, or the error for which it has none."""
+    """A case for the engine; its result is its rows, or the error for which it has none.
+
+    Attributes:
+        load: of the machine in the minute before the case began: processes that run or wait to.
+    """
 
     file: Path
     case: Case
     wall_s: float = 0.0
+    load: float | None = None
     _process: subprocess.Popen[str] | None = None
 
     @property
@@ -135,7 +157,7 @@ class CaseJob:
         return self._timed(lambda: [dict(row) for row in measure(solves, **self.case.what)])
 
     def _timed(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | RematError:
-        began = time.monotonic()
+        began, self.load = time.monotonic(), round(os.getloadavg()[0], 2)
         try:
             return measure()
         except RematError as error:
@@ -150,13 +172,13 @@ class CaseJob:
             RematError: it cannot be measured, or its process ended otherwise; one line.
         """
         with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
-            told, made = Path(folder, "case.json"), Path(folder, "rows.json")
+            asked, made = Path(folder, "case.json"), Path(folder, "rows.json")
             module, _, function = self.case.function.rpartition(".")
             where = {"file": str(self.file), "module": module, "function": function}
-            write_json(told, where | {"what": dict(self.case.what)})
+            write_json(asked, where | {"what": dict(self.case.what)})
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.runner", str(told), str(made)],
+                [sys.executable, "-m", "experiments.runner", str(asked), str(made)],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=env,
             )  # fmt: skip
             try:
@@ -167,7 +189,9 @@ class CaseJob:
             if code == 0:
                 return read_json(made)
         last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise InvalidInput(last if code == REFUSED else f"its process ended with {code}: {last}")
+        if code == REFUSED:
+            raise InvalidInput(last)
+        raise Crashed(f"its process ended with {code}: {last}", errors)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -183,7 +207,7 @@ class CaseJob:
         result = self.run()
         if isinstance(result, RematError):
             return result
-        where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3)}
+        where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3), "load": self.load}
         return [row | where for row in result]
 
 
@@ -212,9 +236,9 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
     return experiment.draw(rows)
 
 
-def _work(told: Path, made: Path) -> int:
+def _work(asked: Path, made: Path) -> int:
     """Measure the case of a file, in this process."""
-    case = read_json(told)
+    case = read_json(asked)
     module_of(Path(case["file"]))  # a file of another folder is no module of a package
     measure = getattr(importlib.import_module(case["module"]), case["function"])
     try:

@@ -15,7 +15,7 @@ from rich.console import Console
 import remat
 from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
-from experiments.config import as_dict, run_name
+from experiments.config import as_dict, keys_of, run_name
 from experiments.engines import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.registry import experiments, listed
@@ -49,8 +49,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     if cfg.scale == "study" and experiment not in STUDIES:
         raise InvalidInput(f"scale=study is for experiment={' or '.join(STUDIES)}; write full or quick")
     if experiment in experiments():
-        values = as_dict(cfg)
-        return run_experiment(listed(experiment), values | values["keys"], settings, console)
+        return run_experiment(listed(experiment), keys_of(cfg), settings, console)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
     with console.status(f"building {_what(settings)} ..."):
         subject, remarks = build_quietly(settings)

@@ -24,7 +24,6 @@ COLUMNS = (  # of the long table
     "record_cost", "record_proven", "record_s", "published_overhead", "time_limit_s", "threads", "seed", "machine",
     "date",
 )  # fmt: skip
-MET = 1.0001  # largest ratio to a proven record that counts as equal; a record without proof must be beaten
 
 
 @experiment(page=PAGE)
@@ -149,7 +148,9 @@ def as_good(row: dict[str, Any]) -> bool | None:
         return None
     if row["cost"] is None:
         return False
-    return row["cost"] <= row["record_cost"] * MET if row["record_proven"] else row["cost"] < row["record_cost"]
+    if not row["record_proven"]:
+        return row["cost"] < row["record_cost"]
+    return row["cost"] <= row["record_cost"] * (1 + GAP_TOLERANCE)
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:

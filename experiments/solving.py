@@ -62,7 +62,10 @@ class GraphRun:
         store_all_peak_bytes: checkpoint-all's peak under the run's accounting.
         cost_cap: of every problem, see `Problem`.
         serves: budgets that the run of a family is for. If it asks a framework, it has the time limit for each.
+        starts: [strategy] families; its solves may also start from their cheapest plan that fits, as in Checkmate's
+            artifact.
         live: [key] the last improvement of a running solve.
+        families: [strategy] those of this run so far.
         kept: [key] every row of this run so far.
         solved, reused: number of solves done now, and number found in the store.
     """
@@ -76,6 +79,8 @@ class GraphRun:
     store_all_peak_bytes: int
     cost_cap: int | None = None
     serves: int = 1
+    starts: dict[str, tuple[Family, ...]] = field(default_factory=dict)
+    families: dict[str, Family] = field(default_factory=dict)
     kept: dict[str, Row] = field(default_factory=dict)
     live: dict[str, Progress] = field(default_factory=dict)
     solved: int = 0
@@ -112,6 +117,7 @@ class GraphRun:
                 "accounting": s.accounting,
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
+                **({"starts": "families"} if budget_bytes is not None and strategy in self.starts else {}),
                 **({"without": "network"} if s.spec is None and get_strategy(strategy).prepare is not None else {}),
                 "code": code_of(strategy),
             }
@@ -120,13 +126,14 @@ class GraphRun:
     def run_families(self, names: Sequence[str]) -> dict[str, Family]:
         """[strategy] the family of each of `names` that ignores the budget, from the store or run now."""
         names = [name for name in names if get_strategy(name).ignores_budget]
-        families: dict[str, Family] = {}
         jobs = []
         for name in names:
+            if name in self.families:
+                continue
             key = self.key(name, None)
             found = self.store.read_family(key, name, self.subject.graph)
             if found is not None:
-                families[name] = found
+                self.families[name] = found
                 self.reused += 1
             else:
                 options = self.settings.options.get(name, {})
@@ -137,11 +144,11 @@ class GraphRun:
         for job, family in run_jobs(jobs, self.engine, self.progress):
             self.solved += 1
             assert isinstance(family, Family)
-            families[job.strategy] = family
+            self.families[job.strategy] = family
             if family.status is not Status.FAILED:
                 self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
             self.progress.finished(_family_line(family), family.wall_s)
-        return {name: families[name] for name in names}
+        return {name: self.families[name] for name in names}
 
     def _turns(self, strategy: str) -> int:
         """Time limits of a family's run."""
@@ -172,7 +179,7 @@ class GraphRun:
         """
         found: dict[str, Row] = {}
         asked = [
-            Asked(self, name, budget, partial(self._cheapest_below, found, name, budget),
+            Asked(self, name, budget, partial(self.cheapest_below, found, name, budget),
                   partial(self._known, found, name, budget))
             for budget in budgets  # the tightest are the hardest: first, so that no long one is left to the end
             # Strategies with members prove bounds: first, so that the others end sooner.
@@ -225,11 +232,16 @@ class GraphRun:
         return Job(key, f"{name} at {format_size(budget, digits=3)}", self.problem(budget), name, how, options,
                    start if shares else None, known if shares else None)  # fmt: skip
 
-    def _cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
-        """The cheapest plan of a strategy or its members for this budget or a smaller one."""
+    def cheapest_below(self, found: Mapping[str, Row], name: str, budget: int) -> Plan | None:
+        """The cheapest plan of a strategy, its members or its `starts` for this budget or a smaller one."""
         names = (name, *get_strategy(name).members)
         rows = [row for row in list(found.values()) if row.strategy in names and row.budget_bytes <= budget]
-        return self.plan_of(min(rows, key=_cost_or_last, default=None))
+        row = min(rows, key=_cost_or_last, default=None)
+        fitting = [m for family in self.starts.get(name, ()) for m in family.members if m.peak_bytes <= budget]
+        member = min(fitting, key=lambda member: member.cost, default=None)
+        if member is not None and (row is None or member.cost < _cost_or_last(row)):
+            return member.plan
+        return self.plan_of(row)
 
     def plan_of(self, row: Row | None) -> Plan | None:
         """A row's plan; None without one, or with a warning if its file is damaged."""

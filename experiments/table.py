@@ -1,7 +1,7 @@
 """The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``.
 
 A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of
-the whole case) and the columns of `Provenance`.
+the whole case), ``load`` (of the machine when it began) and the columns of `Provenance`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experiments.registry import Case, Row
 from experiments.settings import RUNS_FOLDER
 from experiments.store import row_key, warn_damaged
 from remat.errors import InvalidInput
-from remat.files import read_table, write_table
+from remat.files import read_json, read_table, write_table, write_text
 
 KEPT_FOLDER = Path(__file__).resolve().parents[1] / "results"
 JSON_COLUMNS = b"json_columns"  # names the columns whose values are no plain numbers, texts or truth values
@@ -33,32 +33,46 @@ class Table:
     Args:
         name: of the experiment.
         keep: write to ``results/`` instead of ``runs/``.
+        again: measure finished cases, too; each once, also if that is interrupted.
     """
 
-    def __init__(self, name: str, *, keep: bool = False):
+    def __init__(self, name: str, *, keep: bool = False, again: bool = False):
         self.kept, self.run = KEPT_FOLDER / name / "rows.parquet", RUNS_FOLDER / name / "rows.parquet"
         self.path = self.kept if keep else self.run
+        self.again = self.run.with_name("again.json") if again else None  # keys of cases that were measured again
 
     def rows(self, *, kept_only: bool = False) -> list[dict[str, Any]]:
-        """All rows; those of a run replace kept rows of the same case."""
+        """All rows, with the same columns; those of a run replace kept rows of the same case."""
         kept, ran = _read(self.kept), [] if kept_only else _read(self.run)
         keys = {row["case_key"] for row in ran}
-        return [*(row for row in kept if row["case_key"] not in keys), *ran]
+        rows = [*(row for row in kept if row["case_key"] not in keys), *ran]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return [{**columns, **row} for row in rows]
 
     def missing(self, cases: Sequence[Case]) -> list[Case]:
         """The cases that are not finished."""
-        finished = {row["case_key"] for row in self.rows()}
+        finished = {row["case_key"] for row in self.rows()} if self.again is None else self._measured_again()
         return [case for case in cases if key_of(case) not in finished]
 
-    def put(self, case: Case, rows: Iterable[Row], wall_s: float) -> None:
+    def finish(self) -> None:
+        """Note that no case is missing, so that ``again=true`` measures all of them next time."""
+        if self.again is not None:
+            self.again.unlink(missing_ok=True)
+
+    def _measured_again(self) -> set[str]:
+        return set(read_json(self.again)) if self.again is not None and self.again.exists() else set()
+
+    def put(self, case: Case, rows: Iterable[Row], wall_s: float, load: float | None = None) -> None:
         """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
-        facts = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
-        facts |= {"case_s": round(wall_s, 3), **asdict(provenance())}
+        facts: Row = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
+        facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)
-            others = [row for row in _read(self.path) if not _is_of(case, row)]
+            others = [row for row in _read(self.path) if row["case_key"] != facts["case_key"] and not _is_of(case, row)]
             write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
+            if self.again is not None:
+                write_text(self.again, json.dumps(sorted({*self._measured_again(), facts["case_key"]})))
 
 
 def key_of(case: Case) -> str:

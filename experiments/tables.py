@@ -1,23 +1,14 @@
-"""Every page that an experiment draws: ``python -m experiments.tables [NAME ...] [--write]``.
-
-Without a name it lists the pages, and whether the current code made their rows. With names it draws and prints these;
-``--write`` puts the text into the page, the long tables into results/tables and the figures into docs/figures.
-"""
+"""``python -m experiments.tables`` lists every page that an experiment draws, and whether this code made its rows."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.arguments import one_of, run
-from experiments.cli import complain
-from experiments.documents import DOCS, ROOT, Drawing, markdown_table, write_drawing
+from experiments.arguments import run
+from experiments.documents import DOCS, ROOT
 from experiments.registry import Experiment, experiments
-from experiments.runner import drawing_of
 from experiments.table import Table
-from remat.errors import RematError
 
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
 
@@ -57,33 +48,5 @@ def changed_since(commit: str) -> bool | None:
     return {0: False, 1: True}.get(done.returncode)
 
 
-def printed(drawing: Drawing) -> str:
-    """The text of the page, then every long table."""
-    tables = [f"{table.name}.csv:\n\n{markdown_table(table.heads, table.rows)}" for table in drawing.tables]
-    return "\n\n".join([drawing.text, *tables])
-
-
-def main(arguments: Sequence[str]) -> int:
-    """List, or draw and write; returns the exit code."""
-    names = [argument for argument in arguments if argument != "--write"]
-    if {"-h", "--help"} & {*names}:
-        print(__doc__)
-        return 0
-    if not names:
-        print(listing())
-        return 0
-    try:
-        known = drawn_pages()
-        for name in names:
-            experiment, page = known[one_of("table", name, known)]
-            drawing = drawing_of(name, experiment)
-            if "--write" in arguments:
-                write_drawing(name, page, drawing)
-            print(printed(drawing))
-    except RematError as error:
-        return complain(error)
-    return 0
-
-
 if __name__ == "__main__":
-    run(lambda: main(sys.argv[1:]))
+    run(lambda: print(listing()))

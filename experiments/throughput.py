@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.charts import save_in_run
-from analysis.throughput import draw_throughput
+from analysis.throughput import SPEED_HEADS, draw_throughput, speed_rows
 from experiments.batch_search import RULES
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table
@@ -168,7 +168,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     parts, figures, tables = [], {}, []
     for row in {row["network"]: row for row in rows}.values():
         name = f"throughput_{row['network']}"
-        parts.append(_table(row))
+        parts.append(markdown_table(SPEED_HEADS, speed_rows(row, row["network"])))
         for price in row["prices"]:
             known = price["ms_per_gib"]
             worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (bound)"
@@ -176,14 +176,3 @@ def page(rows: Sequence[Row]) -> Drawing:
         figures[name] = save_in_run(FOLDER, name, draw_throughput, row)[0]
         tables.append(long_table(name, row["points"]))
     return Drawing("\n\n".join(parts), tables, figures)
-
-
-def _table(document: Row) -> str:
-    lines = []
-    for point in document["points"]:
-        cost, mark = point["cost_ns"], " *" if point["batch"] == document["best"] else ""
-        cells = ["", ""] if cost is None else [f"{cost / 1e6:.2f}", f"{point['samples_per_s']:.2f}"]
-        over = "" if cost is None else f"{100 * point['overhead']:.2f} %"
-        lines.append([f"{point['batch']}{mark}", point["status"], *cells, f"{point['most_per_s']:.2f}", over])
-    heads = [f"{document['network']}, {document['gpu']}: batch", "status", "step (ms)", "samples/s", "at most (proven)"]
-    return markdown_table([*heads, "overhead"], lines)

@@ -1,39 +1,39 @@
-"""``python -m experiments.zoo``: solve the plans that come with remat, and write them under ``remat/zoo/plans``.
+"""The plans that come with remat, in ``remat/zoo/plans``: ``keep=true`` writes them there.
 
-Finished plans are kept, so that a stopped run continues and a finished one changes nothing. A plan is solved again if
-its settings, its graph or the version of PyTorch changed, if it had less time, or if ``--again`` names it.
+A plan is solved again if its settings, its graph or the version of PyTorch changed.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import remat
-from experiments.arguments import Parser, names_of, run, seconds, stop_if_interrupted
-from experiments.provenance import provenance
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
+from experiments.settings import RUNS_FOLDER
 from experiments.solving import finished
 from experiments.steps.job import share_of_activations
 from experiments.steps.torch_sizes import ON_A_CPU, for_a_cpu, torch_model
 from experiments.store import write_json
-from remat import zoo
+from remat import zoo as package
 from remat.cost import CostWarning
-from remat.errors import InvalidInput, RematError
+from remat.errors import InvalidInput
 from remat.execution.step_plan import StepPlan
-from remat.files import read_json
+from remat.files import write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.frontends.monet import BATCHES, monet_graph
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
-from remat.units import format_size
 
 FRACTIONS = (0.8, 0.6)  # of the plain step's peak
 OF_ACTIVATIONS = (0.6, 0.45)  # of what the peak holds beyond the bytes that are always there
@@ -42,153 +42,103 @@ OLDER_SIZES = {  # of ON_A_CPU, whose plans still load
 }  # fmt: skip
 PUBLISHED_OPERATORS = "exact"  # implementations with the plain model's gradients, bit for bit
 GIB = 2**30
-SETTINGS = {"strategy": "portfolio", "time_limit_s": 30.0, "threads": 2, "seed": 0}
+BUDGETS_GIB = {  # of MONeT's tables
+    **dict.fromkeys(("resnet50", "googlenet", "unet", "mobilenet_v2"), (10, 9, 8, 7, 6, 5)),
+    "vgg16": (10, 9, 8, 7, 6, 5.51),
+}
+P100 = "_p100"  # ends the names of plans on published costs
+MODELLED = "roofline of a P100"
+PUBLISHED = "published, of a P100; masks and indices by ratios measured there, others by a CPU's"
+CACHE = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # kept, so that a stopped run continues
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A plan of the zoo, made or not.
-
-    Attributes:
-        made_from: the settings that determine the plan, as in the index.
-        make: writes the plan to a file and returns its results for the index.
-    """
-
-    kind: zoo.Kind
-    name: str
-    made_from: dict[str, Any]
-    make: Callable[[Path], dict[str, Any]]
-
-    @property
-    def file(self) -> str:
-        return f"{self.name}.json" if self.kind == "graph" else f"{self.kind}/{self.name}.json"
+@experiment(page="how-to/zoo.md")
+def zoo(only: str = "", time_limit_s: float = 30.0, threads: int = 2) -> Iterator[Case]:
+    """The plans that come with remat (only=graph/vgg16: those whose names contain this)."""
+    settings = {"strategy": "portfolio", "time_limit_s": time_limit_s, "threads": threads, "seed": 0}
+    for kind, name, made_from in [*_of_graphs(), *_of_steps()]:
+        if only in f"{kind}/{name}":
+            yield Case(measure, {"kind": kind, "name": name, "made_from": settings | made_from}, name=f"{kind} {name}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = Parser(prog="python -m experiments.zoo", description="the plans that come with remat")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only names, or kinds, that contain this")
-    parser.add_argument("--again", nargs="*", default=[], metavar="NAME", help="solve these again")
-    parser.add_argument("--list", action="store_true", help="only list the plans that would be made")
-    parser.add_argument("--time-limit", type=seconds, default=SETTINGS["time_limit_s"], help="seconds per plan")
-    parser.add_argument("--out", type=Path, default=zoo.FOLDER, help="folder (default: the package's)")
-    given = parser.parse_args(arguments)
+def measure(kind: str, name: str, made_from: dict[str, Any]) -> Iterator[Row]:
+    """One row: a plan and its results, or why there is none."""
     warnings.simplefilter("ignore", CostWarning)
-    settings = SETTINGS | {"time_limit_s": given.time_limit}
-    cache = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # kept, so that a stopped run continues
-    wanted = [*graph_entries(settings), *torch_entries(settings, cache)]
-    again = names_of("plan", given.again, [entry.name for entry in wanted]) if given.again else []
-    chosen = [entry for entry in wanted if given.only in f"{entry.kind}/{entry.name}"]
-    if not chosen:
-        raise InvalidInput(f"no plan has '{given.only}' in its name; --list without --only shows all names")
-    index = _Index(given.out, wanted)
-    for entry in chosen:
-        if entry.name not in again and index.has(entry):
-            continue
-        print(f"{entry.kind} {entry.name} ...", flush=True)
-        if not given.list:
-            print(f"  {index.make(entry)}", flush=True)
-    if not given.list:
-        index.write({})
-
-
-class _Index:
-    """The index file, in the order of `wanted`; other entries are dropped. Several processes may write it."""
-
-    def __init__(self, folder: Path, wanted: list[Entry]):
-        self.folder, self.wanted = folder, wanted
-
-    def has(self, entry: Entry) -> bool:
-        found = self._known().get((entry.kind, entry.name))
-        if found is None or found["made_from"]["time_limit_s"] < entry.made_from["time_limit_s"]:
-            return False
-        if found["made_from"] | {"time_limit_s": entry.made_from["time_limit_s"]} != entry.made_from:
-            return False
-        file = self.folder / found["file"] if "file" in found else None
-        return file is None or (file.exists() and _sha256(file.read_bytes()) == found["sha256"])
-
-    def make(self, entry: Entry) -> str:
-        """Make one plan and write the index; returns a line about the plan."""
-        source = provenance()
-        head = {
-            "made_from": entry.made_from, "date": datetime.date.today().isoformat(), "commit": source.git_commit,
-            "dirty": source.git_dirty, "versions": json.loads(source.versions), "cpu": source.cpu,
-        }  # fmt: skip
-        path = self.folder / entry.file
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
         try:
-            made = entry.make(path)
+            made = _solved(name, made_from, path) if kind == "graph" else _planned(made_from, path)
         except InvalidInput as error:
-            note = str(error).splitlines()[0]
-            path.unlink(missing_ok=True)
-            self.write({(entry.kind, entry.name): {"note": note} | head})
-            return f"no plan: {note}"
-        except RematError as error:
-            return f"crashed, not entered: {error}"
-        file = {"file": entry.file, "sha256": _sha256(path.read_bytes())}
-        self.write({(entry.kind, entry.name): file | made | head})
-        return f"{format_size(made['peak_bytes'])}, overhead {made['overhead']:.2%}, {path.stat().st_size / 1e3:.0f} kB"
-
-    def write(self, made: dict[tuple[str, str], Any]) -> None:
-        """Add entries and write the file."""
-        entries = self._known() | made
-        kinds: dict[str, dict[str, Any]] = {kind: {} for kind in zoo.KINDS}
-        for entry in self.wanted:
-            if (entry.kind, entry.name) in entries:
-                kinds[entry.kind][entry.name] = entries[entry.kind, entry.name]
-        write_json(self.folder / zoo.INDEX, {"format": zoo.FORMAT, **kinds})
-
-    def _known(self) -> dict[tuple[str, str], Any]:
-        path = self.folder / zoo.INDEX
-        known = read_json(path) if path.exists() else {}
-        return {(kind, name): entry for kind in zoo.KINDS for name, entry in known.get(kind, {}).items()}
+            yield {"note": str(error).splitlines()[0]}
+            return
+        yield {"made": made, "plan": path.read_text()}
 
 
-def budgets_gib(network: str) -> tuple[float, ...]:
-    """Those that MONeT published."""
-    return 10, 9, 8, 7, 6, 5.51 if network == "vgg16" else 5
+@zoo.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """How many plans of each kind there are; their files and the index, in the order of the cases."""
+    folder, by_case = RUNS_FOLDER / "zoo" / "plans", {(row["kind"], row["name"]): row for row in rows}
+    index: dict[str, Any] = {"format": package.FORMAT, **{kind: {} for kind in package.KINDS}}
+    files, counts = dict[str, str](), Counter[tuple[str, bool]]()
+    for kind, name, _ in [*_of_graphs(), *_of_steps()]:
+        row = by_case.get((kind, name))
+        if row is None:
+            continue
+        counts[kind, row["plan"] is None] += 1
+        entry: dict[str, Any] = {"note": row["note"]}
+        if row["plan"] is not None:
+            file = f"{name}.json" if kind == "graph" else f"{kind}/{name}.json"
+            files[file] = row["plan"]
+            entry = {"file": file, "sha256": hashlib.sha256(row["plan"].encode()).hexdigest(), **row["made"]}
+        index[kind][name] = entry | {
+            "made_from": row["made_from"], "date": row["date"], "commit": row["git_commit"],
+            "dirty": row["git_dirty"], "versions": json.loads(row["versions"]), "cpu": row["cpu"],
+        }  # fmt: skip
+    for file, text in files.items():
+        write_text(folder / file, text)
+    write_json(folder / package.INDEX, index)
+    graphs = {entry["graph"]: name for name, entry in index["graph"].items() if "graph" in entry}
+    for file, name in graphs.items():
+        save_graph(_graph_of(name), folder / file)
+    kept = {package.FOLDER / file: folder / file for file in (package.INDEX, *files, *graphs)}
+    lines = [[f"`{kind}`", str(counts[kind, False]), str(counts[kind, True])] for kind in package.KINDS]
+    return Drawing(markdown_table(["kind", "plans", "budgets without a plan"], lines), kept=kept)
 
 
-def graph_entries(settings: dict[str, Any]) -> Iterator[Entry]:
+Wanted = tuple[str, str, dict[str, Any]]  # kind, name, settings of its own that determine the plan
+
+
+@cache
+def _of_graphs() -> Sequence[Wanted]:
     """Plans of MONeT's graphs at the published budgets: with every implementation, and on published costs.
 
     Those on published costs have no Winograd, whose costs are modelled.
     """
-    for network in BATCHES:
-        graph = _without_work(monet_graph(network, implementations="joint"))
-        yield from _graph_entries(network, "", graph, "roofline of a P100", settings)
-    for network in BATCHES:
-        stored = zoo.FOLDER / "graphs" / f"{network}_b{BATCHES[network]}_p100.json.gz"
-        if stored.is_file():
-            graph = load_graph(stored)
-            costs = "published, of a P100; masks and indices by ratios measured there, others by a CPU's"
-            yield from _graph_entries(network, "_p100", graph, costs, settings)
+    found = list[Wanted]()
+    for ending in ("", P100):
+        for network, budgets_gib in BUDGETS_GIB.items():
+            if (graph := _graph(network, ending)) is None:
+                continue
+            for gib in budgets_gib:
+                made_from = {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": int(gib * GIB)}
+                found.append(("graph", f"{network}_b{BATCHES[network]}_{gib:g}GB{ending}", made_from))
+    return found
 
 
-def _graph_entries(
-    network: str, ending: str, graph: Graph, costs: str, settings: dict[str, Any]
-) -> Iterator[Entry]:  # fmt: skip
-    for gib in budgets_gib(network):
-        made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": int(gib * GIB)}
-
-        def make(path: Path, made_from: dict[str, Any] = made_from) -> dict[str, Any]:
-            return _solved(graph, made_from, path, costs)
-
-        yield Entry("graph", f"{network}_b{BATCHES[network]}_{gib:g}GB{ending}", made_from, make)
+def _graph_of(name: str) -> Graph:
+    """The graph of the ``graph`` plan of that name."""
+    graph = _graph(name.partition("_b")[0], P100 if name.endswith(P100) else "")
+    assert graph is not None
+    return graph
 
 
-def _solved(graph: Graph, made_from: dict[str, Any], path: Path, costs: str) -> dict[str, Any]:
-    options = {key: value for key, value in made_from.items() if key not in ("graph_sha256", "budget_bytes")}
-    solution = finished(remat.solve(graph, made_from["budget_bytes"], **options))
-    if solution.plan is None:
-        raise InvalidInput(f"{solution.status}: {solution.message}")
-    stored = f"graphs/{graph.name}.json.gz"
-    save_graph(graph, path.parent / stored)
-    solution.plan.save(path)
-    trace = remat.simulate(graph, solution.plan)
-    return {
-        "graph": stored, "budget_bytes": made_from["budget_bytes"], "peak_bytes": trace.peak_bytes, "cost": trace.cost,
-        "cost_unit": graph.cost_unit, "overhead": trace.cost / graph.total_cost - 1, "bound": solution.bound,
-        "gap": solution.gap, "status": str(solution.status), "costs": costs,
-    }  # fmt: skip
+@cache
+def _graph(network: str, ending: str) -> Graph | None:
+    """The graph of a network; None where the zoo has none with published costs."""
+    if not ending:
+        return _without_work(monet_graph(network, implementations="joint"))
+    stored = package.FOLDER / "graphs" / f"{network}_b{BATCHES[network]}{ending}.json.gz"
+    return load_graph(stored) if stored.is_file() else None
 
 
 def _without_work(graph: Graph) -> Graph:
@@ -200,34 +150,48 @@ def _without_work(graph: Graph) -> Graph:
     return replace(graph, operations=operations)
 
 
-def torch_entries(settings: dict[str, Any], cache: Path) -> Iterator[Entry]:
-    """Plans of PyTorch models: small ones at fractions with default implementations, published ones with exact ones."""
-    version = metadata.version("torch").split("+")[0]
+def _solved(name: str, made_from: dict[str, Any], path: Path) -> dict[str, Any]:
+    graph = _graph_of(name)
+    options = {key: value for key, value in made_from.items() if key not in ("graph_sha256", "budget_bytes")}
+    solution = finished(remat.solve(graph, made_from["budget_bytes"], **options))
+    if solution.plan is None:
+        raise InvalidInput(f"{solution.status}: {solution.message}")
+    solution.plan.save(path)
+    trace = remat.simulate(graph, solution.plan)
+    return {
+        "graph": f"graphs/{graph.name}.json.gz", "budget_bytes": made_from["budget_bytes"],
+        "peak_bytes": trace.peak_bytes, "cost": trace.cost, "cost_unit": graph.cost_unit,
+        "overhead": trace.cost / graph.total_cost - 1, "bound": solution.bound, "gap": solution.gap,
+        "status": str(solution.status), "costs": PUBLISHED if name.endswith(P100) else MODELLED,
+    }  # fmt: skip
 
-    def entry(name: str, spec: ModelSpec, budget: float | int, **options: Any) -> Entry:
-        plain_spec = json.loads(json.dumps(asdict(spec)))  # with JSON's types, to compare with the index
-        more = {"torch": version, "device": "cpu", "scope": "free", "budget": budget, "spec": plain_spec}
-        made_from = settings | more | options
-        return Entry("torch", name, made_from, lambda path: _planned(spec, made_from, cache, path))
+
+@cache
+def _of_steps() -> Sequence[Wanted]:
+    """Plans of PyTorch models: small ones at fractions with default implementations, published ones with exact ones."""
+    version, found = metadata.version("torch").split("+")[0], list[Wanted]()
+
+    def add(name: str, spec: ModelSpec, budget: float | int, **options: Any) -> None:
+        made_from = {"torch": version, "device": "cpu", "scope": "free", "budget": budget, "spec": asdict(spec)}
+        found.append(("torch", name, json.loads(json.dumps(made_from | options))))  # with JSON's types, as in rows
 
     for model in ON_A_CPU:
         today = for_a_cpu(torch_model(model))
         older = OLDER_SIZES.get(model)
         spec = today if older is None else replace(torch_model(model), **older)
         for share in FRACTIONS:
-            name = f"{model}_b{spec.batch_size}_{share:g}"
-            yield entry(name, spec, share, cost="profile", operators="default")
+            add(f"{model}_b{spec.batch_size}_{share:g}", spec, share, cost="profile", operators="default")
         for share in OF_ACTIVATIONS if model in BATCHES else ():
             name = f"{model}_b{today.batch_size}_activations_{share:g}"
-            yield entry(name, today, share, cost="profile", operators="default", of="activations")
+            add(name, today, share, cost="profile", operators="default", of="activations")
     for model, batch in BATCHES.items():
         spec = replace(torch_model(model), batch_size=batch)
-        for gib in budgets_gib(model):
-            name = f"{model}_b{batch}_{gib:g}GB"
-            yield entry(name, spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
+        for gib in BUDGETS_GIB[model]:
+            add(f"{model}_b{batch}_{gib:g}GB", spec, int(gib * GIB), cost="roofline", operators=PUBLISHED_OPERATORS)
+    return found
 
 
-def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path) -> dict[str, Any]:
+def _planned(made_from: dict[str, Any], path: Path) -> dict[str, Any]:
     """Plan the model's step as a user would; a step runs only for a fraction of an LSTM."""
     import torch
 
@@ -235,16 +199,17 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
     from remat.torch.frontend import build
     from remat.torch.planning.capturing import describe_inputs
 
+    spec = ModelSpec(**made_from["spec"])
     torch.set_num_threads(made_from["threads"])
     torch.manual_seed(made_from["seed"])
     # Models of published size have no memory for parameters; the others have contents, because the LSTM runs.
     place = "meta" if made_from["cost"] == "roofline" else "cpu"
     model, arguments, _ = build.build(spec, load_target(spec.target), place)
-    options = {key: made_from[key] for key in (*SETTINGS, "scope", "cost")}
+    options = {key: made_from[key] for key in ("strategy", "time_limit_s", "threads", "seed", "scope", "cost")}
     options["implementations"] = made_from["operators"]  # the index's first entries had this key
 
     def planned(budget: float | int) -> StepPlan:
-        return rt.rematerialize(model.train(), arguments, budget, cache_folder=cache, **options).plan
+        return rt.rematerialize(model.train(), arguments, budget, cache_folder=CACHE, **options).plan
 
     budget = made_from["budget"]
     if made_from.get("of") == "activations":
@@ -252,7 +217,6 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
         assert plain.plain_peak_bytes is not None
         budget = share_of_activations(budget, plain.graph.fixed_bytes, plain.plain_peak_bytes)
     plan = planned(budget)
-    stop_if_interrupted()
     plan.save(path)
     shown = ", ".join(f"{key}={value!r}" for key, value in spec.options.items() if key != "loss")
     return {
@@ -262,11 +226,3 @@ def _planned(spec: ModelSpec, made_from: dict[str, Any], cache: Path, path: Path
         "bound": plan.graph.least_cost, "gap": 1 - plan.graph.least_cost / plan.trace.cost, "status": "FEASIBLE",
         "costs": f"{plan.costs} on a CPU",
     }  # fmt: skip
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-if __name__ == "__main__":
-    run(main)

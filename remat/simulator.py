@@ -64,10 +64,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
             recomputed while its output is resident, a freed value is not resident, an operation is never
             computed (or repeated though it must run once), a value with `keep` is missing at the end.
     """
-    check_graph(graph)
-    check_plan(plan)
-    if plan.graph_sha256 != graph.sha256():
-        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
+    _check_both(graph, plan)
     n, n_values, size = len(graph), len(graph.values), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
     calls = [*graph.operations, *chosen]
@@ -115,6 +112,13 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         np.array(after, dtype=np.int64), np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
         np.array(count, dtype=np.int64), held,
     )  # fmt: skip
+
+
+def _check_both(graph: Graph, plan: Plan) -> None:
+    check_graph(graph)
+    check_plan(plan)
+    if plan.graph_sha256 != graph.sha256():
+        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
 
 
 def plain_peak(graph: Graph) -> int:

@@ -136,9 +136,23 @@ def test_the_legend_says_what_lies_under_another_curve() -> None:
         curve("checkmate_milp", b1=0.12, b2=0.05), curve("portfolio", b1=0.10, b2=0.05),
     ]  # fmt: skip
     data = overhead_module.OverheadData(curves, (1, 2), 0.4, {}, False, scales.byte_scale(2), None, None, 2)
-    notes = [overhead_module.covered([data], each.strategy) for each in curves]
-    assert notes == ["", " (under Portfolio)", " (under Portfolio)", "", ""]
+    assert overhead_module.covered([data]) == ["interval_cp", "search"]
     assert overhead_module.widest_gap(data, 2) == pytest.approx((0.5 + 1) / 2)  # 5, 5, 5, 20 of 40 %
+
+
+@pytest.mark.parametrize(("above", "status"), [(50, "OPTIMAL"), (150, "FEASIBLE")])
+def test_a_mark_is_hollow_only_above_the_best_bound(tmp_path: Path, above: int, status: str) -> None:
+    graph = fake_run.chain()
+    bound = 2 * graph.total_cost
+    costs = {"chen_sqrtn": bound + bound * above // 10**6, "checkmate_milp": 2 * bound}
+    rows = [fake_run.row(graph, name, budget, "FEASIBLE", cost=cost, overhead=cost / graph.total_cost - 1)
+            for name, cost in costs.items() for budget in (300_000, 400_000)]  # fmt: skip
+    rows[3]["bound"] = bound  # of the larger budget, by the other strategy
+    run = load_run(fake_run.write_run(tmp_path, graph, [(row, None) for row in rows]))
+    data = overhead_module.overhead_data(run)
+    assert data is not None
+    drawn = {curve.strategy: curve.rows["status"].tolist() for curve in data.curves}
+    assert drawn == {"chen_sqrtn": [status] * 2, "checkmate_milp": ["FEASIBLE"] * 2}
 
 
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
@@ -276,9 +290,9 @@ def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None
 
 def test_styles_differ_and_cover_every_name() -> None:
     assert set(NAMES) <= set(style.STYLES)
-    looks = [(s.colour, s.marker, s.line) for s in style.STYLES.values()]
-    assert len(set(looks)) == len(looks)
-    assert len({s.label for s in style.STYLES.values()}) == len(looks)
+    colours = [*(s.colour for s in style.STYLES.values()), *style.SPARE_COLOURS]
+    assert len(set(colours)) == len(colours)  # one colour, one strategy
+    assert len({s.label for s in style.STYLES.values()}) == len(style.STYLES)
     for name in [*NAMES, *(f"someone_{i}" for i in range(40))]:
         s = style.style_of(name)
         assert s == style.style_of(name)

@@ -19,7 +19,8 @@ from analysis.memory import timeline
 from experiments import cli
 from experiments.benchmark import POINTS
 from experiments.config import register
-from experiments.leaderboard_table import _duels
+from experiments.leaderboard_table import _duels, _medians
+from experiments.registry import Case
 from experiments.table import Table
 from remat import solvers
 from remat.frontends import synthetic
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str) -> int:
-    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=3", *arguments])
+    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=3", "seeds=1", *arguments])
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -57,6 +58,32 @@ def test_every_problem_has_a_row_of_every_strategy(folder: Path, monkeypatch: py
     assert {name for name, _, limit in asked if limit == 5} == {"checkmate_milp"}
     (chain,) = {row["family"] for row in rows_of("chain_n12")}
     assert chain == "chain"
+    assert all(
+        {"solver", "threads", "cpu", "date", "git_commit", "load", "seed"} <= row.keys() for row in rows_of("skip_d6")
+    )
+    assert {row["load"] is None for row in rows_of("skip_d6")} == {False}
+
+
+def test_cases_are_shuffled_and_what_may_use_its_time_has_three_seeds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    listed = list[Case]()
+    monkeypatch.setattr(Table, "missing", lambda _, cases: listed.extend(cases) or [])
+    assert run("strategies=[chen_sqrtn,search]", "seeds=3") == 0
+    found = [
+        (case.what["instance"], case.what["strategy"], case.what["time_limit_s"], case.what["seed"]) for case in listed
+    ]
+    expected = {(name, "search", 3.0, seed) for name in ("chain_n12", "skip_d6", "layered_n30") for seed in range(3)}
+    expected |= {("skip_d6", "search", 5.0, seed) for seed in range(3)}
+    expected |= {(name, "chen_sqrtn", 3.0, 0) for name in ("chain_n12", "skip_d6", "layered_n30")}
+    assert sorted(found) == sorted(expected)
+    assert found != sorted(found)
+    assert {case.what["instance"] for case in listed if case.what.get("held_out")} == {"skip_d6"}
+    before = list(found)
+    listed.clear()
+    assert run("strategies=[chen_sqrtn,search]", "seeds=3") == 0
+    assert [(c.what["instance"], c.what["strategy"], c.what["time_limit_s"], c.what["seed"]) for c in listed] == before
 
 
 def test_rows_are_what_the_solvers_return(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +196,15 @@ def test_duels_by_hand() -> None:
         Row("portfolio", 4, None), Row("dtr", 1, 20), Row("dtr", 2, 11, [(1.6, 11)]), Row("dtr", 3, None),
         Row("dtr", 4, 5, [(1.4, 5)]),
     ]  # fmt: skip
-    table, at_the_end, early = _duels("3 s", rows)
+    (duel,), lost = _duels("3 s", rows)
     # At the end 10 / 20, 12 / 11, neither, and no plan against 5; after 1.5 s in all 30 / 20, 12 / no plan, as before.
-    assert "| DTR | 4 | 1 | 1 | 2 | 1 | 1 | 2 |" in table
-    assert at_the_end.splitlines()[2:] == ["| graph | 2 B | dtr | 1.0909 |  |", "| graph | 4 B | dtr | no plan |  |"]
-    assert early.splitlines()[2:] == ["| graph | 1 B | dtr | 1.5000 |  |", "| graph | 4 B | dtr | no plan |  |"]
+    assert duel == ["DTR", "3 s", *"4112112"]
+    assert [line[1:6] for line in lost] == [
+        ["at the end", "graph", "2 B", "dtr", "1.0909"], ["at the end", "graph", "4 B", "dtr", "no plan"],
+        ["after 1 s", "graph", "1 B", "dtr", "1.5000"], ["after 1 s", "graph", "4 B", "dtr", "no plan"],
+    ]  # fmt: skip
+    seeds = [Row("dtr", 1, 20), Row("dtr", 1, 30), Row("dtr", 1, None), Row("search", 1, 7), Row("search", 1, None)]
+    assert [row.cost for row in _medians(seeds)] == [30, None]  # the higher of two
 
 
 def test_the_page_in_a_browser(folder: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,18 @@ def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None
     assert f"{8 - finished} cases measured now, {finished} taken" in run(*arguments).stdout
 
 
+def test_measuring_again_goes_on_where_it_was_stopped(folder: Path) -> None:
+    cases = [Case(len, {"n": n}) for n in range(3)]
+    for again in (False, True):
+        rows = table.Table("powers", again=again)
+        assert rows.missing(cases) == cases
+        for case in cases[:2]:
+            rows.put(case, [{"again": again}], 0.1)
+        assert table.Table("powers", again=again).missing(cases) == cases[2:]
+    table.Table("powers", again=True).finish()
+    assert table.Table("powers", again=True).missing(cases) == cases
+
+
 def test_cases_run_side_by_side_if_asked(folder: Path) -> None:
     began = time.monotonic()
     assert (
@@ -116,6 +128,16 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
     assert done.returncode == 1
     assert done.stderr == "error: powers, n=13, exponent=2, seconds=0.0: 13 has no power here\n"
     assert [row["n"] for row in table.Table("powers").rows()] == [12, 14]
+    assert "nothing is drawn, because cases failed" in done.stdout
+    assert not (folder / "runs" / "powers" / "powers.md").exists()
+
+
+def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
+    done = run("experiment=powers", "numbers=[12]", "seconds=1e300")
+    assert done.stderr.startswith("error: powers, n=12, exponent=2, seconds=1e+300: its process ended with 1: ")
+    kept = folder / done.stderr.rpartition("its output: ")[2].strip()
+    assert "Traceback" in kept.read_text()
+    assert "time.sleep(seconds)" in kept.read_text()
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,11 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
         (["experiment=powers", "draw=true"], "run it without draw=true"),
         (["experiment=powers", "exponent=two"], "exponent=two: write a whole number"),
         (["experiment=powers", "numbers=3"], "numbers=3: write a list"),
+        (["experiment=powers", "numbers=[3,x]"], "numbers=x: write a whole number"),
+        (["experiment=powers", "numbers=[]"], "numbers: the list is empty; write at least one, e.g. [1]"),
+        (["experiment=powers", "seconds=inf"], "seconds=inf: write a finite number"),
+        (["experiment=powers", "exponent=0"], "exponent=0: write a whole number above 0"),
+        (["experiment=powers", "rounds=0"], "rounds is for experiment=checkpoints or compiled or"),
         (["experiment=coverage", "costs=flop"], "unknown cost model 'flop'; did you mean flops"),
         (["experiment=large", "steps=[dense23]"], "unknown step 'dense23'; did you mean dense32"),
     ],
@@ -148,6 +175,9 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
     assert rows.missing([old, new]) == [new]
     rows.put(new, measure(3), 0.1)
     assert [(row["n"], row["n2"]) for row in rows.rows()] == [(4, 16), (3, 9)]
+    for _ in range(2):
+        rows.put(Case(measure, {"n": (5,)}), [{"n2": 25}], 0.1)  # a tuple is read as a list
+    assert [row["n2"] for row in rows.rows()] == [16, 9, 25]
 
 
 def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +187,11 @@ def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: py
     assert [row["x"] for row in table.Table("powers").rows()] == [1]
     table.Table("powers").put(case, [{"x": 2}], 0.1)
     assert [row["x"] for row in table.Table("powers").rows()] == [2]
+    table.Table("powers").put(Case(len, {"n": 1, "message": "does not fit"}), [{}], 0.1)
+    table.Table("powers", keep=True).put(Case(len, {"n": 2}), [{"y": 3}], 0.1)
+    assert [(row["x"], row["y"], row["message"]) for row in table.Table("powers").rows()] == [
+        (None, 3, None), (2, None, None), (None, None, "does not fit"),
+    ]  # fmt: skip
 
 
 def test_a_damaged_table_is_named_and_measured_again(folder: Path) -> None:
@@ -214,5 +249,5 @@ def test_rows_of_several_machines_and_days_are_all_named() -> None:
 def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:
     file = folder / "more" / "dies.py"
     file.write_text("import os\n\ndef measure():\n    os._exit(7)\n")
-    with pytest.raises(InvalidInput, match="ended with 7"):
+    with pytest.raises(runner.Crashed, match="ended with 7"):
         runner.CaseJob(file, Case(module_of(file).measure, {})).measured()

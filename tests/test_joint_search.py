@@ -11,7 +11,7 @@ from brute_force import optimum, random_step, with_implementations
 import remat
 from remat import Graph, Plan, simulate
 from remat.frontends.monet import load_costs
-from remat.search.joint import anneal_jointly, prepare
+from remat.search.joint import EXACT_COST, EXACT_EXCESS, JointSearch, anneal_jointly, prepare
 
 pytestmark = pytest.mark.usefixtures("warm_search")
 GIB = 2**30
@@ -47,9 +47,9 @@ def test_each_plan_can_run_costs_less_than_the_one_before_and_fits() -> None:
 
 def test_small_graphs_are_solved_where_only_forward_operations_repeat() -> None:
     equal = below = 0
-    for graph in (g for g in cases(80) if len(g) <= 7):
+    for graph in (g for g in cases(120) if len(g) <= 7):
         for budget in range(graph.largest_working_set()[0], graph.largest_working_set()[0] + 6, 2):
-            best, plans = optimum(graph, budget, "staged"), plans_of(graph, budget, 1_000)
+            best, plans = optimum(graph, budget, "staged"), plans_of(graph, budget, 2_000)
             if best is not None and plans:
                 cost = simulate(graph, plans[-1]).cost
                 equal += cost == best
@@ -65,6 +65,24 @@ def test_runs_with_a_work_limit_repeat() -> None:
     assert first == second
 
 
+def test_it_goes_on_from_its_own_plans_at_their_cost_and_from_any_other() -> None:
+    loaded = 0
+    for graph in cases(60):
+        prepared, budget = prepare(graph), graph.largest_working_set()[0] + 6
+        if prepared is None:
+            continue
+        for plan in plans_of(graph, budget)[-1:]:
+            search = JointSearch(prepared, budget, 0)
+            search.load(plan)
+            loaded += search.state.reals[EXACT_EXCESS] == 0
+            assert search.state.reals[EXACT_COST] >= simulate(graph, search.plan()).cost - 0.5
+            assert search.best == simulate(graph, plan).cost or search.state.reals[EXACT_EXCESS] > 0
+        other = remat.solve(graph, budget, strategy="chen_sqrtn", isolate=False).plan
+        if other is not None:
+            JointSearch(prepared, budget, 0).load(other)
+    assert loaded > 15
+
+
 def test_graphs_that_it_cannot_express_are_left_to_others() -> None:
     chain = Graph.from_nodes("chain", [[], [0]], [1, 1], [1, 1], loss=0)
     assert prepare(chain) is None  # nothing to choose
@@ -75,7 +93,7 @@ def test_graphs_that_it_cannot_express_are_left_to_others() -> None:
 @pytest.mark.parametrize(("gib", "milliseconds"), [(10, 1324.00), (7, 1438.66), (5.5, 1540.23)])
 def test_vgg16_reaches_the_published_optimum(gib: float, milliseconds: float, instances: Path) -> None:
     graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
-    plan = plans_of(graph, int(gib * GIB), 250_000)[-1]
+    plan = plans_of(graph, int(gib * GIB), 600_000)[-1]
     assert simulate(graph, plan).cost == pytest.approx(milliseconds * 1e6, rel=5e-4)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from analysis import leaderboard, ranking
 from analysis.leaderboard_page import leaderboard as ranked
-from analysis.leaderboard_page import summary
+from analysis.leaderboard_page import page, summary
 
 Row = dict[str, Any]
 
@@ -46,6 +45,35 @@ def test_ranking_by_hand() -> None:
     assert c.score is None  # with it the others would share one problem of three
     assert (len(board.common), len(board.ratios)) == (3, 3)
     assert [(s.solved, s.best, s.counted, s.attempted) for s in (a, b, c)] == [(2, 2, 3, 3), (2, 0, 3, 3), (1, 0, 1, 1)]
+
+
+def test_medians_are_of_what_has_something_and_of_most() -> None:
+    def one(*of: dict[str, Any]) -> Any:
+        plans = [
+            row("a", 10 * i, 200, gap=1 - given["bound"] / 200, wall_s=i, **given) for i, given in enumerate(of, 1)
+        ]
+        (entry,) = ranked([*plans, row("a", 90, None, bound=100, wall_s=60.0)]).boards[0].entries
+        return entry
+
+    trivial, proven = {"bound": 100}, {"bound": 180}  # running every operation once costs 100
+    assert (one(proven, proven, trivial).gap, one(proven, proven, trivial).gaps) == (None, 2)  # of four
+    assert (one(proven, proven, proven).gap, one(proven, proven, proven).wall_s) == (pytest.approx(0.1), 2.0)
+    (entry,) = ranked([row("a", 10, 100, bound=100, gap=0.0)]).boards[0].entries
+    assert (entry.gap, entry.proven) == (0.0, 1)  # the trivial bound proves it
+    nothing = ranked([row("a", 10, 100), row("b", 10, None)]).boards[0].entries[1]
+    assert (nothing.wall_s, nothing.gap) == (None, None)
+
+
+def test_one_tolerance_says_what_is_best() -> None:
+    (board,) = ranked([row("a", 10, 1_000_000), row("b", 10, 1_000_100), row("c", 10, 1_000_101)]).boards
+    assert [entry.best for entry in board.entries] == [1, 1, 0]
+    starts = [ranking.profile(board.common[name].tolist())[1][0] for name in "abc"]
+    assert starts == [1.0, 1.0, 0.0]
+
+
+def test_held_out_graphs_are_a_family() -> None:
+    found = ranked([row("a", 10, 100), row("a", 20, 100, held_out=True)])
+    assert found.rows["family"].tolist() == ["chain", "held out"]
 
 
 def test_profiles_by_hand() -> None:
@@ -127,11 +155,11 @@ def test_scopes_and_accountings_are_boards_of_their_own() -> None:
     assert all(board.ratios.to_numpy().min() == 1.0 for board in found)
 
 
-def test_problems_without_any_plan_are_named_and_left_out() -> None:
+def test_problems_without_any_plan_are_left_out() -> None:
     (board,) = ranked([row("a", 10, None, status="INFEASIBLE"), row("a", 20, 100)]).boards
-    assert (board.without_plan, len(board.ratios)) == (1, 1)
+    assert len(board.ratios) == 1
     (nothing,) = ranked([row("a", 10, None)]).boards
-    assert (nothing.entries, nothing.without_plan) == ((), 1)
+    assert nothing.entries == ()
 
 
 def test_a_graph_that_costs_nothing_has_ratios() -> None:
@@ -144,21 +172,10 @@ def test_a_refuted_claim_is_named() -> None:
     assert any("contradicted: b claims that no plan fits" in line for line in summary(found))
 
 
-def test_everything_is_drawn_and_repeats(tmp_path: Path) -> None:
+def test_the_page_repeats_and_escapes() -> None:
     found = ranked([*BY_HAND, row("<b>", 10, 100), row("only", 10, None, scope="free")])
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "profile_of_an_earlier_call.png").touch()
-    drawn = leaderboard.write(found, tmp_path, "Leaderboard")
-    assert [str(path.relative_to(tmp_path)) for path in drawn] == [
-        "table.csv", "problems.csv", "figures/profile_staged_exact.png", "figures/profile_staged_exact.pdf",
-        "page.html",
-    ]  # fmt: skip
-    assert not (tmp_path / "figures" / "profile_of_an_earlier_call.png").exists()
-    before = [path.read_bytes() for path in drawn]
-    assert [path.read_bytes() for path in leaderboard.write(found, tmp_path, "Leaderboard")] == before
-    text = drawn[-1].read_text()
+    text = page(found, "Leaderboard")
+    assert text == page(found, "Leaderboard")
     assert "\\u003cb\\u003e" in text  # no text from a row becomes markup
-    table = pd.read_csv(tmp_path / "table.csv")
-    assert table.loc[table["entrant"] == "a", "rank"].item() == 1
-    problems = pd.read_csv(tmp_path / "problems.csv")
-    assert problems.loc[(problems["entrant"] == "b") & (problems["budget_bytes"] == 30), "ratio"].item() == 1.2
+    records = [*ranking.as_records(found.boards)]
+    assert [each["rank"] for each in records if each["entrant"] == "a"] == [1]

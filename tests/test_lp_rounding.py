@@ -32,9 +32,11 @@ def test_phase_two_gives_back_the_plan_that_made_S():
 def test_improvement_helps_and_the_share_that_fits_is_told():
     graph = synthetic.chain(n=16, varied=True)
     budget = int(0.6 * plain_peak(graph))
-    plain = solve(graph, budget, "lp_rounding", improve=False, time_limit_s=20)
-    better = solve(graph, budget, "lp_rounding", improve=True, time_limit_s=20)
+    plain = solve(graph, budget, "lp_rounding", time_limit_s=20)
+    better = solve(graph, budget, "lp_rounding_search", time_limit_s=20)
     assert plain.stats["roundings"] == 9
+    assert "improve_s" not in plain.stats  # the published method
+    assert "improve_s" in better.stats
     assert better.cost <= plain.cost
 
 
@@ -42,7 +44,7 @@ def test_the_published_relaxation_rounds_to_plans_too():
     graph = synthetic.chain(n=24, varied=True)
     budget = int(0.7 * plain_peak(graph))
     best = solve(graph, budget, time_limit_s=10).cost
-    found = solve(graph, budget, "lp_rounding", improve=False, relaxation="published", time_limit_s=20)
+    found = solve(graph, budget, "lp_rounding", relaxation="published", time_limit_s=20)
     assert found.stats["roundings"] == 9
     assert found.peak_bytes <= budget
     assert found.cost >= best
@@ -55,13 +57,13 @@ def test_the_published_relaxation_rounds_to_plans_too():
 
 
 @pytest.mark.parametrize("strategy", ["lp_rounding", "lp_rounding_random"])
-def test_near_the_smallest_budget_epsilon_shrinks_unless_as_published(strategy):
+def test_near_the_smallest_budget_epsilon_shrinks_only_beyond_the_paper(strategy):
     graph = synthetic.chain(n=20, varied=True, seed=2)
     budget = min_budget(graph).bytes * 1005 // 1000
-    solution = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20)[0]
+    solution = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20, improve=True)[0]
     assert solution.plan is not None
     assert solution.peak_bytes <= budget
     assert "relaxed with" in solution.message
-    published = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20, improve=False)[0]
+    published = solve_sweep(graph, [budget], strategy, isolate=False, time_limit_s=20)[0]
     assert published.plan is None
     assert "lower epsilon" in published.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sweep_helpers
 from hydra import compose, initialize_config_dir
 from matplotlib.figure import Figure
 
 import analysis.paper
+import remat
 from analysis.charts import grouped_bars
 from analysis.paper import sizes, sweeps
 from analysis.paper.claims import Larger, _batches
@@ -22,15 +25,19 @@ from analysis.paper.solving import solver_cases
 from analysis.paper.sweeps import ratio_rows
 from analysis.parts import LEADS, Study, prose
 from experiments import cli
-from experiments.checkmate import FULL, QUICK, STUDY
+from experiments.checkmate import FULL, QUICK, STUDY, stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
-from experiments.paper.sweeps import SHARES
+from experiments.paper.sweeps import SHARES, spread
+from experiments.published_numbers import TABLE_1
 from experiments.registry import experiments
 from experiments.settings import read_settings
 from remat.graph import Graph
+from remat.plan import Plan
+from remat.registry import get_strategy
 from remat.search.exhaustive import exhaustive
+from remat.simulator import plain_peak, simulate
 
 FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
 
@@ -65,6 +72,72 @@ def test_the_published_chain_has_the_published_integrality_gaps() -> None:
         found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=2)
         assert found.lp is not None
         assert round(optimum / found.lp, 2) == gap
+
+
+LAYERS_1 = 12
+
+
+def training_chain(costs: list[int], sizes: list[int], skips: list[tuple[int, int]]) -> Graph:
+    """A layer for each cost, some of which also read the output of an earlier one; a loss, and the gradients."""
+    n = len(costs)
+    reads = [sorted({*([k - 1] if k else []), *(i for i, j in skips if j == k)}) for k in range(n)]
+    deps = [*reads, [n - 1]]
+    for k in reversed(range(n)):
+        later = [2 * n - j for j in range(n) if k in reads[j]] or [n]
+        deps.append(sorted({k, *reads[k], *later}))
+    bytes_, backward = [*sizes, 1, *reversed(sizes)], [2 * cost for cost in reversed(costs)]
+    return Graph.from_nodes("chain", deps, bytes_, [*costs, 1, *backward],
+                            backward=[k > n for k in range(2 * n + 1)], loss=n)  # fmt: skip
+
+
+def orders_of(strategy: str, graph: Graph, budget: int) -> set[tuple[int, ...]]:
+    """The order of every plan of a strategy."""
+    if get_strategy(strategy).ignores_budget:
+        return {tuple(member.plan.order.tolist()) for member in remat.family(graph, strategy)}
+    plan = remat.solve(graph, budget, strategy, time_limit_s=20).plan
+    return set() if plan is None else {tuple(plan.order.tolist())}
+
+
+def handles_general_graphs(strategy: str) -> str:
+    """Whether it saves memory on a graph without articulation points: yes; only on one with some: partly."""
+    ones = [1] * LAYERS_1
+    for cell, skips in (("yes", [(k, k + 3) for k in range(LAYERS_1 - 3)]),
+                        ("partly", [(k, k + 2) for k in range(0, LAYERS_1 - 2, 3)])):  # fmt: skip
+        graph = training_chain(ones, ones, skips)
+        plain = plain_peak(graph)
+        orders = orders_of(strategy, graph, plain - 2)
+        if min(simulate(graph, Plan.from_order(graph, order)).peak_bytes for order in orders) < plain:
+            return cell
+    return "no"
+
+
+def knows_costs(strategy: str) -> str:
+    """Whether its plans change if what they repeat becomes expensive."""
+    ones = [1] * LAYERS_1
+    cheap = orders_of(strategy, training_chain(ones, ones, []), 9)
+    repeated = {k for order in cheap for k, runs in Counter(order).items() if runs > 1}
+    costs = [50 if k in repeated else 1 for k in range(LAYERS_1)]
+    if len(repeated) == LAYERS_1:  # in one plan or another
+        costs[0] = 1
+    return "no" if orders_of(strategy, training_chain(costs, ones, []), 9) == cheap else "yes"
+
+
+def knows_memory(strategy: str) -> str:
+    """Whether its plans change with the sizes; partly, if it takes no budget."""
+    ones = [1] * LAYERS_1
+    same, other = (orders_of(strategy, training_chain(ones, sizes, []), budget)
+                   for sizes, budget in ((ones, 9), ([8, 8, *ones[2:]], 18)))  # fmt: skip
+    return "no" if same == other else "partly" if get_strategy(strategy).ignores_budget else "yes"
+
+
+@pytest.mark.parametrize("strategy", TABLE_1)
+@pytest.mark.parametrize("column", range(3), ids=["general", "cost", "memory"])
+def test_each_cell_of_table_1_is_what_the_strategy_does(strategy: str, column: int) -> None:
+    if (strategy, column) == ("checkpoint_all", 0):  # it saves nothing anywhere, and has a plan for every graph
+        assert orders_of(strategy, training_chain([1] * 4, [1] * 4, [(0, 2)]), 9)
+        return
+    cells = handles_general_graphs, knows_costs, knows_memory
+    assert cells[column](strategy) == TABLE_1[strategy][column]
 
 
 def test_nothing_fits_below_the_largest_working_set() -> None:
@@ -102,7 +175,7 @@ def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100
     frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
     frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
     frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(info={}, shown=frame, total_cost=total)
+    return SimpleNamespace(info={}, shown=frame, total_cost=total, families=pd.DataFrame({"strategy": [], "cost": []}))
 
 
 def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:
@@ -146,7 +219,7 @@ def test_the_gain_is_over_a_heuristic_of_use_and_the_artifact_has_its_own() -> N
     run = run_of([("chen_greedy", 10, 150, None), ("search", 10, 120, 110), ("griewank", 5, 900, None),
                   ("search", 5, 200, None)])  # fmt: skip
     artifact = run_of([("chen_greedy", 10, 180, None)])
-    group = [sweeps.Sweep("unet", "U-Net", "ours", run, artifact)]
+    group = [sweeps.Sweep("unet", "U-Net", "published", run, artifact)]
 
     def ratio(**options: Any) -> float | None:
         gain = sweeps.largest_gain(group, **options)
@@ -156,11 +229,20 @@ def test_the_gain_is_over_a_heuristic_of_use_and_the_artifact_has_its_own() -> N
     assert ratio(useful=float("inf")) == 900 / 200
     assert ratio(budget_bytes=5) is None
     assert ratio(budget_bytes=10, artifact=True) == 180 / 120
-    run.strategies, artifact.strategies = ["chen_greedy", "ap_sqrtn", "search"], ["chen_greedy"]
+    run.strategies, artifact.strategies = ["chen_greedy", "search"], ["chen_greedy", "ap_sqrtn"]
     rows = {row[2]: row[3:] for row in ratio_rows(group[0])}
-    assert rows["Chen greedy"] == ["1.250", "1.250", "1 of 2", ""]
-    assert rows["Chen greedy, as the artifact counts"] == ["1.500", "1.500", "1 of 2", ""]
-    assert rows["AP √n"] == ["", "", "0 of 2", "1.27"]  # without a plan, but published
+    assert rows["Chen greedy"] == ["1.250", "1.250", "1 of 2", "1.250", ""]
+    assert rows["Chen greedy, as the artifact counts"] == ["1.500", "1.500", "1 of 2", "1.500", ""]
+    assert rows["AP √n, as the artifact counts"] == ["", "", "0 of 2", "", "1.27"]  # without a plan, but published
+
+
+def test_the_artifacts_means_count_budgets_at_which_nothing_is_computed_again() -> None:
+    run = run_of([("a", 10, 150, None), ("b", 10, 120, 110), ("a", 30, 105, None), ("b", 30, 100, 100)])
+    assert sweeps.ratios(run, "a") == [150 / 120]
+    assert sweeps.ratios(run, "a", every=True) == [150 / 120, 105 / 100]
+    run.families = pd.DataFrame({"strategy": ["c"], "cost": [130]})  # its one plan needs more than these budgets
+    assert sweeps.ratios(run, "c", every=True) == [1.3]
+    assert sweeps.ratios(run, "c") == []
 
 
 def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio() -> None:
@@ -188,7 +270,7 @@ def test_claims_are_about_the_heuristics_that_the_paper_had() -> None:
 def curve(network: str, plain: int, best: int, speeds: dict[int, float | None]) -> dict[str, Any]:
     """A document of the throughput experiment with these samples a second."""
     points = [
-        {"batch": batch, "status": "FEASIBLE" if speed else "INFEASIBLE", "samples_per_s": speed,
+        {"batch": batch, "status": "FEASIBLE" if speed else "INFEASIBLE", "samples_per_s": speed, "cost_ns": None,
          "most_per_s": 1.5 * speed if speed else 0.0, "overhead": 0.0 if speed and batch <= plain else 0.1}
         for batch, speed in speeds.items()
     ]  # fmt: skip
@@ -209,12 +291,11 @@ def test_throughput_says_where_recomputation_pays() -> None:
         "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
     }  # fmt: skip
     part = sizes.throughput(document, Study({}, {}, Path()))
-    assert "On VGG19 none was found; the bounds do not rule one out." in part.ours
-    assert "U-Net (batch 40, 1.200x over the best batch without)" in part.ours
+    assert "Proven: none; not ruled out by the bounds: VGG19. Recomputation pays: U-Net." in part.ours
     assert "20 layers; 40 layers is proven impossible" in part.ours
-    assert [name for name, _, _ in part.figures] == ["throughput", "largest_model"]
+    assert [name for name, _, _ in part.figures] == ["throughput"]
     speeds, prices, tried = part.tables
-    assert ["VGG19", "50", "no", "INFEASIBLE", "", "none", "10.00 %", ""] in speeds.rows
+    assert ["VGG19", "50", "no", "INFEASIBLE", "", "", "none", "10.00 %", ""] in speeds.rows
     assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
     assert tried.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
 
@@ -281,6 +362,38 @@ def test_a_part_runs_is_drawn_and_is_not_measured_again(
     assert cli.main(command) == 0
     assert "0 cases measured now" in capsys.readouterr().out
     assert (here / "runs" / "paper" / "paper.md").read_text() == page
+
+
+def test_the_artifacts_budgets_are_even_and_whole_kilobytes_beside_the_fixed_bytes() -> None:
+    assert spread(1_000_500, 1_004_500, 4, 1_000_000) == [1_001_000, 1_002_000, 1_003_000, 1_004_000]
+    assert spread(5_000, 8_000, 2, 0) == [5_000, 7_000]  # 6,500, rounded up
+
+
+def test_a_full_run_has_the_artifacts_budgets_and_its_start(here: Path) -> None:
+    command = ["experiment=paper", "parts=[fig5]", "networks=[chain]", "points=3", "time_limit=3",
+               "strategies=[checkpoint_all,chen_sqrtn,checkmate_milp]"]  # fmt: skip
+    assert cli.main(command) == 0
+    study = stored_study()
+    (sweep,) = sweeps.sweeps(study.document("fig5"), study)
+    budgets = sorted({int(budget) for budget in sweep.run.rows["budget_bytes"]})
+    plain = int(sweep.run.rows["store_all_peak_bytes"].iloc[0])
+    assert 5 <= len(budgets) <= 7  # three and three, and checkpoint-all's peak
+    assert plain in budgets
+    assert all(budget % 1000 == 0 for budget in budgets if budget != plain)
+
+
+def test_the_milp_starts_from_the_cheapest_heuristic_that_fits(tmp_path: Path) -> None:
+    _, _, graph_run = sweep_helpers.sweep(tmp_path)
+    cold = graph_run.key("checkmate_milp", 8)
+    families = graph_run.run_families(["checkpoint_all", "chen_sqrtn"])
+    graph_run.starts = {"checkmate_milp": tuple(families.values())}
+    assert graph_run.key("checkmate_milp", 8) != cold  # other rows than those of a cold start
+    cheapest = min(m.cost for family in families.values() for m in family.members if m.peak_bytes <= 8)
+    plan = graph_run.cheapest_below({}, "checkmate_milp", 8)
+    assert plan is not None
+    assert simulate(sweep_helpers.MIRROR, plan).cost == cheapest
+    assert graph_run.cheapest_below({}, "checkmate_milp", 1) is None
+    assert graph_run.cheapest_below({}, "search", 8) is None  # the others start as users' do
 
 
 def test_a_full_run_rounds_within_the_time_limit(here: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sweep_helpers import make_row
 
 import remat
-from analysis.results import MOVED, read_rows
+from analysis.results import MOVED, load_run
 from experiments.store import Store, code_version, row_key, source_hash, write_json
 from remat import files
 from remat.errors import DiskFull
@@ -76,7 +76,8 @@ def test_a_row_of_an_older_version_loads_with_the_columns_of_this_one(tmp_path: 
         place = table.schema.get_field_index("accounting") + 1
         files.write_table(path, table.add_column(place, "stats", [[json.dumps(stats)]]))
         assert store.read_row(row.key) == row
-    rows = read_rows(tmp_path, ["old", "plain"]).set_index("key")
+    (tmp_path / "run.json").write_text('{"store": ".", "keys": ["old", "plain"]}')
+    rows = load_run(tmp_path).rows.set_index("key")
     assert rows.loc["old", "cost_cap"] == 12
     assert [json.loads(options) for options in rows["options"]] == [{"solver": "scip"}, {}]
 

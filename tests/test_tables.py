@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments import documents, models_table, solvers, tables
-from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, between_marks, command_of, marks
+from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
 from experiments.runner import drawing_of
 
 MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
@@ -29,6 +29,12 @@ def csv_of(name: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+def drawn_text(page: Path, name: str) -> str:
+    """What stands between the marks of an experiment."""
+    first, last = marks(command_of(name))
+    return page.read_text().partition(first)[2].partition(last)[0].strip("\n")
+
+
 def test_every_mark_of_every_page_belongs_to_an_experiment() -> None:
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     found = {(page, command) for page in pages for command in MARK.findall(page.read_text())}
@@ -36,7 +42,7 @@ def test_every_mark_of_every_page_belongs_to_an_experiment() -> None:
 
 
 def test_pages_link_to_every_table_and_no_table_is_empty() -> None:
-    pages = [between_marks(page, command_of(name)) for name, (_, page) in tables.drawn_pages().items()]
+    pages = [drawn_text(page, name) for name, (_, page) in tables.drawn_pages().items()]
     linked = [name for text in pages for name in linked_tables(text)]
     assert sorted(linked) == sorted(path.stem for path in TABLES.iterdir())
     for name in linked:
@@ -47,7 +53,7 @@ def test_pages_link_to_every_table_and_no_table_is_empty() -> None:
 
 DRAWN_FROM_ROWS = (
     "solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies",
-    "checkpoints", "coverage", "explain", "large", "lengths", "models", "shard",
+    "checkpoints", "compiled", "coverage", "explain", "large", "lengths", "models", "readme", "shard",
 )  # fmt: skip
 
 
@@ -59,7 +65,7 @@ def test_pages_with_committed_rows_are_what_their_command_draws(
         monkeypatch.setattr(f"experiments.{module}.RUNS_FOLDER", tmp_path)
     experiment, page = tables.drawn_pages()[name]
     drawing = drawing_of(name, experiment)
-    assert between_marks(page, command_of(name)) == drawing.text
+    assert drawn_text(page, name) == drawing.text
     for table in drawing.tables:
         assert csv_of(table.name) == [list(table.heads), *map(list, table.rows)]
 
@@ -118,16 +124,8 @@ def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, mon
     assert tables.changed_since("0" * 40) is None
 
 
-def test_the_command_lists_draws_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables.main([]) == 0
-    listed = capsys.readouterr().out
-    assert all(re.search(rf"^{name} +\S+\.md$", listed, re.MULTILINE) for name in tables.drawn_pages())
-    assert tables.main(["solvers"]) == 0
-    drawn = capsys.readouterr().out
-    assert "p100, scope staged" in drawn
-    assert "solvers_time_limit.csv:\n\n| instance |" in drawn
-    assert tables.main(["solver"]) == 1
-    assert "did you mean solvers" in capsys.readouterr().err
+def test_every_page_is_listed() -> None:
+    assert re.findall(r"^(\w+) +\S+\.md$", tables.listing(), re.MULTILINE) == [*tables.drawn_pages()]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 import remat
 from experiments import zoo as maker
+from experiments.table import Table, key_of
 from remat import InvalidInput, InvalidPlan, UnknownName, zoo
 from remat.cli import main
 from remat.frontends.monet import monet_graph
@@ -40,7 +41,7 @@ def test_graph_plans_keep_what_the_index_says(name: str) -> None:
 
 @pytest.mark.parametrize("network", ["resnet50", "googlenet", "unet", "mobilenet_v2", "vgg16"])
 def test_every_network_of_monet_is_there_and_its_graph_is_todays(network: str) -> None:
-    """If this fails, the graphs have changed since: run ``python -m experiments.zoo``."""
+    """If this fails, the graphs have changed since: run ``python run.py experiment=zoo keep=true``."""
     mine = [name for name in zoo.names("graph") if name.startswith(f"{network}_b") and name.endswith("GB")]
     assert len(mine) >= 5
     assert {zoo.load(name).graph_sha256 for name in mine} == {monet_graph(network).sha256()}
@@ -184,58 +185,28 @@ def test_an_unknown_plan_is_refused_before_the_model_is_looked_at() -> None:
         rt.rematerialize(Never(), (1,), plan=f"zoo:{SMALL}0")
 
 
-def test_nothing_in_the_index_is_out_of_date() -> None:
-    """If this fails, settings or graphs have changed since: run ``python -m experiments.zoo``."""
-    wanted = [*maker.graph_entries(maker.SETTINGS), *maker.torch_entries(maker.SETTINGS, Path("unused"))]
-    index = maker._Index(zoo.FOLDER, wanted)
-    made = [entry for entry in wanted if (entry.kind, entry.name) in index._known()]
-    assert made
-    assert [entry.file for entry in made if not index.has(entry)] == []
+def test_nothing_in_the_zoo_is_out_of_date() -> None:
+    """If this fails, settings or graphs have changed since: run ``python run.py experiment=zoo keep=true``."""
+    kept = {row["case_key"] for row in Table("zoo").rows(kept_only=True)}
+    assert [case.label for case in maker.zoo.cases() if key_of(case) not in kept] == []
 
 
-def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The maker makes two plans of a chain and one that cannot be; returns the names in the order solved."""
-    solved: list[str] = []
+def test_the_files_are_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = maker.page(Table("zoo").rows(kept_only=True)).kept
+    assert {*kept} == {path for path in zoo.FOLDER.rglob("*") if path.is_file()}
+    assert [file for file, drawn in kept.items() if file.read_bytes() != drawn.read_bytes()] == []
+
+
+def test_a_plan_is_made_or_the_row_says_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     graph = remat.Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [8, 8, 8, 8], [1, 1, 1, 1])
-
-    def entries(settings: dict[str, Any]) -> Any:
-        for budget in (32, 24, 8):
-            made_from = settings | {"scope": "staged", "graph_sha256": graph.sha256(), "budget_bytes": budget}
-
-            def make(path: Path, made_from: dict[str, Any] = made_from, name: str = f"chain_{budget}") -> Any:
-                solved.append(name)
-                return maker._solved(graph, made_from | {"strategy": "checkmate_milp"}, path, "by hand")
-
-            yield maker.Entry("graph", f"chain_{budget}", made_from, make)
-
-    monkeypatch.setattr(maker, "graph_entries", entries)
-    monkeypatch.setattr(maker, "torch_entries", lambda settings, cache: iter(()))
-    return solved
-
-
-def test_making_is_idempotent_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solved = tiny(monkeypatch)
-    out = ["--out", str(tmp_path), "--time-limit", "5"]
-    maker.main([*out, "--list"])
-    assert (solved, [*tmp_path.iterdir()]) == ([], [])
-    maker.main([*out, "--only", "chain_24"])
-    assert solved == ["chain_24"]
-    maker.main(out)
-    assert solved == ["chain_24", "chain_32", "chain_8"]
-    index = (tmp_path / zoo.INDEX).read_bytes()
-    entries = json.loads(index)["graph"]
-    assert [*entries] == ["chain_32", "chain_24", "chain_8"]
-    assert "note" in entries["chain_8"]
-    assert "file" not in entries["chain_8"]
-    maker.main(out)
-    assert (tmp_path / zoo.INDEX).read_bytes() == index
-    assert len(solved) == 3
-    (tmp_path / "chain_24.json").write_text("{}")  # cut off, or edited
-    maker.main(out)
-    maker.main([*out, "--again", "chain_32"])
-    maker.main(["--out", str(tmp_path), "--time-limit", "6", "--only", "chain_8"])
-    maker.main(["--out", str(tmp_path), "--time-limit", "4", "--only", "chain_8"])  # it had more time
-    assert solved[3:] == ["chain_24", "chain_32", "chain_8"]
-    assert (
-        entries["chain_24"]["sha256"] == json.loads((tmp_path / zoo.INDEX).read_text())["graph"]["chain_24"]["sha256"]
+    monkeypatch.setattr(maker, "_graph_of", lambda _name: graph)
+    settings = {"strategy": "checkmate_milp", "time_limit_s": 5.0, "threads": 1, "seed": 0, "scope": "staged"}
+    made, none = (
+        next(iter(maker.measure("graph", "chain", settings | {"graph_sha256": graph.sha256(), "budget_bytes": budget})))
+        for budget in (24, 8)
     )
+    (tmp_path / "plan.json").write_text(made["plan"])
+    trace = remat.simulate(graph, remat.Plan.load(tmp_path / "plan.json", graph))
+    assert (trace.cost, trace.peak_bytes) == (made["made"]["cost"], made["made"]["peak_bytes"]) == (4, 24)
+    assert none["note"].startswith("INFEASIBLE: ")

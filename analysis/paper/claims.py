@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.max_batch_size import network_label
-from analysis.paper.sizes import OPTIMUM, max_found
-from analysis.paper.sweeps import Sweep, largest_gain, sweeps
+from analysis.max_batch_size import OPTIMUM, max_found, network_label
+from analysis.paper.sweeps import SOURCE, Sweep, largest_gain, sweeps
 from analysis.parts import Part, Study, Table, prose
 from analysis.results import PAPERS_HEURISTICS
 from analysis.style import style_of
@@ -20,7 +19,6 @@ EARLY, EARLY_PUBLISHED = (
     "4.8x (an early abstract; its denominator is not given)",
 )
 HELD = ", checkpoints held to the end (as the artifact counts)"
-SOURCES = (("published", "published graph and V100 costs"), ("ours", "our extraction, roofline"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def report(document: Mapping[str, Any], study: Study) -> Part:
     """Rows for each claim: where the paper makes it, and where it is largest here."""
     rows: list[list[str]] = []
     all_sweeps = list(sweeps(document, study))
-    for source, words in SOURCES:
+    for source, words in SOURCE.items():
         rows += _speedups([sweep for sweep in all_sweeps if sweep.source == source], words)
     if "fig6" in study.heads:
         documents = study.document("fig6")["documents"]

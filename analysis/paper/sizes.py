@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,22 +10,21 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import max_batch_size, memory
+from analysis import memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.max_batch_size import ENCODERS, continuous_limit, found_rows, limit_rows, network_label
-from analysis.parts import Part, Study, Table, percent, prose
+from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
+from analysis.paper.sweeps import USEFUL
+from analysis.parts import Part, Study, Table, prose
 from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-from analysis.throughput import KINDS, plot, sizes
-
-OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
-CAPTION = "Largest batch as a share of its proven limit"
+from analysis.throughput import SPEED_HEADS, TRIAL_HEADS, plot, speed_rows, trial_rows
+from remat.graph import Graph
 
 
 def fig6(document: Mapping[str, Any], _: Study) -> Part:
-    """The bars, and found and proven batches as tables."""
+    """What came out; the figure and the batches of every strategy are on a page of their own."""
     documents = document["documents"]
     others = {ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in ENCODERS}
     networks = {others.get(d["network"], d["network"]) for d in documents}  # one with two encoders counts once
@@ -33,90 +32,48 @@ def fig6(document: Mapping[str, Any], _: Study) -> Part:
         others.get(d["network"], d["network"]) for d in documents
         if any(max_found(d, rule["name"]) != d["proven"][rule["name"]] for rule in d["rules"])
     }  # fmt: skip
-    missed = [
-        f"{network_label(d)}'s {p['batch']} (at most {d['proven'][p['rule']]} whole samples; one operation allows "
-        f"{continuous_limit(d):.2f})"
-        for d in documents for p in d["published"]
-        if p["strategy"] == OPTIMUM and max_found(d, p["rule"]) < p["batch"]
-    ]  # fmt: skip
-    missed_words = f"Below a published batch: {'; '.join(missed)}." if missed else "No published batch is larger."
+    real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
     return Part(
-        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), missed=missed_words),
-        [("fig6", CAPTION, max_batch_size.draw(documents))] if documents else [],
-        [_batches(documents, rule) for rule in documents[0]["rules"]] if documents else [],
+        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), real=real),
+        [("fig6", "Largest batches, found, proven and published", draw(documents))] if documents else [],
+        [Table("fig6", *summary(documents))] if documents else [],
     )  # fmt: skip
-
-
-def max_found(document: Mapping[str, Any], rule: str) -> int:
-    """The largest batch of any strategy; 0 if none found any."""
-    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
-
-
-def _batches(documents: list[dict[str, Any]], rule: Mapping[str, str]) -> Table:
-    def label(strategy: str) -> str:
-        return style_of(strategy).label
-
-    rows = [row for row in found_rows(documents, rule["name"], label) if any(row[1:])]
-    rows += limit_rows(documents, rule["name"], label)
-    return Table(f"fig6_{rule['name']}", ["strategy", *map(network_label, documents)], rows)
 
 
 def throughput(document: Mapping[str, Any], _: Study) -> Part:
     """A curve for each network, and the sizes that fit."""
     networks = [d for d in document["throughput"] if d["best"] is not None]
     searches = [search for search in document["searches"] if search["trials"]]
-    figures, tables = [], []
-    if networks:
-        figures.append(("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs",
-                        _curves(networks)))  # fmt: skip
-        tables += [_speeds(networks), _prices(networks)]
-    if searches:
-        figures.append(("largest_model", "Sizes tried, and their peaks without recomputation",
-                        sizes(searches, document["memory_bytes"])))  # fmt: skip
-        tables += [_trials(search, number) for number, search in enumerate(searches)]
-    return Part(*prose(__file__, "throughput", found=_words(networks, searches)), figures, tables)
-
-
-def _words(networks: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> str:
-    """Where recomputation pays, where it is proven not to, and the largest sizes."""
     at_plain = [d for d in networks if d["best"] <= d["plain_batch"]]
-    closed = [network_label(d) for d in at_plain if _is_closed(d)]
-    open_ones = [network_label(d) for d in at_plain if not _is_closed(d)]
-    beyond = [f"{network_label(d)} (batch {d['best']}, {_gain(d)} over the best batch without)"
-              for d in networks if d["best"] > d["plain_batch"]]  # fmt: skip
-    sentences = []
-    if closed:
-        sentences.append(f"On {', '.join(closed)} no batch tried that needs recomputation is faster than the best "
-                         "without: this is proven.")  # fmt: skip
-    if open_ones:
-        sentences.append(f"On {', '.join(open_ones)} none was found; the bounds do not rule one out.")
-    if beyond:
-        sentences.append(f"Recomputation pays on {', '.join(beyond)}.")
+    found = []
     for s in searches:
-        limit = f"{s['ruled_out_label']} is proven impossible." if s["ruled_out"] else "no limit was proven."
-        sentences.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}")
-    return " ".join(sentences)
+        limit = f"{s['ruled_out_label']} is proven impossible" if s["ruled_out"] else "no limit was proven"
+        found.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}.")
+    tables = [
+        Table("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
+        Table("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
+        *(Table(f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
+    ]
+    return Part(
+        *prose(
+            __file__, "throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
+            open=_names(d for d in at_plain if not _is_closed(d)),
+            beyond=_names(d for d in networks if d["best"] > d["plain_batch"]),
+        ),
+        [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs", _curves(networks))]
+        if networks else [],
+        [table for table in tables if table.rows],
+    )  # fmt: skip
+
+
+def _names(documents: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(map(network_label, documents)) or "none"
 
 
 def _is_closed(document: Mapping[str, Any]) -> bool:
     """Whether the bounds prove that no batch tried is faster than the best found."""
-    best = _point(document, document["best"])["samples_per_s"]
+    best = next(p["samples_per_s"] for p in document["points"] if p["batch"] == document["best"])
     return all(point["most_per_s"] <= best * (1 + 1e-9) for point in document["points"])
-
-
-def _best_plain(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The fastest of the batches that fit without recomputation."""
-    plain = [p for p in document["points"] if p["batch"] <= document["plain_batch"] and p["samples_per_s"] is not None]
-    return max(plain, key=lambda point: point["samples_per_s"], default=None)
-
-
-def _gain(document: Mapping[str, Any]) -> str:
-    best, plain = _point(document, document["best"]), _best_plain(document)
-    return "alone" if plain is None else f"{best['samples_per_s'] / plain['samples_per_s']:.3f}x"
-
-
-def _point(document: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-    return next(point for point in document["points"] if point["batch"] == batch)
 
 
 def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
@@ -128,92 +85,42 @@ def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _speeds(networks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
-    for document in networks:
-        for point in document["points"]:
-            found = point["samples_per_s"]
-            plain = point["batch"] <= document["plain_batch"]
-            rows.append([
-                network_label(document), str(point["batch"]), "yes" if plain else "no",
-                point["status"], "" if found is None else f"{found:.2f}",
-                f"{point['most_per_s']:.2f}" if point["most_per_s"] else "none",
-                "" if point["overhead"] is None else percent(point["overhead"]),
-                "best" if point["batch"] == document["best"] else "",
-            ])  # fmt: skip
-    return Table("throughput", [
-        "network", "batch", "fits without recomputation", "status", "samples/s", "at most (proven)", "overhead", "",
-    ], rows)  # fmt: skip
-
-
-def _prices(networks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [
+def _prices(networks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [
         [network_label(d), str(p["batch"]), *(
             ("not solved in time", "") if p["ms_per_gib"] is None
             else (f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}")
         )]
         for d in networks for p in d["prices"]
     ]  # fmt: skip
-    return Table("memory_price", [
-        "network", "batch", "ms for each GiB", "bound of a step, ms",
-    ], rows)  # fmt: skip
-
-
-def _trials(search: Mapping[str, Any], number: int) -> Table:
-    trials = sorted(search["trials"], key=lambda trial: trial["size"])
-    rows = [[
-        trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}",
-        KINDS[trial["kind"]][2], trial["status"],
-        "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
-    ] for trial in trials]  # fmt: skip
-    return Table(f"largest_model_{number + 1}", [
-        "size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost",
-    ], rows)  # fmt: skip
 
 
 def memory_part(document: Mapping[str, Any], study: Study) -> Part:
-    """Four figures and the sizes as a table."""
-    run, schedules = study.run(document["over_time"]), study.run(document["matrices"])
+    """Three figures and the sizes as a table."""
+    run = study.run(document["plans"])
+    graph, shown = run.graph, chosen_plan(run)
     figures = []
-    shown = chosen_plan(run)
-    chain = {"plain": 0, "peak": 0, "more": 0.0}
-    if shown is not None and run.graph is not None:
-        plain = store_all(run.graph, str(shown.row.accounting))
-        figures.append(("memory_over_time", "Memory held over a training step", memory.draw(run.graph, shown, plain)))
-        more = 100 * (shown.trace.cost / plain.cost - 1)
-        chain = {"plain": plain.peak_bytes, "peak": shown.trace.peak_bytes, "more": more}
+    values = {"network": run.title, "plain": 0.0, "peak": 0.0, "more": 0.0, "left_out": "none"}
+    if shown is not None and graph is not None:
+        plain = store_all(graph, str(shown.row.accounting))
+        figures.append(("memory_over_time", f"{run.title}: memory held over a training step",
+                        memory.draw(graph, shown, plain)))  # fmt: skip
+        caption, matrices, left_out = _schedules(run, graph)
+        figures.append(("schedules", caption, matrices))
+        values |= {"plain": plain.peak_bytes / 1e9, "peak": shown.trace.peak_bytes / 1e9, "left_out": left_out,
+                   "more": 100 * (shown.trace.cost / plain.cost - 1)}  # fmt: skip
     sizes = document["sizes"]
-    figures.append(("features_parameters", "Features against parameters", _sizes_figure(sizes)))
     figures.append(
         ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
     )
-    matrices = _matrices(schedules)
-    if matrices is not None:
-        figures.append(("schedules", _caption(schedules), matrices))
     return Part(
-        *prose(__file__, "memory", **chain, spread=_spread(sizes), features=_features(sizes)),
+        *prose(__file__, "memory", **values, spread=_spread(sizes), features=_features(sizes)),
         figures,
         [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
              f"{s['features_bytes'] / s['parameter_bytes']:.0f}" if s["parameter_bytes"] else ""] for s in sizes
         ])],
     )  # fmt: skip
-
-
-def _sizes_figure(sizes: list[dict[str, Any]]) -> Figure:
-    figure, (axes,) = panels(1, (6.6, 0.42 * len(sizes) + 0.9), xlabel="Memory (GB, logarithmic)")
-    y = np.arange(len(sizes))
-    for shift, key, label, colour, hatch in (
-        (-0.2, "features_bytes", "features", BLUE, ""), (0.2, "parameter_bytes", "parameters", ORANGE, "///"),
-    ):  # fmt: skip
-        axes.barh(y + shift, [max(s[key], 1) / 1e9 for s in sizes], 0.38, color=colour, hatch=hatch, edgecolor="white",
-                  label=label)  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yticks(y, [f"{s['label']} (batch {s['batch']})" for s in sizes])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    legend_below(figure)
-    return figure
 
 
 def _features(sizes: Sequence[Mapping[str, Any]]) -> str:
@@ -255,33 +162,40 @@ def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _caption(run: Run) -> str:
-    """The figure's caption: network, budget, and the strategies without a plan."""
-    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
-    without = [style_of(name).label for name in run.strategies if name in asked]
-    missing = f"; without a plan there: {', '.join(without)}" if without else ""
-    budget = int(run.shown["budget_bytes"].min()) / 1e9
-    return f"{run.title} within {budget:.2f} GB: values computed and held in each stage{missing}"
+def _schedules(run: Run, graph: Graph) -> tuple[str, Figure, str]:
+    """(caption, a matrix R over S for each cost of a plan, strategies left out) at the run's budget.
 
-
-def _matrices(run: Run) -> Figure | None:
-    """Every strategy's plan at the run's budget, as one matrix each: R over S. None without plans."""
-    graph = run.graph
-    plans = [ShownPlan(row, *found) for row in run.planned.itertuples() if (found := run.load_plan(row))]
-    if graph is None or not plans:
-        return None
-    plans.sort(key=lambda shown: order_of(shown.strategy))
-    figure, grid = panels(len(plans), (2.0, 2.35), 4)
+    Plans of equal cost hardly differ: one stands for all, that of the strategy furthest down the legend.
+    """
+    groups: dict[int, list[ShownPlan]] = {}
+    for row in sorted(run.planned.itertuples(), key=lambda row: order_of(row.strategy)):
+        found = run.load_plan(row)
+        if found is not None:
+            groups.setdefault(int(row.cost), []).append(ShownPlan(row, *found))
+    drawn = {cost: group for cost, group in sorted(groups.items()) if cost <= USEFUL * graph.total_cost}
+    figure, grid = panels(len(drawn), (1.55, 1.95), 5)
     figure.set_layout_engine("constrained", h_pad=0.09)
-    for axes, shown in zip(grid, plans, strict=True):
-        R, S, _ = cells(graph, shown.plan, MOST_CELLS)
+    for axes, group in zip(grid, drawn.values(), strict=True):
+        R, S, _ = cells(graph, group[-1].plan, MOST_CELLS)
         axes.imshow(np.where((R == NOTHING) & (S > 0), RESIDENT, R), cmap=ListedColormap(list(COLOURS)), vmin=0, vmax=3,
                     interpolation="nearest")  # fmt: skip
-        axes.set_title(f"{style_of(shown.strategy).label}\n{100 * float(shown.row.overhead):.2f} %", fontsize=8)
+        name = style_of(group[-1].strategy).label + (f" + {len(group) - 1}" if len(group) > 1 else "")
+        axes.set_title(f"{name}\n{100 * float(group[-1].row.overhead):.2f} %", fontsize=8)
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
     handles = [Patch(color=FIRST, label="first computation"), Patch(color=AGAIN, label="recomputation"),
                Patch(color=HELD, label="resident when the stage starts")]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=3,
-                  title="rows: stages, columns: operations; overhead in the titles", title_fontsize=8)  # fmt: skip
-    return figure
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    same = "; ".join(f"{_labels(group[:-1])} as {style_of(group[-1].strategy).label}"
+                     for group in drawn.values() if len(group) > 1)  # fmt: skip
+    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
+    above = [shown for cost, group in groups.items() if cost not in drawn for shown in group]
+    without = ", ".join(style_of(name).label for name in sorted(asked, key=order_of))
+    left_out = f"{without} (no plan)" + (f" and {_labels(above)} (over twice the cost)" if above else "")
+    budget = int(run.shown["budget_bytes"].min()) / 1e9
+    return (f"{run.title} within {budget:.2f} GB. Rows: stages; columns: operations; overheads in the titles. {same}",
+            figure, left_out)  # fmt: skip
+
+
+def _labels(group: Sequence[ShownPlan]) -> str:
+    return ", ".join(style_of(shown.strategy).label for shown in group)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median, median_high
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, log_numbers, panels, points
+from analysis.paper.sweeps import start_of
 from analysis.parts import Part, Study, Table, percent, prose
 from analysis.results import WITH_PLAN, Run, as_objects
 from analysis.scales import byte_scale
-from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE
+from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE, style_of
 from remat.incumbent import is_closed
 
 LEAST_S = 0.05  # dots of faster solves are drawn here
@@ -40,6 +42,8 @@ def seconds_figure(
     """
     figure, all_axes = panels(len(grids), size, xlabel="Seconds", sharey=True)
     apart = 0.66 / len(looks)
+    seen = (s for dots in grids.values() for found in dots.values() for _, s in found if s is not None)
+    least = max(LEAST_S, min(seen, default=LEAST_S))
     for axes, (title, dots) in zip(all_axes, grids.items(), strict=True):
         for number, (form, (colour, marker)) in enumerate(looks.items()):
             shift = apart * (number - (len(looks) - 1) / 2)
@@ -49,7 +53,7 @@ def seconds_figure(
             points(axes, missed, colour, marker, mfc="none")
         axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0,
                      label=f"hollow: not reached in {limit_s:g} s")  # fmt: skip
-        axes.set(xscale="log", xlim=(0.8 * LEAST_S, 2.6 * limit_s), title=title)
+        axes.set(xscale="log", xlim=(0.8 * least, 2.6 * limit_s), title=title)
         log_numbers(axes.xaxis, *((1.0, 3.0) if limit_s < 100 else (1.0,)))
     all_axes[0].set_yticks(range(len(networks)), networks)
     all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
@@ -57,7 +61,10 @@ def seconds_figure(
     return figure
 
 
-FORMS = {"published MILP": (ORANGE, "s"), "trimmed MILP": (BLUE, "o"), "portfolio": (WINE, "*")}
+FORMS = {
+    "Checkmate MILP, published form, HiGHS": (ORANGE, "s"), style_of("checkmate_milp").label: (BLUE, "o"),
+    style_of(OURS).label: (WINE, "*"),
+}  # fmt: skip
 CAPTION = "Seconds to a plan, a good plan and the proof; hollow: not reached within the limit"
 MARKS = ("first plan", "within 5 %", "within 1 %", "proof")
 
@@ -74,13 +81,42 @@ def solver_time(document: Mapping[str, Any], study: Study) -> Part:
         f"{sum(c[MARKS[3]] is not None for c in of)} proven"
         for form in FORMS if (of := [c for c in cases if c["form"] == form])
     )  # fmt: skip
+    speeds = _lp_speed(document, study)
+    ratios = {form: ", ".join(f"{name} {ratio}" for name, of, *_, ratio in speeds if of == form)
+              for form in ("published", "trimmed")}  # fmt: skip
+    speed = ", the ".join(f"{form} MILP takes {found} times the seconds of two-phase rounding"
+                          for form, found in ratios.items() if found)  # fmt: skip
     return Part(
-        *prose(__file__, "solver_time", counts=counts),
+        *prose(__file__, "solver_time", counts=counts, start=start_of(document), speed=f"The {speed}" if speed else ""),
         [("solver_time", CAPTION, _seconds(cases))],
-        [Table("solver_time", [
-            "network", "budget GB", "form", "status", *MARKS, "limit",
-        ], rows)],
+        [Table("solver_time", ["network", "budget GB", "form", "status", *MARKS, "limit"], rows),
+         Table("lp_speed", LP_HEADS, speeds)],
     )  # fmt: skip
+
+
+ROUNDED = "lp_rounding"  # the published method
+LP_HEADS = ("network", "form", "LP rounding s", "MILP s", "MILP / LP")
+
+
+def _lp_speed(document: Mapping[str, Any], study: Study) -> list[list[str]]:
+    """Median seconds of two-phase rounding and of the MILP, whole solves, for each network and form of the program."""
+    keys = {("trimmed", panel["label"]): panel["panel"]["keys"] for panel in study.panels("fig5")}
+    for panel in study.panels("rounding"):
+        keys["published", panel["label"]] = panel["panels"]["published"]["keys"]
+    rows = []
+    for (form, network), own in keys.items():
+        milp = [
+            study.solves[entry["key"]]
+            for entry in document["rows"]
+            if entry["network"] == network and form in entry["form"] and entry["key"] in study.solves
+        ]
+        lp = [row["wall_s"] for key in own if (row := study.solves.get(key)) and row["strategy"] == ROUNDED]
+        if milp and lp:
+            is_open = median_high(row["wall_s"] >= 0.95 * row["time_limit_s"] for row in milp)
+            mark = ">= " if is_open else ""
+            one, other = median(lp), median(row["wall_s"] for row in milp)
+            rows.append([network, form, f"{one:.1f}", f"{mark}{other:.1f}", f"{mark}{other / one:.1f}"])
+    return rows
 
 
 def solver_cases(document: Mapping[str, Any], study: Study) -> list[dict[str, Any]]:
@@ -206,22 +242,21 @@ def _best(runs: Runs) -> Any:
 
 
 def _roundings(runs: Sequence[tuple[str, Runs]]) -> Figure:
-    figure, grid = panels(len(runs), (4.3, 3.1), ylabel="Compute overhead (%)")
+    figure, grid = panels(len(runs), (2.7, 2.7), ylabel="cost / plain step", sharey=True)
     for axes, (label, both) in zip(grid, runs, strict=True):
         run = both["trimmed"]
         budget = int(run.rows["budget_bytes"].iloc[0])
         scale = byte_scale(budget)
         for relaxation, strategy, words, colour, marker in KINDS:
-            found = [(peak / scale.factor, 100 * (cost / run.total_cost - 1))
-                     for cost, peak in _points(both[relaxation], strategy)]  # fmt: skip
-            points(axes, found, colour, marker, label=words, size=4, alpha=0.75)
+            found = [(peak / scale.factor, cost / run.total_cost) for cost, peak in _points(both[relaxation], strategy)]
+            points(axes, found, colour, marker, label=words, size=3.5, alpha=0.6)
         best = _best(both)
         if best is not None:
-            over = 100 * float(best.overhead)
-            points(axes, [(int(best.peak_bytes) / scale.factor, over)], WINE, "*", label=OURS, size=7)
-            axes.axhline(over, color=WINE, lw=1.0, ls=":")
+            points(axes, [(int(best.peak_bytes) / scale.factor, 1 + float(best.overhead))], WINE, "*",
+                   label=style_of(OURS).label, size=7)  # fmt: skip
         axes.axvline(budget / scale.factor, color=BLACK, lw=1.0, ls=(0, (5, 2)), label="budget")
-        axes.set(title=label, xlabel=f"Peak memory ({scale.unit})")
+        axes.set(title=label, xlabel=f"Peak memory ({scale.unit})", yscale="log")
+        log_numbers(axes.yaxis)
     legend_below(figure, 3)
     return figure
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import remat
+from analysis.max_batch_size import ENCODERS
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
@@ -15,7 +16,6 @@ from experiments.parts import PartContext
 from experiments.row import Row as Solved
 from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun
-from experiments.store import code_version
 from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
@@ -54,7 +54,7 @@ NETWORKS = {
 
 def in_figure_6(network: Network) -> bool:
     """Whether it has a bar in Figure 6. A network from outside the paper gets one, because the user named it."""
-    return network.name in PUBLISHED or network.name not in NETWORKS
+    return network.name in PUBLISHED or network.name in ENCODERS or network.name not in NETWORKS
 
 
 def network(name: str) -> Network:
@@ -68,6 +68,8 @@ class Scale:
 
     Attributes:
         points: number of budgets of a sweep.
+        as_artifact: take the artifact's budgets: `points` over the range, as many about the least memory of any plan,
+            and twice as many for VGG.
         time_limit_s: of each solve.
         rounding_s: of a solve that rounds the LP of a network whose LP is slow.
         samples: number of random roundings.
@@ -90,6 +92,7 @@ class Scale:
     refinements: int
     price_limit_s: float
     sizes: int
+    as_artifact: bool = False
 
 
 Context: TypeAlias = PartContext[Network, Scale]
@@ -155,14 +158,6 @@ def panel_of(graph_run: GraphRun, rows: Iterable[Solved], families: Sequence[str
         "graph_sha256": graph.sha256(), "working_set_bytes": graph.largest_working_set()[0],
         "keys": [row.key for row in rows], "members": [member for table in tables for member in table.to_pylist()],
     }  # fmt: skip
-
-
-def remember(context: Context, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-    """The result of `compute` (JSON), from the store if the same code has computed it before.
-
-    A result None means that a time limit ended it; it is not kept.
-    """
-    return context.run.store.remember("paper", {**determines, "code": code_version(whole=True)}, compute)
 
 
 def _build(context: Context, settings: Settings) -> Subject:

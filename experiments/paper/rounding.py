@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted, remember
+from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted
 from experiments.solving import GraphRun
+from experiments.store import code_version
 from remat import min_budget
 from remat.bounds.lp import solve_relaxation
 from remat.errors import InvalidPlan
@@ -32,7 +33,7 @@ def run(context: Context) -> dict[str, Any]:
         slow = context.scale.rounding_s if network.has_slow_lp else context.scale.time_limit_s
         limit, budget, panels = max(20.0, slow), 0, dict[str, Any]()
         for relaxation in RELAXATIONS:
-            same = {"improve": False, "relaxation": relaxation}
+            same = {"relaxation": relaxation}
             options = {"lp_rounding": same, "lp_rounding_random": same | {"samples": context.scale.samples}}
             graph_run = context.graph_run(
                 subject, "paper/rounding", strategies=(*options, "portfolio"), options=options, time_limit_s=limit,
@@ -44,8 +45,11 @@ def run(context: Context) -> dict[str, Any]:
             panels[relaxation] = panel_of(graph_run, [row for (row,) in found], [], title)
         samples, seed = context.scale.naive_samples, context.settings.seed
         determines = {"part": "naive rounding", "graph": subject.graph.sha256(), "budget": budget, "samples": samples,
-                      "seed": seed, "limit": limit}  # fmt: skip
-        feasible = remember(context, determines, partial(count_feasible, subject.graph, budget, samples, seed, limit))
+                      "seed": seed, "limit": limit, "code": code_version(whole=True)}  # fmt: skip
+        # A result None means that a time limit ended it; the store does not keep it.
+        feasible = context.run.store.remember(
+            "paper", determines, partial(count_feasible, subject.graph, budget, samples, seed, limit)
+        )
         shown.append({"panels": panels, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
     return {"panels": shown}
 

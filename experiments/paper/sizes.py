@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.max_batch_size import ENCODERS
-from experiments.budget_sweep import run_single
-from experiments.build import Subject
+from experiments.budget_sweep import budgets_of_sweep, run_single
 from experiments.largest_model import largest_models
 from experiments.max_batch_size import max_batches
-from experiments.paper.graphs import Context, Network, budgets_at, extracted, in_figure_6, panel_of
+from experiments.paper.graphs import Context, Network, extracted, in_figure_6, panel_of
+from experiments.paper.sweeps import with_starts
 from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from experiments.throughput import best_batch
-from remat.frontends import synthetic
 from remat.frontends.json import graph_to_dict
 
 SHARE = 2 / 3  # of the scale's time limit for one solve, because a strategy has several for each network
@@ -58,29 +57,21 @@ def larger(context: Context) -> dict[str, Any]:
             "gpu": context.settings.gpu.name}  # fmt: skip
 
 
-LAYERS = 32
+SHOWN = "unet"  # the network whose plans are drawn over time and as schedules
 
 
 def memory(context: Context) -> dict[str, Any]:
-    """A plan for the chain, a plan of every strategy for the first network, and sizes of all networks.
+    """The plans of every strategy for one network at a tight budget of its sweep, and sizes of all networks.
 
-    The graphs are ours, so that they stay with the rows: figures replay the plans.
+    The graph is ours, so that it stays with the rows: figures replay the plans.
     """
-    graph, first = synthetic.chain(n=LAYERS, name=f"chain of {LAYERS} layers"), context.networks[0]
-    chain = Subject(graph, cost_source="modelled")
-    over_time = _solve(context, chain, f"Memory over time, {LAYERS} layers", 2,
-                       strategies=("checkpoint_all", "chen_sqrtn", "portfolio"))  # fmt: skip
-    subject = extracted(context, first)
-    matrices = _solve(context, subject, f"Schedules of {first.label}", 1)
-    sizes = [_sizes(context, network) for network in context.networks]
-    return {"over_time": over_time, "matrices": matrices, "sizes": sizes}
-
-
-def _solve(context: Context, subject: Subject, title: str, tenth: int, **changes: Any) -> dict[str, Any]:
-    """Solve one graph at the budget of `budgets_at`; its panel, with the graph."""
-    graph_run = context.graph_run(subject, "paper/memory", **changes)
-    rows, families = run_single(graph_run, *budgets_at(graph_run, [tenth]))
-    return panel_of(graph_run, rows, families, title) | {"graph": graph_to_dict(subject.graph)}
+    network = next((network for network in context.networks if network.name == SHOWN), context.networks[0])
+    subject = extracted(context, network)
+    graph_run = with_starts(context.graph_run(subject, "paper/memory", budget_bytes=None))
+    budgets = budgets_of_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
+    rows, families = run_single(graph_run, budgets[len(budgets) // 3])
+    plans = panel_of(graph_run, rows, families, network.label) | {"graph": graph_to_dict(subject.graph)}
+    return {"plans": plans, "sizes": [_sizes(context, network) for network in context.networks]}
 
 
 def _sizes(context: Context, network: Network) -> dict[str, Any]:

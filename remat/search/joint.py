@@ -16,7 +16,7 @@ This is one file on purpose: the cache of compiled code checks only the file of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,16 @@ N_REALS = 7
 OVER, NEVER = 1e30, 1e15  # a price at which nothing above the budget pays; bytes above every budget
 # Temperatures, as shares of the least cost; the least price of a byte, as a share of the least cost over the budget;
 # the price at the beginning, over the least; share of moves that change one use of a value.
-HOT, COLD, PRICE_FLOOR, FIRST_PRICE, SHARE_AGAIN = 1e-3, 4e-5, 0.05, 4.0, 0.05
+HOT, WARM, COLD, PRICE_FLOOR, FIRST_PRICE, SHARE_AGAIN, SHARE_EARLY, SHARE_FAR = (
+    1e-3,
+    1.5e-4,
+    4e-5,
+    0.05,
+    4.0,
+    0.05,
+    0.05,
+    0.3,
+)
 MOVES_PER_VALUE = 2500  # enough to cool down once
 FIRST_CHUNK, CHUNK_S, SEED_STEP = 500, 0.2, 1_000_003  # moves between two looks at the clock; their time
 
@@ -48,6 +57,7 @@ class Instance(NamedTuple):
         size: [V] bytes; maker: [V] operation; extra: [V] whether only some implementations make it.
         outputs, first_extra: [F + 1] values of an operation begin there; its extra values begin there.
         inputs, readers: values that an operation reads; operations that read a value.
+        last_reader: [V] the last of them, or the maker without any; dying: values whose last reader is an operation.
         base: [T] bytes held in a stage beside the values: fixed, gradients, kept.
         options: [T + 1] implementations of a backward operation with other inputs begin there.
         option_reads, option_bytes, option_pick: values that it reads, bytes of its outputs, its picks.
@@ -69,6 +79,9 @@ class Instance(NamedTuple):
     in_ids: np.ndarray
     reader_start: np.ndarray
     reader_ids: np.ndarray
+    last_reader: np.ndarray
+    dying_start: np.ndarray
+    dying_ids: np.ndarray
     base: np.ndarray
     options: np.ndarray
     read_start: np.ndarray
@@ -93,8 +106,9 @@ class State(NamedTuple):
     """What annealing changes.
 
     Attributes:
-        stored: [V] gene; again: [V, T] exceptions; option: [T] chosen implementation of each backward operation.
-        held: [T + 1, V] whether a value is there when a stage begins; bits: the same as bit sets; total: [T + 1] bytes.
+        stored, early: [V] genes; early is the stage in which a value is run again before its first use, or 0.
+        again: [V, T] exceptions; option: [T] chosen implementation of each backward operation.
+        held: [V, T + 1] whether a value is there when a stage begins; bits: the same as bit sets; total: [T + 1] bytes.
         n_runs, runs: stages in which a value is run again.
         cost, excess: [T] priced; exact_cost, exact_excess: [T] with implementations that fit.
         reals: [N_REALS] sums, the price of a byte, the cost of the best.
@@ -102,6 +116,7 @@ class State(NamedTuple):
     """
 
     stored: np.ndarray
+    early: np.ndarray
     again: np.ndarray
     option: np.ndarray
     held: np.ndarray
@@ -116,6 +131,7 @@ class State(NamedTuple):
     exact_excess: np.ndarray
     reals: np.ndarray
     best_stored: np.ndarray
+    best_early: np.ndarray
     best_again: np.ndarray
     best_option: np.ndarray
     random: np.ndarray
@@ -156,6 +172,10 @@ def workspace(n_values, n_operations):
 @njit(cache=True, inline="always")
 def pick(costs, scratch, first, end, slack, price, out):
     """The best of equal implementations: out[0..1] cost and excess priced, out[2..3] exact; returns the exact one."""
+    if scratch[first] <= slack:  # the fastest
+        out[0] = out[2] = costs[first]
+        out[1] = out[3] = 0.0
+        return first
     least = 1e300
     for p in range(first, end):
         over = max(0.0, scratch[p] - slack)
@@ -192,14 +212,14 @@ def see(v, state, t, reads, work):
         work.seen[v] = True
         work.list[work.n[0]] = v
         work.n[0] += 1
-        work.left[v] = has(state.bits[t + 1], v) + (t > 0 and has(reads, v))
+        work.left[v] = has(state.bits[t + 1], v) + has(reads, v)
 
 
 @njit(cache=True, inline="always")
 def want(instance, state, t, v, work):
     """Let the maker of a value run in stage `t`, unless the value is there."""
     i = instance.maker[v]
-    if not work.wanted[i] and (t == 0 or not has(state.bits[t], v)):
+    if not work.wanted[i] and not has(state.bits[t], v):
         work.wanted[i] = True
         work.n[1] += 1
         work.n[2] = max(work.n[2], i)
@@ -207,19 +227,14 @@ def want(instance, state, t, v, work):
 
 @njit(cache=True)
 def runs_of(instance, state, t, reads, work):
-    """The operations that run in stage `t`, descending, into `work.runs`; returns their number."""
+    """The operations that run in stage `t` > 0, descending, into `work.runs`; returns their number."""
     work.n[:] = 0
-    n_operations = instance.over.shape[0]
-    if t == 0:
-        work.wanted[:] = True
-        work.n[1], work.n[2] = n_operations, n_operations - 1
-    else:
-        for w in range(reads.shape[0]):
-            missing = (state.bits[t + 1, w] | reads[w]) & ~state.bits[t, w]
-            while missing:
-                low = missing & (~missing + np.uint64(1))
-                missing ^= low
-                want(instance, state, t, w * 64 + BIT[int(low % np.uint64(67))], work)
+    for w in range(reads.shape[0]):
+        missing = (state.bits[t + 1, w] | reads[w]) & ~state.bits[t, w]
+        while missing:
+            low = missing & (~missing + np.uint64(1))
+            missing ^= low
+            want(instance, state, t, w * 64 + BIT[int(low % np.uint64(67))], work)
     n, i = 0, work.n[2]
     while n < work.n[1]:
         if work.wanted[i]:
@@ -230,8 +245,7 @@ def runs_of(instance, state, t, reads, work):
                 u = instance.in_ids[e]
                 see(u, state, t, reads, work)
                 work.left[u] += 1
-                if t > 0:
-                    want(instance, state, t, u, work)
+                want(instance, state, t, u, work)
             for v in range(instance.outputs[i], instance.outputs[i + 1]):
                 see(v, state, t, reads, work)
         i -= 1
@@ -239,29 +253,75 @@ def runs_of(instance, state, t, reads, work):
 
 
 @njit(cache=True)
+def forward(instance, state, budget, price, names, out, picked):
+    """Cost and excess of stage 0, the forward pass: out[0..1] priced, out[2..3] exact; what it picked, in `names`."""
+    stored, mem = state.bits[1], instance.base[0]
+    out[:] = 0.0
+    for i in range(instance.over.shape[0]):
+        over = instance.over[i]
+        in_place = over >= 0 and instance.last_reader[over] == i and not has(stored, over)
+        extra, making = 0, 0
+        for v in range(instance.outputs[i], instance.first_extra[i]):
+            making += instance.size[v]
+        for v in range(instance.first_extra[i], instance.outputs[i + 1]):
+            if has(stored, v):
+                if extra > 0:  # no implementation makes two
+                    out[1] = out[3] = NEVER
+                extra = v - instance.first_extra[i] + 1
+                making += instance.size[v]
+        kind = instance.kinds[i] + extra
+        p, e = instance.plain_pick[kind], instance.plain_pick[kind + 1]
+        if in_place and instance.over_pick[kind] < instance.over_pick[kind + 1]:
+            making -= instance.size[over]
+            p, e = instance.over_pick[kind], instance.over_pick[kind + 1]
+        else:
+            in_place = False
+        names[i] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
+        add(out, picked)
+        mem += making
+        for e in range(instance.dying_start[i], instance.dying_start[i + 1]):
+            v = instance.dying_ids[e]
+            if (
+                not has(stored, v)
+                and not (in_place and v == over)
+                and (v < instance.first_extra[i] or instance.maker[v] < i)
+            ):
+                mem -= instance.size[v]
+
+
+@njit(cache=True, inline="always")
+def add(out, picked):
+    """Add the cost of a run, priced and exact; the excess of a stage is the largest of its runs."""
+    out[0] += picked[0]
+    out[1] = max(out[1], picked[1])
+    out[2] += picked[2]
+    out[3] = max(out[3], picked[3])
+
+
+@njit(cache=True)
 def stage(instance, state, t, budget, price, work, out, picked):
-    """Cost and excess of a stage: out[0..1] priced, out[2..3] exact. Returns the number of runs.
+    """Cost and excess of a stage `t` > 0: out[0..1] priced, out[2..3] exact. Returns the number of runs.
 
     The operations that run are in `work.runs`, descending, what they picked in `work.names`, the backward one last.
     """
     o = instance.options[t] + state.option[t]
     n = runs_of(instance, state, t, instance.reads[o], work)
     left = work.left
-    mem = instance.base[t] + (state.total[t] if t > 0 else 0)
-    cost = excess = exact_cost = exact_excess = 0.0
+    mem = instance.base[t] + state.total[t]
+    out[:] = 0.0
     for r in range(n - 1, -1, -1):
         i = work.runs[r]
         over = instance.over[i]
         in_place = over >= 0 and left[over] == 1
         extra = making = duplicate = 0
         for v in range(instance.outputs[i], instance.outputs[i + 1]):
-            there = t > 0 and has(state.bits[t], v)
+            there = has(state.bits[t], v)
             if v < instance.first_extra[i]:
                 making += instance.size[v]
                 duplicate += instance.size[v] if there else 0
             elif left[v] > 0 and not there:
                 if extra > 0:  # no implementation makes two
-                    excess = exact_excess = NEVER
+                    out[1] = out[3] = NEVER
                 extra = v - instance.first_extra[i] + 1
                 making += instance.size[v]
         kind = instance.kinds[i] + extra
@@ -272,10 +332,7 @@ def stage(instance, state, t, budget, price, work, out, picked):
         else:
             in_place = False
         work.names[r] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
-        cost += picked[0]
-        excess = max(excess, picked[1])
-        exact_cost += picked[2]
-        exact_excess = max(exact_excess, picked[3])
+        add(out, picked)
         mem += making - duplicate
         for e in range(instance.in_start[i], instance.in_start[i + 1]):
             u = instance.in_ids[e]
@@ -285,19 +342,13 @@ def stage(instance, state, t, budget, price, work, out, picked):
         for v in range(instance.outputs[i], instance.first_extra[i]):
             if left[v] == 0:
                 mem -= instance.size[v]
-    if t > 0:
-        slack = budget - mem - instance.option_bytes[o]
-        work.names[n] = pick(
-            instance.pick_cost, instance.pick_bytes, instance.option_pick[o], instance.option_pick[o + 1], slack,
-            price, picked,
-        )  # fmt: skip
-        cost += picked[0]
-        excess = max(excess, picked[1])
-        exact_cost += picked[2]
-        exact_excess = max(exact_excess, picked[3])
+    work.names[n] = pick(
+        instance.pick_cost, instance.pick_bytes, instance.option_pick[o], instance.option_pick[o + 1],
+        budget - mem - instance.option_bytes[o], price, picked,
+    )  # fmt: skip
+    add(out, picked)
     for j in range(work.n[0]):
         work.seen[work.list[j]] = False
-    out[0], out[1], out[2], out[3] = cost, excess, exact_cost, exact_excess
     return n
 
 
@@ -305,7 +356,7 @@ def stage(instance, state, t, budget, price, work, out, picked):
 def column(instance, state, v, col, flags, found):
     """Where a value is there, col [T + 1], and the stages in which it is run again, in `found`; returns their number.
 
-    It was kept since the use before, or is run again: at its first use unless it is stored, and at exceptions.
+    It was kept since the use before, or is run again: at its first use or early, unless it is stored; at exceptions.
     """
     n_stages = state.option.shape[0]
     first, last = n_stages, -1
@@ -324,6 +375,9 @@ def column(instance, state, v, col, flags, found):
                 t = state.runs[w, j]
                 flags[t] = True
                 first, last = min(first, t), max(last, t)
+    if not state.stored[v] and 0 < state.early[v] < first and last >= 0:
+        first = state.early[v]
+        flags[first] = True
     n, before, fresh = 0, 0, not state.stored[v]
     for t in range(max(first, 1), last + 1):
         if not flags[t]:
@@ -343,8 +397,8 @@ def set_column(instance, state, v, col, dirty):
     """Let a value be there where `col` says; marks the stages that this touches."""
     bit = np.uint64(1) << np.uint64(v & 63)
     for t in range(1, col.shape[0]):
-        if col[t] != state.held[t, v]:
-            state.held[t, v] = col[t]
+        if col[t] != state.held[v, t]:
+            state.held[v, t] = col[t]
             state.bits[t, v >> 6] ^= bit
             state.total[t] += instance.size[v] if col[t] else -instance.size[v]
             dirty[t - 1] = True
@@ -363,10 +417,12 @@ def set_runs(state, v, n, found):
         state.runs_at[found[j]] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def evaluate(instance, state, t, budget, price, work, out, picked):
     """Cost and excess of stage `t`, in `out`."""
-    if t == 0 or state.runs_at[t] > 0:
+    if t == 0:
+        forward(instance, state, budget, price, work.names, out, picked)
+    elif state.runs_at[t] > 0:
         stage(instance, state, t, budget, price, work, out, picked)
     else:
         o = instance.options[t] + state.option[t]
@@ -374,6 +430,12 @@ def evaluate(instance, state, t, budget, price, work, out, picked):
             instance.base[t], state.total[t], instance.option_bytes[o], instance.pick_cost, instance.pick_bytes,
             instance.option_pick[o], instance.option_pick[o + 1], budget, price, out,
         )  # fmt: skip
+
+
+@njit(cache=True)
+def large(instance, random):
+    """A value, drawn in proportion to its size."""
+    return min(np.searchsorted(instance.weight, uniform(random) * instance.weight[-1]), instance.size.shape[0] - 1)
 
 
 @njit(cache=True)
@@ -471,23 +533,49 @@ def turn(instance, state, v, touched, log, n, options_log):
 
 
 @njit(cache=True)
+def uses_of(instance, state, v, found):
+    """Stages in which a value is read, by the backward operation or by what runs again; returns their number."""
+    m = 0
+    for e in range(instance.use_start[v], instance.use_start[v + 1]):
+        t = instance.use_stage[e]
+        if t > 0 and state.option[t] == instance.use_option[e]:
+            found[m] = t
+            m += 1
+    for e in range(instance.reader_start[v], instance.reader_start[v + 1]):
+        i = instance.reader_ids[e]
+        for w in range(instance.outputs[i], instance.outputs[i + 1]):
+            for j in range(state.n_runs[w]):
+                if m < found.shape[0]:
+                    found[m] = state.runs[w, j]
+                    m += 1
+    return m
+
+
+@njit(cache=True)
+def set_early(instance, state, v, touched, log, n, candidates):
+    """A value is made again before its first use, perhaps where what it is made from is there; or no longer."""
+    old, t, i = state.early[v], 0, instance.maker[v]
+    if old == 0 or uniform(state.random) < 0.5:
+        t = 1 + below(state.random, state.option.shape[0] - 1)
+        first, n_in = instance.in_start[i], instance.in_start[i + 1] - instance.in_start[i]
+        if n_in > 0 and uniform(state.random) < 0.7:
+            m = uses_of(instance, state, instance.in_ids[first + below(state.random, n_in)], candidates)
+            t = candidates[below(state.random, m)] if m > 0 else t
+        n = set_stored(state, v, False, touched, log, n)
+    log[n, 0], log[n, 1] = v, -2 - old
+    state.early[v] = t
+    return n + 1
+
+
+@njit(cache=True)
 def flip(instance, state, v, touched, log, n, candidates):
     """A value is stored or no longer; or at one of its uses it is run again or no longer."""
     touched[v] = True
-    if uniform(state.random) < SHARE_AGAIN:
-        m = 0
-        for e in range(instance.use_start[v], instance.use_start[v + 1]):
-            t = instance.use_stage[e]
-            if t > 0 and state.option[t] == instance.use_option[e]:
-                candidates[m] = t
-                m += 1
-        for e in range(instance.reader_start[v], instance.reader_start[v + 1]):
-            i = instance.reader_ids[e]
-            for w in range(instance.outputs[i], instance.outputs[i + 1]):
-                for j in range(state.n_runs[w]):
-                    if m < candidates.shape[0]:
-                        candidates[m] = state.runs[w, j]
-                        m += 1
+    r = uniform(state.random)
+    if r > 1 - SHARE_EARLY:
+        return set_early(instance, state, v, touched, log, n, candidates)
+    if r < SHARE_AGAIN:
+        m = uses_of(instance, state, v, candidates)
         if m > 0:
             t = candidates[below(state.random, m)]
             state.again[v, t] = not state.again[v, t]
@@ -508,8 +596,10 @@ def flip(instance, state, v, touched, log, n, candidates):
 def undo_genes(state, log, n, options_log, m):
     for j in range(n - 1, -1, -1):
         v, t = log[j, 0], log[j, 1]
-        if t < 0:
+        if t == -1:
             state.stored[v] = not state.stored[v]
+        elif t < -1:
+            state.early[v] = -2 - t
         else:
             state.again[v, t] = not state.again[v, t]
     for j in range(m - 1, -1, -1):
@@ -542,8 +632,8 @@ def anneal(instance, state, budget, hot, moves, floor):
     for move in range(moves):
         n = m = 0
         v, r = below(state.random, n_values), uniform(state.random)
-        if uniform(state.random) < 0.5:  # a large value
-            v = min(np.searchsorted(instance.weight, uniform(state.random) * instance.weight[-1]), n_values - 1)
+        if uniform(state.random) < 0.5:
+            v = large(instance, state.random)
         if r < 0.25 and instance.choosing.shape[0] > 0:
             n, v = switch(instance, state, touched, log, n, options_log)
             m = 1
@@ -555,8 +645,11 @@ def anneal(instance, state, budget, hot, moves, floor):
             flips = 1 if r >= 0.7 else 2 if r < 0.6 else 3
         for part in range(flips):
             if part > 0 or m > 0:
-                for _hop in range(1 + below(state.random, 2)):
-                    v = neighbour(instance, state, v)
+                if uniform(state.random) < SHARE_FAR:
+                    v = large(instance, state.random)
+                else:
+                    for _hop in range(1 + below(state.random, 2)):
+                        v = neighbour(instance, state, v)
             n = flip(instance, state, v, touched, log, n, candidates)
         b = 0
         for v in range(n_values - 1, -1, -1):
@@ -569,7 +662,7 @@ def anneal(instance, state, budget, hot, moves, floor):
                 same = same and found[j] == state.runs[v, j]
             differs = False
             for t in range(1, n_stages):
-                if col[t] != state.held[t, v]:
+                if col[t] != state.held[v, t]:
                     differs = True
                     break
             if same and not differs:
@@ -578,7 +671,7 @@ def anneal(instance, state, budget, hot, moves, floor):
             for j in range(state.n_runs[v]):
                 old_runs[b, j] = state.runs[v, j]
             for t in range(n_stages + 1):
-                old_col[b, t] = state.held[t, v]
+                old_col[b, t] = state.held[v, t]
             b += 1
             set_column(instance, state, v, col, dirty)
             if not same:
@@ -604,7 +697,9 @@ def anneal(instance, state, budget, hot, moves, floor):
             dirty[t] = False
             stages[d] = t
             old[d, 0], old[d, 1], old[d, 2], old[d, 3] = costs[t], excesses[t], exacts[t], exact_excesses[t]
-            if t == 0 or runs_at[t] > 0:
+            if t == 0:
+                forward(instance, state, budget, price, work.names, out, picked)
+            elif runs_at[t] > 0:
                 stage(instance, state, t, budget, price, work, out, picked)
             else:
                 o = options[t] + option[t]
@@ -628,6 +723,7 @@ def anneal(instance, state, budget, hot, moves, floor):
             if reals[EXACT_EXCESS] < 0.5 and reals[EXACT_COST] < reals[BEST] - 0.5:
                 reals[BEST] = reals[EXACT_COST]
                 state.best_stored[:] = state.stored
+                state.best_early[:] = state.early
                 state.best_again[:] = state.again
                 state.best_option[:] = state.option
         else:
@@ -681,12 +777,14 @@ class Prepared:
     Attributes:
         names: [picks] name of an implementation, '' for the default one.
         first_backward: its first operation of the backward pass.
+        option_of: [operation, name] which of the operation's options that implementation belongs to.
     """
 
     graph: Graph
     instance: Instance
     names: tuple[str, ...]
     first_backward: int
+    option_of: Mapping[tuple[int, str], int]
 
 
 def prepare(graph: Graph) -> Prepared | None:
@@ -709,6 +807,7 @@ class _Builder:
         self.cost: list[int] = []  # of picks, as their bytes and names
         self.bytes: list[int] = []
         self.names: list[str] = []
+        self.option_of: dict[tuple[int, str], int] = {}
 
     def prepared(self) -> Prepared | None:
         """The instance; None for a graph that such plans cannot run."""
@@ -721,7 +820,7 @@ class _Builder:
             return None
         arrays |= self._of_backward()
         picks = {"pick_cost": np.array(self.cost, dtype=np.float64), "pick_bytes": _integers(self.bytes)}
-        return Prepared(self.graph, Instance(**arrays, **picks), tuple(self.names), self.n_forward)
+        return Prepared(self.graph, Instance(**arrays, **picks), tuple(self.names), self.n_forward, self.option_of)
 
     def _of_forward(self) -> dict[str, np.ndarray] | None:
         """Arrays of the forward pass; None if some value can be made over an input only."""
@@ -744,11 +843,16 @@ class _Builder:
             starts[which].append(len(self.cost))
         in_start, in_ids = _csr([[self.place[v] for v in op.inputs] for op in forward])
         reader_start, reader_ids = _csr(readers)
+        last_reader = [max(own, default=int(maker)) for own, maker in zip(readers, makers, strict=True)]
+        dying_start, dying_ids = _csr(
+            [[v for v, last in enumerate(last_reader) if last == i] for i in range(self.n_forward)]
+        )
         return {
             "size": size, "maker": makers, "extra": np.array([v >= self.n_plain for v in self.stored]),
             "outputs": outputs, "in_start": in_start, "in_ids": in_ids, "over": _integers(over),
             "first_extra": outputs[:-1] + _integers(len(op.outputs) for op in forward),
-            "reader_start": reader_start, "reader_ids": reader_ids, "weight": np.cumsum(size, dtype=np.float64),
+            "reader_start": reader_start, "reader_ids": reader_ids, "last_reader": _integers(last_reader),
+            "dying_start": dying_start, "dying_ids": dying_ids, "weight": np.cumsum(size, dtype=np.float64),
             "kinds": np.cumsum([0, *map(len, kinds)]), "plain_pick": _integers(starts[0]),
             "over_pick": _integers(starts[1]),
         }  # fmt: skip
@@ -764,6 +868,7 @@ class _Builder:
             base.append(graph.fixed_bytes + self._held(k, last))
             found = self._options(k, last)
             for o, (own_reads, implementations) in enumerate(found.items()):
+                self.option_of |= {(k, "" if each.name == DEFAULT else each.name): o for each in implementations}
                 needs = [self._needs(each) for each in implementations]
                 reads.append(own_reads)
                 option_bytes.append(min(needs))
@@ -879,21 +984,73 @@ class JointSearch:
         """Moves at one temperature, which is a share of the graph's least cost."""
         anneal(self.prepared.instance, self.state, self.budget, hot * self.scale, moves, self.floor)
 
+    def load(self, plan: Plan) -> None:
+        """Take over what a plan stores, and its implementations, as far as genes can say it."""
+        prepared, instance, state = self.prepared, self.prepared.instance, self.state
+        makes, reads = _events(prepared, plan, state.option)
+        for v, (made, read) in enumerate(zip(makes, reads, strict=True)):
+            if not made or (read and min(read) < min(made)):
+                later = made
+            else:
+                state.stored[v] = False
+                first = min(made)
+                state.early[v] = 0 if first in read else first
+                later = made - {first}
+            for t in later & read:
+                state.again[v, t] = True
+        refresh(instance, state, self.budget)
+        if state.reals[EXACT_EXCESS] < 0.5:
+            state.reals[BEST] = state.reals[EXACT_COST]
+            state.best_stored[:], state.best_early[:], state.best_again[:] = state.stored, state.early, state.again
+            state.best_option[:] = state.option
+
     def plan(self) -> Plan:
         """The best plan."""
         prepared, instance, own = self.prepared, self.prepared.instance, _state(self.prepared.instance)
-        own.stored[:], own.again[:] = self.state.best_stored, self.state.best_again
+        own.stored[:], own.early[:], own.again[:] = self.state.best_stored, self.state.best_early, self.state.best_again
         own.option[:] = self.state.best_option
         refresh(instance, own, self.budget)
         work, out, picked = workspace(len(instance.size), len(instance.over)), np.zeros(4), np.zeros(4)
-        calls = list[tuple[int, str]]()
-        for t in range(len(own.option)):
+        forward(instance, own, self.budget, OVER, work.names, out, picked)
+        calls = [(i, prepared.names[p]) for i, p in enumerate(work.names[:-1])]
+        for t in range(1, len(own.option)):
             n = stage(instance, own, t, self.budget, OVER, work, out, picked)
             ran = zip(work.runs[:n][::-1].tolist(), work.names[:n][::-1], strict=True)
             calls += [(i, prepared.names[p]) for i, p in ran]
-            if t > 0:
-                calls.append((prepared.first_backward + t - 1, prepared.names[work.names[n]]))
+            calls.append((prepared.first_backward + t - 1, prepared.names[work.names[n]]))
         return Plan.from_calls(prepared.graph, calls, int(self.budget))
+
+
+def _events(prepared: Prepared, plan: Plan, option: np.ndarray) -> tuple[list[set[int]], list[set[int]]]:
+    """[V] stages, but for the forward pass, in which a plan runs a value again, and reads it; sets the options."""
+    graph, instance = prepared.graph, prepared.instance
+    stored = sorted(
+        (v for v in range(len(graph.values)) if graph.producer[v] < prepared.first_backward),
+        key=lambda v: (graph.producer[v], v),
+    )
+    place = {v: i for i, v in enumerate(stored)}
+    makes: list[set[int]] = [set() for _ in instance.size]
+    reads: list[set[int]] = [set() for _ in instance.size]
+    seen, t = set[int](), 1
+    for k, name in plan.calls:
+        is_backward = k >= prepared.first_backward
+        if t == len(option) and not is_backward:
+            break
+        t = k - prepared.first_backward + 1 if is_backward else t
+        is_first = not is_backward and k not in seen and t == 1
+        seen.add(k)
+        each = next(own for own in graph.operations[k].all_implementations if own.name == (name or DEFAULT))
+        if not is_first:
+            for v in each.inputs:
+                if v in place:
+                    reads[place[v]].add(t)
+        if is_backward:
+            option[t] = prepared.option_of.get((k, name), 0)
+            t += 1
+        elif not is_first:
+            for v in each.outputs:
+                makes[place[v]].add(t)
+    return makes, reads
 
 
 def _state(instance: Instance, seed: int = 0) -> State:
@@ -901,26 +1058,29 @@ def _state(instance: Instance, seed: int = 0) -> State:
     n_values, n_stages, words = len(instance.size), len(instance.options) - 1, instance.reads.shape[1]
     again, ones, stages = (n_values, n_stages), np.ones(n_values, np.bool_), np.zeros(n_stages, np.int64)
     return State(
-        ones, np.zeros(again, np.bool_), stages, np.zeros((n_stages + 1, n_values), np.bool_),
+        ones, np.zeros(n_values, np.int64), np.zeros(again, np.bool_), stages,
+        np.zeros((n_values, n_stages + 1), np.bool_),
         np.zeros((n_stages + 1, words), np.uint64), np.zeros(n_stages + 1, np.int64), np.zeros(n_values, np.int64),
         np.zeros((n_values, MOST_REPEATS), np.int64), stages.copy(), np.zeros(n_stages), np.zeros(n_stages),
-        np.zeros(n_stages), np.zeros(n_stages), np.zeros(N_REALS), ones.copy(), np.zeros(again, np.bool_),
-        stages.copy(), random_state(seed),
+        np.zeros(n_stages), np.zeros(n_stages), np.zeros(N_REALS), ones.copy(),
+        np.zeros(n_values, np.int64), np.zeros(again, np.bool_), stages.copy(), random_state(seed),
     )  # fmt: skip
 
 
 def anneal_jointly(
     prepared: Prepared, budget_bytes: int, seed: int, found: Callable[[Plan], None], done: Callable[[], bool], *,
-    seconds: float, moves: int | None = None,
+    seconds: float, moves: int | None = None, start: Plan | None = None,
 ) -> int:  # fmt: skip
     """Cool down again and again from the plan that stores everything; returns the number of moves.
 
     Args:
         found: gets each better plan.
+        start: a plan to begin with instead, at a lower temperature.
         seconds: to cool down in; with `moves`, that many moves count instead, so that runs repeat.
     """
     best, total, chunk, began = np.inf, 0, FIRST_CHUNK, time.monotonic()
     cycle, n_cycles, search = -1, 1, None
+    hot = HOT if start is None else WARM
     while not done():
         share = total / moves if moves else (time.monotonic() - began) / seconds
         if share >= 1:
@@ -928,9 +1088,12 @@ def anneal_jointly(
         if search is None or int(share * n_cycles) != cycle:
             cycle = int(share * n_cycles)
             search = JointSearch(prepared, budget_bytes, seed + SEED_STEP * cycle)
+            if start is not None:
+                search.load(start)
+                best = min(best, search.best)
         own = share * n_cycles - cycle  # of this cycle
         at = time.monotonic()
-        search.run(HOT * (COLD / HOT) ** own, min(chunk, moves - total) if moves else chunk)
+        search.run(hot * (COLD / hot) ** own, min(chunk, moves - total) if moves else chunk)
         total += chunk
         took = max(1e-4, time.monotonic() - at)
         if total == chunk:

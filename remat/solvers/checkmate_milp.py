@@ -66,7 +66,8 @@ def checkmate_milp(
     INFEASIBLE is claimed only if it also holds with a millionth more, and the bound is lowered by a millionth.
 
     A staged `warm_start` becomes the solver's first incumbent where cvxpy passes it on (HiGHS, Gurobi). Without one,
-    the trimmed form starts from a greedy plan or a short search, and the published form from nothing, as in the paper.
+    the trimmed form starts from a greedy plan or a short search, and the published form from nothing. (The paper's
+    artifact gives it the cheapest plan of a heuristic that fits.)
 
     All plans are staged. They count in a wider scope too, but the bound and INFEASIBLE do not.
 

@@ -51,8 +51,9 @@ OUTER_SHARE = 0.5  # of the time, for the search over implementations
 # Of the time, for the window relaxation before a search by the only thread, and in the proof; for trees over it. Rounds
 # of windows in a run that repeats exactly.
 WINDOW_SHARE_FIRST, WINDOW_SHARE, TREE_SHARE, WINDOW_ROUNDS = 0.05, 0.2, 0.5, 8
-# Of the time, for storage and implementations together; its moves a second in runs that repeat exactly.
-JOINT_SHARE, JOINT_PER_S = 0.6, 3_000
+# Of the time left, in turns: for storage and implementations together, then for the storage of the best
+# implementations. Moves a second in runs that repeat exactly.
+JOINT_SHARES, JOINT_PER_S = ((0.45, 0.4), (0.5, 0.7)), 3_000
 OUTER_ROUNDS = 2  # of search and solving; the second begins from the result of the first
 FREE_PROOF_SHARE = 0.1  # of the time, in scope free, for the bound
 FREE_SHARES = ((0.25, 0.55), (0.8, 1.0))  # of the time, in scope free: end of the search for an order, then for choices
@@ -85,37 +86,19 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
         if outcome is not None:
             return outcome
     search = _ChoiceSearch(context)
-    began, seconds = time.monotonic(), context.remaining_s()
     repeats = context.repeats
     prover = _Prover(context) if proves else None
-    if prover is not None and not repeats:  # the clock decides when a bound arrives
-        if context.options.threads > 1:
-            prover.start()
-            search.busy = 1
-        else:
-            prover.bound_by_windows(context.share_ends(WINDOW_SHARE_FIRST))
     stats: dict[str, Any] = {}
     cut = False
     try:
         if prepared is not None and is_joint_ready():
-            stats["joint_moves"] = _anneal_jointly(context, prepared, search.busy)
-            search.start_from_best_plan()
-            began, seconds = time.monotonic(), context.remaining_s()
-        for turn in range(1 if repeats else OUTER_ROUNDS):
-            first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
-            search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
-            if context.is_solved() or search.best is None:
-                break
-            solved = _solve_choice(context, search, strategy, options, began + last * seconds)
-            stats |= {"choice_status": str(solved.status), "choice_bound": solved.bound}
-            cut = bool(solved.cut_by_clock)
-            if context.is_solved() or repeats:
-                break
-            if turn == 0 and proves and _has_small_program(context.problem.graph):
-                monet_s = MONET_SHARE * context.remaining_s()
-                if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
-                    stats |= _by_monet(context.until(time.monotonic() + monet_s), search.busy)
-                    search.start_from_best_plan()
+            stats["joint_moves"] = _search_jointly(context, prepared, prover, search, strategy, options)
+        elif prover is not None and not repeats and context.options.threads == 1:
+            prover.bound_by_windows(context.share_ends(WINDOW_SHARE_FIRST))
+        if prover is not None and not repeats and context.options.threads > 1:  # the clock decides when a bound arrives
+            prover.start()
+            search.busy = 1
+        cut = _take_turns(context, prepared, search, strategy, options, stats)
         if prover is not None:
             if prover.running is None:
                 prover.finish()
@@ -130,10 +113,61 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     return outcome if prover is None else replace(outcome, certificate=prover.certificate)
 
 
-def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
-    """Offer plans that store and choose implementations together; the number of moves of all threads."""
-    repeats, options, until = context.repeats, context.options, context.share_ends(JOINT_SHARE)
-    crew = 1 if repeats else max(1, options.threads - busy)
+def _take_turns(
+    context: Context, prepared: Prepared | None, search: _ChoiceSearch, strategy: Strategy, options: Mapping[str, Any],
+    stats: dict[str, Any],
+) -> bool:  # fmt: skip
+    """Search for a choice and solve it, twice; whether the clock ended the last solve. Adds to `stats`."""
+    repeats, proves, cut = context.repeats, bool(strategy.members), False
+    began, seconds = time.monotonic(), context.remaining_s()
+    for turn in range(1 if repeats else OUTER_ROUNDS):
+        first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
+        if turn > 0 and prepared is not None and "joint_moves" not in stats and is_joint_ready():  # compiled meanwhile
+            stats["joint_moves"] = _search_jointly(context, prepared, None, search, strategy, options)
+        search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
+        if context.is_solved() or search.best is None:
+            break
+        solved = _solve_choice(context, search, strategy, options, began + last * seconds)
+        stats |= {"choice_status": str(solved.status), "choice_bound": solved.bound}
+        cut = bool(solved.cut_by_clock)
+        if context.is_solved() or repeats:
+            break
+        if turn == 0 and proves and _has_small_program(context.problem.graph):
+            monet_s = MONET_SHARE * context.remaining_s()
+            if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
+                stats |= _by_monet(context.until(time.monotonic() + monet_s), search.busy)
+                search.start_from_best_plan()
+    return cut
+
+
+def _search_jointly(
+    context: Context, prepared: Prepared, prover: _Prover | None, search: _ChoiceSearch, strategy: Strategy,
+    options: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """Anneal storage and implementations together, then solve for the storage alone, and again; the number of moves.
+
+    What annealing stores is often not yet the best for its implementations, and the other way round afterwards.
+    """
+    moves, start = 0, None
+    for share, choice_share in JOINT_SHARES[: 1 if context.repeats else None]:
+        moves += _anneal_jointly(context, prepared, prover if start is None else None, share, start)
+        search.start_from_best_plan()
+        if search.best is None or context.repeats or context.is_solved():
+            break
+        _solve_choice(context, search, strategy, options, context.share_ends(choice_share))
+        start = context.incumbent.plan
+    return moves
+
+
+def _anneal_jointly(
+    context: Context, prepared: Prepared, prover: _Prover | None, share: float, start: Plan | None
+) -> int:
+    """Offer plans that store and choose implementations together; the number of moves of all threads.
+
+    First the window relaxation has one of the threads, or the only one, for a while: its bound may end the solve.
+    """
+    repeats, options, until = context.repeats, context.options, context.share_ends(share)
+    crew = 1 if repeats else options.threads
     moves = (options.work_limit or context.steps_in(JOINT_PER_S)) if repeats else None
     stopped = threading.Event()
 
@@ -143,7 +177,7 @@ def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
     def search(i: int) -> int:
         return anneal_jointly(
             prepared, context.problem.budget_bytes, options.seed + SEED_STEP * i, offer, done,
-            seconds=until - time.monotonic(), moves=moves,
+            seconds=until - time.monotonic(), moves=moves, start=start,
         )  # fmt: skip
 
     def offer(plan: Plan) -> None:
@@ -151,9 +185,18 @@ def _anneal_jointly(context: Context, prepared: Prepared, busy: int) -> int:
 
     with ThreadPoolExecutor(crew) as pool:
         try:
-            return sum(future.result() for future in [pool.submit(search, i) for i in range(crew)])
+            proof = None
+            if prover is not None and not repeats:
+                share = WINDOW_SHARE_FIRST if crew == 1 else WINDOW_SHARE
+                proof = pool.submit(prover.bound_by_windows, context.share_ends(share))
+            total = sum(future.result() for future in [pool.submit(search, i) for i in range(crew)])
+            if proof is not None:
+                proof.result()
+            return total
         except BaseException:  # Ctrl-C: the others end too
             stopped.set()
+            if prover is not None:
+                prover.stopped.set()
             raise
 
 

@@ -7,7 +7,7 @@ There are two kinds, and two plans of different kinds may share a name. ``graph`
 (`remat.frontends.monet`), ``torch`` plans for a PyTorch model's step as `remat.torch.rematerialize` captures it. In
 names, GB means 2^30 bytes, as for MONeT, a fraction is one of the plain step's peak, and ``_p100`` stands for published
 costs of a P100, without Winograd. The other graph plans have a roofline's costs, and Winograd's are far too good.
-``python -m experiments.zoo`` makes the plans.
+``python run.py experiment=zoo keep=true`` makes the plans.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ import torch
 from remat.cost.gpu import Gpu
 
 
-def measure_cpu(threads: int | None = None) -> Gpu:
+def measure_cpu() -> Gpu:
     """This machine's CPU: matrix product, triad over arrays far larger than the caches, smallest call.
 
     The rates are achieved ones, so that every efficiency but normalization's and pooling's is 1 by construction.
     """
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(os.cpu_count() or 1)
     peak = {}
     for dtype in (torch.float32, torch.float64):
         n = 2048

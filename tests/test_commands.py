@@ -1,0 +1,75 @@
+"""Commands and names of files in pages: every one works in this checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments import cli
+from experiments.config import register
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("analysis", "baselines", "conf", "examples", "experiments", "remat", "results", "tests", "tools")
+# In place of a name that the reader chooses; experiments that a page lets its reader write; what needs a cluster.
+STAND_INS = {"NAME": "dtr", "EXPERIMENT": "dtr", "FOLDER": str(ROOT), "mine": "search", "keep_every_kth": "search",
+             "path/to/instance.json": "GRAPH", "path/to/unet.log.gz": "GRAPH"}  # fmt: skip
+ELSEWHERE = ("experiment=chains", "engine=slurm", "key=value")
+
+
+def commands(page: Path, of: str) -> Iterator[list[str]]:
+    """The arguments of each command in the code of a page; lines that go on are one."""
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(rf"(?:^|^    |`|tables: ){of}(?: ([^`\n]*?))?(?:`| -->|  |$)", text, re.MULTILINE):
+        yield shlex.split(line, comments=True)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("graphs") / "chain.json"
+    path.write_text("{}")
+    return str(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_is_one(
+    page: Path, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    register()
+    for arguments in commands(page, r"python run\.py"):
+        if {"--help", *ELSEWHERE} & {*arguments}:
+            continue
+        keys = " ".join(each for each in arguments if "=" in each)
+        for name, stands_for in STAND_INS.items():
+            keys = re.sub(rf"\b{re.escape(name)}\b", stands_for.replace("GRAPH", graph), keys)
+        own = cli._own_keys(keys.split())
+        assert cli.check([cli._as_hydra(key, own) for key in keys.split()], multirun="-m" in arguments)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {word for found in commands(page, "make") for word in found[:1] if "=" not in word} <= targets
+    for package in FOLDERS:
+        for module in re.findall(rf"python -m ({package}[\w.]*)", page.read_text()):
+            assert importlib.util.find_spec(module), module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", page.read_text())
+    named = [name for name in named if not any(stand_in in name for stand_in in ("chains", *STAND_INS))]
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", ["keras", "bring-your-own"])
+def test_messages_that_a_page_quotes_are_those_of_the_package(page: str) -> None:
+    """A search for a message finds the table."""
+    sources = " ".join(path.read_text() for path in (ROOT / "remat").rglob("*.py"))
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that go on in the next line
+    rows = re.findall(r"^\| `([^`]+ [^`]+)`(?:, `([^`]+)`)? \|", (ROOT / f"docs/how-to/{page}.md").read_text(), re.M)
+    assert rows
+    parts = [part.strip() for row in rows for message in row for part in message.split("...")]
+    assert not [part for part in parts if part not in sources]
