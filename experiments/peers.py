@@ -41,7 +41,7 @@ PAGE = "results/index.md"
 HEADLINES = (  # (paper, start of what) of the first table
     ("Checkmate", "VGG19: largest batch"), ("Checkmate", "MobileNet: times a larger batch than checkpoint-all"),
     ("Checkmate", "U-Net, 16 GB"), ("Checkmate", "VGG16: cost / optimum of ap_greedy"),
-    ("MONeT", "VGG-16, 10 GiB"), ("MONeT", "ResNet-50, 5 GiB"), ("MONeT", "U-Net, 10 GiB"),
+    ("MONeT", "VGG-16, icmn, 10 GiB"), ("MONeT", "ResNet-50, icmn, 5 GiB"), ("MONeT", "U-Net, icmn, 5 GiB"),
 )  # fmt: skip
 VERDICTS = (BETTER, WORSE, SAME, DIFFERS, OPEN)
 
