@@ -29,21 +29,14 @@ from remat.plan import Plan
 from remat.search.randomness import below, random_state, uniform
 
 MOST_REPEATS = 12  # of one value
-COST, EXCESS, EXACT_COST, EXACT_EXCESS, PRICE, BEST, N_FEASIBLE = range(7)
-N_REALS = 7
+COST, EXCESS, EXACT_COST, EXACT_EXCESS, PRICE, BEST = range(N_REALS := 6)
 OVER, NEVER = 1e30, 1e15  # a price at which nothing above the budget pays; bytes above every budget
-# Temperatures, as shares of the least cost; the least price of a byte, as a share of the least cost over the budget;
-# the price at the beginning, over the least; share of moves that change one use of a value.
-HOT, WARM, COLD, PRICE_FLOOR, FIRST_PRICE, SHARE_AGAIN, SHARE_EARLY, SHARE_FAR = (
-    1e-3,
-    1.5e-4,
-    4e-5,
-    0.05,
-    4.0,
-    0.05,
-    0.05,
-    0.3,
-)
+HOT, WARM, COLD = 1e-3, 1.5e-4, 4e-5  # temperatures, as shares of the least cost: first, first from a plan, last
+# The least price of a byte, as a share of the least cost over the budget; the price at the beginning, over the least.
+PRICE_FLOOR, FIRST_PRICE = 0.05, 4.0
+# Shares of the flips that change one use of a value, and when it is run again before its first use; share of further
+# flips that are not in the neighbourhood of the one before.
+SHARE_AGAIN, SHARE_EARLY, SHARE_FAR = 0.05, 0.05, 0.3
 MOVES_PER_VALUE = 2500  # enough to cool down once
 FIRST_CHUNK, CHUNK_S, SEED_STEP = 500, 0.2, 1_000_003  # moves between two looks at the clock; their time
 
@@ -252,6 +245,15 @@ def runs_of(instance, state, t, reads, work):
     return n
 
 
+@njit(cache=True, inline="always")
+def add(out, picked):
+    """Add the cost of a run, priced and exact; the excess of a stage is the largest of its runs."""
+    out[0] += picked[0]
+    out[1] = max(out[1], picked[1])
+    out[2] += picked[2]
+    out[3] = max(out[3], picked[3])
+
+
 @njit(cache=True)
 def forward(instance, state, budget, price, names, out, picked):
     """Cost and excess of stage 0, the forward pass: out[0..1] priced, out[2..3] exact; what it picked, in `names`."""
@@ -271,11 +273,10 @@ def forward(instance, state, budget, price, names, out, picked):
                 making += instance.size[v]
         kind = instance.kinds[i] + extra
         p, e = instance.plain_pick[kind], instance.plain_pick[kind + 1]
-        if in_place and instance.over_pick[kind] < instance.over_pick[kind + 1]:
+        in_place = in_place and instance.over_pick[kind] < instance.over_pick[kind + 1]
+        if in_place:
             making -= instance.size[over]
             p, e = instance.over_pick[kind], instance.over_pick[kind + 1]
-        else:
-            in_place = False
         names[i] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
         add(out, picked)
         mem += making
@@ -287,15 +288,6 @@ def forward(instance, state, budget, price, names, out, picked):
                 and (v < instance.first_extra[i] or instance.maker[v] < i)
             ):
                 mem -= instance.size[v]
-
-
-@njit(cache=True, inline="always")
-def add(out, picked):
-    """Add the cost of a run, priced and exact; the excess of a stage is the largest of its runs."""
-    out[0] += picked[0]
-    out[1] = max(out[1], picked[1])
-    out[2] += picked[2]
-    out[3] = max(out[3], picked[3])
 
 
 @njit(cache=True)
@@ -326,11 +318,10 @@ def stage(instance, state, t, budget, price, work, out, picked):
                 making += instance.size[v]
         kind = instance.kinds[i] + extra
         p, e = instance.plain_pick[kind], instance.plain_pick[kind + 1]
-        if in_place and instance.over_pick[kind] < instance.over_pick[kind + 1]:
+        in_place = in_place and instance.over_pick[kind] < instance.over_pick[kind + 1]
+        if in_place:
             making -= instance.size[over]
             p, e = instance.over_pick[kind], instance.over_pick[kind + 1]
-        else:
-            in_place = False
         work.names[r] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
         add(out, picked)
         mem += making - duplicate
@@ -606,6 +597,16 @@ def undo_genes(state, log, n, options_log, m):
         state.option[options_log[j, 0]] = options_log[j, 1]
 
 
+@njit(cache=True)
+def keep_best(state):
+    """The genes of now are those of the best plan."""
+    state.reals[BEST] = state.reals[EXACT_COST]
+    state.best_stored[:] = state.stored
+    state.best_early[:] = state.early
+    state.best_again[:] = state.again
+    state.best_option[:] = state.option
+
+
 @njit(cache=True, nogil=True)
 def anneal(instance, state, budget, hot, moves, floor):
     """Moves at one temperature; returns how many were taken.
@@ -701,7 +702,7 @@ def anneal(instance, state, budget, hot, moves, floor):
                 forward(instance, state, budget, price, work.names, out, picked)
             elif runs_at[t] > 0:
                 stage(instance, state, t, budget, price, work, out, picked)
-            else:
+            else:  # most of them: as `evaluate`, which would take the arrays out of the instance each time
                 o = options[t] + option[t]
                 quiet(
                     base[t], total[t], option_bytes[o], pick_cost, pick_bytes, option_pick[o], option_pick[o + 1],
@@ -721,11 +722,7 @@ def anneal(instance, state, budget, hot, moves, floor):
             reals[EXACT_COST] += more_exact
             reals[EXACT_EXCESS] += more_exact_excess
             if reals[EXACT_EXCESS] < 0.5 and reals[EXACT_COST] < reals[BEST] - 0.5:
-                reals[BEST] = reals[EXACT_COST]
-                state.best_stored[:] = state.stored
-                state.best_early[:] = state.early
-                state.best_again[:] = state.again
-                state.best_option[:] = state.option
+                keep_best(state)
         else:
             for j in range(b - 1, -1, -1):
                 v = changed[j]
@@ -777,6 +774,7 @@ class Prepared:
     Attributes:
         names: [picks] name of an implementation, '' for the default one.
         first_backward: its first operation of the backward pass.
+        place: [value of the forward pass] its number in the instance.
         option_of: [operation, name] which of the operation's options that implementation belongs to.
     """
 
@@ -784,6 +782,7 @@ class Prepared:
     instance: Instance
     names: tuple[str, ...]
     first_backward: int
+    place: Mapping[int, int]
     option_of: Mapping[tuple[int, str], int]
 
 
@@ -820,7 +819,8 @@ class _Builder:
             return None
         arrays |= self._of_backward()
         picks = {"pick_cost": np.array(self.cost, dtype=np.float64), "pick_bytes": _integers(self.bytes)}
-        return Prepared(self.graph, Instance(**arrays, **picks), tuple(self.names), self.n_forward, self.option_of)
+        instance = Instance(**arrays, **picks)
+        return Prepared(self.graph, instance, tuple(self.names), self.n_forward, self.place, self.option_of)
 
     def _of_forward(self) -> dict[str, np.ndarray] | None:
         """Arrays of the forward pass; None if some value can be made over an input only."""
@@ -1000,9 +1000,7 @@ class JointSearch:
                 state.again[v, t] = True
         refresh(instance, state, self.budget)
         if state.reals[EXACT_EXCESS] < 0.5:
-            state.reals[BEST] = state.reals[EXACT_COST]
-            state.best_stored[:], state.best_early[:], state.best_again[:] = state.stored, state.early, state.again
-            state.best_option[:] = state.option
+            keep_best(state)
 
     def plan(self) -> Plan:
         """The best plan."""
@@ -1023,14 +1021,9 @@ class JointSearch:
 
 def _events(prepared: Prepared, plan: Plan, option: np.ndarray) -> tuple[list[set[int]], list[set[int]]]:
     """[V] stages, but for the forward pass, in which a plan runs a value again, and reads it; sets the options."""
-    graph, instance = prepared.graph, prepared.instance
-    stored = sorted(
-        (v for v in range(len(graph.values)) if graph.producer[v] < prepared.first_backward),
-        key=lambda v: (graph.producer[v], v),
-    )
-    place = {v: i for i, v in enumerate(stored)}
-    makes: list[set[int]] = [set() for _ in instance.size]
-    reads: list[set[int]] = [set() for _ in instance.size]
+    graph, place = prepared.graph, prepared.place
+    makes: list[set[int]] = [set() for _ in place]
+    reads: list[set[int]] = [set() for _ in place]
     seen, t = set[int](), 1
     for k, name in plan.calls:
         is_backward = k >= prepared.first_backward

@@ -89,7 +89,6 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     repeats = context.repeats
     prover = _Prover(context) if proves else None
     stats: dict[str, Any] = {}
-    cut = False
     try:
         if prepared is not None and is_joint_ready():
             stats["joint_moves"] = _search_jointly(context, prepared, prover, search, strategy, options)
