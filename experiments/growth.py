@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from analysis import figures
+from analysis.charts import save_in_run
 from experiments.documents import Drawing, markdown_table
 from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
+from experiments.settings import RUNS_FOLDER
 
 SHARE = 0.9
 
@@ -28,7 +31,7 @@ def growth(
 
 @growth.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """A line for each graph."""
+    """A line for each graph, and the figure of the last time limit."""
     latest = [row for row in rows if row["time_limit_s"] == rows[-1]["time_limit_s"]]
     quality = f"overhead after {latest[-1]['time_limit_s']:g} s"
     heads = ["graph", "strategy", "operations", "edges", "first plan, s", quality, "MiB"]
@@ -41,4 +44,5 @@ def page(rows: Sequence[Row]) -> Drawing:
         ]
         for row in latest
     ]  # fmt: skip
-    return Drawing(markdown_table(heads, lines, "llrrrrr"))
+    drawn = save_in_run(RUNS_FOLDER / "growth", "growth", figures.growth, latest)
+    return Drawing(markdown_table(heads, lines, "llrrrrr"), figures={"growth": drawn[0]})

@@ -56,9 +56,11 @@ CACHE = Path(tempfile.gettempdir()) / "remat-zoo-measurements"  # kept, so that 
 def zoo(only: str = "", time_limit_s: float = 30.0, threads: int = 2) -> Iterator[Case]:
     """The plans that come with remat (only=graph/vgg16: those whose names contain this)."""
     settings = {"strategy": "portfolio", "time_limit_s": time_limit_s, "threads": threads, "seed": 0}
-    for kind, name, made_from in [*_of_graphs(), *_of_steps()]:
-        if only in f"{kind}/{name}":
-            yield Case(measure, {"kind": kind, "name": name, "made_from": settings | made_from}, name=f"{kind} {name}")
+    wanted = [each for each in [*_of_graphs(), *_of_steps()] if only in f"{each[0]}/{each[1]}"]
+    if not wanted:
+        raise InvalidInput(f"only={only}: no plan has '{only}' in its name, e.g. graph/vgg16_b176_10GB")
+    for kind, name, made_from in wanted:
+        yield Case(measure, {"kind": kind, "name": name, "made_from": settings | made_from}, name=f"{kind} {name}")
 
 
 def measure(kind: str, name: str, made_from: dict[str, Any]) -> Iterator[Row]:

@@ -129,7 +129,9 @@ class Plan:
         return cls(graph.name, graph.sha256(), kinds, ids, scope, _checked_budget(budget_bytes), implementations)
 
     @classmethod
-    def from_matrices(cls, graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray | None = None) -> Plan:
+    def from_matrices(
+        cls, graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray | None = None, budget_bytes: int | None = None
+    ) -> Plan:
         """A staged plan from Checkmate's matrices.
 
         Args:
@@ -143,8 +145,8 @@ class Plan:
             raise InvalidPlan(f"R has shape {R_TN.shape}, expected (stages, {len(graph)})")
         order = np.nonzero(R_TN)[1]
         if S_TV is None:
-            return cls.from_order(graph, order.tolist())
-        return cls.from_steps(graph, _frees_by_stage(graph, R_TN, np.asarray(S_TV, dtype=bool)))
+            return cls.from_order(graph, order.tolist(), budget_bytes)
+        return cls.from_steps(graph, _frees_by_stage(graph, R_TN, np.asarray(S_TV, dtype=bool)), budget_bytes)
 
     def __repr__(self) -> str:
         repeats = self.n_computations - len(np.unique(self.order))

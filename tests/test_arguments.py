@@ -31,12 +31,7 @@ COMMANDS: dict[str, list[tuple[list[str], str]]] = {
         (["--modle", "gpt2"], "unrecognized arguments: --modle; see python -m experiments"),
         (["nowhere", "--keep"], "nowhere holds no rows"),
     ],
-    "zoo": [
-        (["--again", "gpt2_b8_0.7", "--list"], "unknown plan 'gpt2_b8_0.7'; did you mean gpt2_b8_0.8 or gpt2_b8_0.6"),
-        (["--only", "nothing", "--list"], "no plan has 'nothing' in its name"),
-    ],
 }
-NEEDS = {"zoo": "torch"}
 CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cases]
 
 
@@ -44,7 +39,6 @@ CASES = [(command, *case) for command, cases in COMMANDS.items() for case in cas
 def test_a_mistake_is_one_line(
     command: str, given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(NEEDS.get(command, "numpy"))
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(f"experiments.{command}")
     with pytest.raises(InvalidInput, match=re.escape(message)) as caught:

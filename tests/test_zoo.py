@@ -185,6 +185,11 @@ def test_an_unknown_plan_is_refused_before_the_model_is_looked_at() -> None:
         rt.rematerialize(Never(), (1,), plan=f"zoo:{SMALL}0")
 
 
+def test_a_text_that_is_in_no_name_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match="no plan has 'nothing' in its name"):
+        next(maker.zoo.cases(only="nothing"))
+
+
 def test_nothing_in_the_zoo_is_out_of_date() -> None:
     """If this fails, settings or graphs have changed since: run ``python run.py experiment=zoo keep=true``."""
     kept = {row["case_key"] for row in Table("zoo").rows(kept_only=True)}
