@@ -117,7 +117,7 @@ def _curve(run: Run, strategy: str) -> Curve:
     return Curve(strategy, style_of(strategy), rows, solves, steps, ordered)
 
 
-def _y_top(curves: list[Curve], x_range: tuple[float, float], most: float = np.inf) -> tuple[float, dict[str, float]]:
+def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, dict[str, float]]:
     """(top of the axis, {label: largest overhead} of the strategies above it).
 
     The axis leaves out outliers, because one strategy at 900 % would flatten all others.

@@ -21,7 +21,7 @@ from analysis.charts import save_in_run
 from analysis.style import OURS
 from experiments.arguments import names_of, one_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
-from experiments.measure_solve import graph_of, published_folder, row_of, solve_case, solved
+from experiments.measure_solve import LIMITS, graph_of, published_folder, row_of, solve_case, solved
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, SCALES
 from experiments.store import code_of
@@ -139,19 +139,15 @@ def _sets(folder: Path, network: str, level: str) -> dict[float, str]:
     return {each["budget_gib"]: each["set"] for each in found if each["mode"] == LEVELS_PUBLISHED[level]}
 
 
-def measured(
-    graph: Any, strategy: str, budget_bytes: int, scope: str, time_limit_s: float, threads: int, seed: int,
-    target_gap: float, options: Mapping[str, Any], **_beside: Any,
-) -> Iterator[Row]:  # fmt: skip
+def measured(graph: Any, strategy: str, budget_bytes: int, options: Mapping[str, Any], **others: Any) -> Iterator[Row]:
     """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again."""
-    load, costs = os.getloadavg()[0], graph_of(graph)
-    solution = solved(costs, strategy, budget_bytes, scope, time_limit_s=time_limit_s, threads=threads, seed=seed,
-                      target_gap=target_gap, **options)  # fmt: skip
+    costs = graph_of(graph)
+    solution = solved(costs, strategy, budget_bytes, **{name: others[name] for name in LIMITS}, **options)
     plain = simulate(costs, plain_step(costs))
     calls = Counter(solution.plan.order.tolist()) if solution.plan else {}
     again = sum(n - 1 for k, n in calls.items() if costs.operations[k].is_backward)
     yield {
-        **row_of(solution, costs), "plain_ms": plain.cost / 1e6, "plain_bytes": plain.peak_bytes, "load": load,
+        **row_of(solution, costs), "plain_ms": plain.cost / 1e6, "plain_bytes": plain.peak_bytes,
         "backward_repeats": again, "program_columns": solution.stats.get("columns"),
     }  # fmt: skip
 
