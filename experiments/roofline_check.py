@@ -19,7 +19,7 @@ from scipy.stats import rankdata
 from analysis import figures
 from analysis.charts import save_in_run
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
-from experiments.measure_solve import published_folder
+from experiments.measure_solve import graph_of, published_folder
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
@@ -27,7 +27,7 @@ from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
 from remat.extraction import extract
 from remat.files import read_json
-from remat.frontends.monet import monet_graph
+from remat.frontends.monet import BATCHES, monet_graph
 from remat.graph import Work
 
 PAGE = "results/roofline.md"
@@ -189,6 +189,16 @@ def frontend_table(folder: Path) -> str:
     )
 
 
+def totals() -> str:
+    """Totals of default implementations, modelled and as MONeT's authors published them, of all their networks."""
+    rows = []
+    for name in BATCHES:
+        modelled = monet_graph(name, implementations="none").total_cost
+        published = graph_of({"monet": name, "level": "icmn", "set": None}).total_cost
+        rows.append([name, f"{modelled / 1e6:.0f}", f"{published / 1e6:.0f}", f"{modelled / published:.2f}"])
+    return markdown_table(["default efficiencies, every operation", "modelled ms", "published ms", "ratio"], rows)
+
+
 def _group(pair: Pair) -> str:
     kind = pair.node.kind
     if operation_class(kind) in ("convolution", "matmul"):
@@ -212,4 +222,4 @@ def page(_: Sequence[Row]) -> Drawing:
     figure = save_in_run(RUN, "roofline", figures.roofline, times)[0]
     text, long = comparison(folder)
     links = f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}."
-    return Drawing("\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figure})
+    return Drawing("\n\n".join([text, totals(), frontend_table(folder), links]), long, {"roofline": figure})
