@@ -51,8 +51,10 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
 
 
 def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
-    """The table of rows that have the same columns."""
-    return LongTable(name, [*rows[0]], [["" if cell is None else str(cell) for cell in row.values()] for row in rows])
+    """The table of rows that have the same columns; empty without rows."""
+    return LongTable(
+        name, [*rows[0]] if rows else [], [["" if cell is None else str(cell) for cell in row.values()] for row in rows]
+    )
 
 
 def link_to(table: LongTable, page: Path) -> str:

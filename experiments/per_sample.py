@@ -51,7 +51,7 @@ class PerSample:
         return self.graph.total_cost + self.forward_cost
 
 
-def per_sample(spec: ModelSpec) -> PerSample:
+def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
     """One sample of `spec`, for any batch size and accounting in it.
 
     A synthetic graph has no batch: it counts as one sample, and its fixed bytes count as parameters.
@@ -64,7 +64,7 @@ def per_sample(spec: ModelSpec) -> PerSample:
         return PerSample(spec.name, replace(graph, fixed_bytes=0), graph.fixed_bytes, 0)
     if spec.framework != "keras" or spec.granularity != "layer":
         raise InvalidInput(f"{spec.name}: the largest batch can be found for Keras models with layer granularity only")
-    one, two = pair(spec)
+    one, two = pair(spec, cache_folder)
     costs = [apply_cost(graph, "flops", None) for graph in (one, two)]
     for a, b in zip(costs[0].values, costs[1].values, strict=True):
         if b.bytes != 2 * a.bytes:
