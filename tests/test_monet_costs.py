@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import remat
 from experiments import cli
 from experiments.config import register
 from experiments.monet import ordered, page, plain_step, problems
 from experiments.table import Table
+from remat.cli import main
 from remat.errors import InvalidInput
 from remat.frontends.monet import load_costs, load_schedules
 from remat.graph import Graph
@@ -102,6 +104,14 @@ def test_costs_sizes_and_implementations_follow_the_file(path: Path) -> None:
 
 def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
     graph = load_costs(path)
+    trace = simulate(graph, by_hand(graph))
+    assert trace.cost == 3_000_000 + 2_010_000 + 1_400_000 + 1_750_000 + 5_000_000 + 3_000_000 + 6_000_000
+    # convolution and its workspace; with its statistics; with batch norm; relu over it and its mask; with the loss;
+    # mask, loss and a gradient; convolution again beside the gradient; over it, and a parameter's gradient; the other.
+    assert (trace.running_bytes // KIB).tolist() == [20, 15, 18, 15, 16, 16, 18, 19, 17]
+
+
+def by_hand(graph: Graph) -> Plan:
     steps = [
         step(graph, "convolution.n"), step(graph, "batch_norm.n:statistics"), step(graph, "batch_norm.n"),
         step(graph, "relu.n", "in_place_mask"), step(graph, "loss.n"), step(graph, "relu_ip_grad.n", "mask"),
@@ -109,11 +119,41 @@ def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
         step(graph, "convolution_param_grad.n"),
     ]  # fmt: skip
     order, names = zip(*steps, strict=True)
-    trace = simulate(graph, Plan.from_order(graph, order, implementations=names))
-    assert trace.cost == 3_000_000 + 2_010_000 + 1_400_000 + 1_750_000 + 5_000_000 + 3_000_000 + 6_000_000
-    # convolution and its workspace; with its statistics; with batch norm; relu over it and its mask; with the loss;
-    # mask, loss and a gradient; convolution again beside the gradient; over it, and a parameter's gradient; the other.
-    assert (trace.running_bytes // KIB).tolist() == [20, 15, 18, 15, 16, 16, 18, 19, 17]
+    return Plan.from_order(graph, order, 20 * KIB, names)
+
+
+SCHEDULE = {
+    "file": "net/solution_small_2_x_0.00.pkl", "program": "monet", "mode": "inplace_conv_multiway_newnode",
+    "set": "all", "budget_kib": 20, "stored": {"total": 2216}, "run": [[0, 1, 2, -1, 3], [], [0], []],
+    "backward": [2, 0, 0], "algorithms": [[0, 0, 1], [2, 0, 0], [3, 6, 1]], "in_place": [[0, 2]],
+}  # fmt: skip
+SCHEDULES = {
+    "format": "monet-solutions", "costs": "costs_small.json",
+    "solutions": [SCHEDULE, {**SCHEDULE, "program": "checkmate"}],
+}  # fmt: skip
+
+
+def test_published_schedules_become_plan_files_with_their_graph(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = written(tmp_path / "solutions_small.json", SCHEDULES), tmp_path / "out"
+    assert main(["import-monet", str(tmp_path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    graph = remat.load_graph(out / "small_b2_icmn.json")
+    assert graph.sha256() == load_costs(path).sha256()
+    (plan,) = (out / "small_b2_icmn").iterdir()
+    assert Plan.load(plan, graph).document() == by_hand(graph).document()
+    written(file, {**SCHEDULES, "solutions": [{**SCHEDULE, "backward": [2]}]})
+    assert main(["import-monet", str(file), "--out", str(out)]) == 1
+    assert "solutions_small.json: is damaged" in capsys.readouterr().err
+
+
+def test_every_published_file_is_imported(instances: Path, tmp_path: Path) -> None:
+    assert main(["import-monet", str(instances / "monet"), "--out", str(tmp_path)]) == 0
+    plans = [*tmp_path.glob("*/*.json")]
+    assert len(plans) == 75
+    for plan in plans:
+        Plan.load(plan, remat.load_graph(plan.parent.with_suffix(".json")))
 
 
 def test_levels_that_a_file_has_not_and_damage_are_refused_in_a_line(path: Path) -> None:

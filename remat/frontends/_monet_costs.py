@@ -84,7 +84,8 @@ def graph_of(document: Mapping[str, Any], level: str, set_name: str | None = Non
         raise unknown_name("level", level, MODES)
     costs = set_of(document["sets"], MODES[level], set_name)
     graph = _Builder(document, costs, round if level == "n" else math.ceil).graph()
-    return replace(graph, name=f"{document['network']}_b{document['batch']}_{level}")
+    again = "".join(costs["name"].partition("@")[1:])  # of a set that was measured once more
+    return replace(graph, name=f"{document['network']}_b{document['batch']}_{level}{again}")
 
 
 def set_of(sets: Sequence[Mapping[str, Any]], mode: str, name: str | None) -> Mapping[str, Any]:
