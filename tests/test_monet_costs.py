@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,14 @@ SET = {
     "output_activated": True, "intermediate_activated": True, "operations": COSTS,
     "intermediates": [{"t": [0.5], "w": [0]}],
 }  # fmt: skip
+NORMAL = {
+    **SET, "name": "normal", "mode": "normal",
+    "operations": [{"t": each["t"][:1], "w": each["w"][:1], "p": [0]} for each in COSTS],
+    **dict.fromkeys(("in_place", "algorithms", "output_activated", "intermediate_activated"), False),
+}  # fmt: skip
 FILE = {
     "format": "monet-costs", "version": 1, "network": "small", "batch": 2, "device": "none", "loss": 3,
-    "operations": OPERATIONS, "implementations": IMPLEMENTATIONS, "sets": [SET],
+    "operations": OPERATIONS, "implementations": IMPLEMENTATIONS, "sets": [SET, NORMAL],
     "intermediates": [{"id": -1, "operation": 2, "name": "mask", "bytes": 100, "held": [2], "held_bytes": 0}],
 }  # fmt: skip
 
@@ -156,6 +162,26 @@ def test_every_published_file_is_imported(instances: Path, tmp_path: Path) -> No
         Plan.load(plan, remat.load_graph(plan.parent.with_suffix(".json")))
 
 
+def test_kept_indices_of_pooling_move_from_scratch_memory_into_a_value(tmp_path: Path) -> None:
+    document = copy.deepcopy(FILE)
+    for k, kind in ((2, "aten::max_pool2d"), (4, "aten::max_pool2d_ip_grad")):
+        document["operations"][k] |= {"kind": kind, "backward_of": 2 if k == 4 else None}
+    document["sets"][0]["operations"][2] |= {"t": [0.4, 0.4], "w": [9 * KIB, 0]}
+    document["sets"][0]["operations"][4] |= {"w": [8 * KIB, 0, 0]}
+    costs = written(tmp_path / "costs_small.json", document)
+    graph = load_costs(costs, "icmn+int64")
+    pooling, gradient = (graph.operations[step(graph, name)[0]] for name in ("relu.n", "relu_ip_grad.n"))
+    (kept,) = (v for v, value in enumerate(graph.values) if value.name == "relu.n:indices_int64")
+    assert graph.values[kept].bytes == 8 * KIB  # 8 bytes for each output of 4
+    own = pooling.implementations[-1]
+    assert (own.name, own.cost, own.workspace_bytes, own.outputs[-1]) == ("indices_int64", 400_000, KIB, kept)
+    own = gradient.implementations[-1]
+    assert (own.name, own.cost, own.workspace_bytes) == ("indices_int64", 600_000, 0)  # 1 ms less pooling again
+    (of_loss,) = graph.operations[step(graph, "loss.n")[0]].outputs
+    assert own.inputs == (of_loss, kept)
+    assert not any("int64" in value.name for value in load_costs(costs).values)
+
+
 def test_levels_that_a_file_has_not_and_damage_are_refused_in_a_line(path: Path) -> None:
     with pytest.raises(InvalidInput, match="unknown level 'x'"):
         load_costs(path, "x")
@@ -187,8 +213,14 @@ OUTCOME = {
 RECORDS = {
     "published": {"vgg16": {"monet": [{"budget_gib": 1, "measured_gib": 0.9, "overhead_percent": -5.0}]}},
     "records": [
-        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME},
-        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1e-9, "outcome": {"status": "infeasible"}},
+        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME, "solves": []},
+        {
+            "network": "vgg16",
+            "ablation": "icmn",
+            "budget_gib": 1e-9,
+            "outcome": {"status": "infeasible"},
+            "solves": [{"rows": 1234, "columns": 567}],
+        },
     ],
 }
 
@@ -223,7 +255,12 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
     ratios = {(each["operation"], each["implementation"]): each for each in rows if each["kind"] == "ratios"}
     assert (ratios["batch_norm", "again"]["ms"], ratios["batch_norm", "again"]["default_ms"]) == (1.5, 2.01)
     assert ratios["relu", "mask"]["ms"] == 1.5
+    sizes = [each for each in rows if each["kind"] == "programs"]
+    assert [(each["level"], each["logged_columns"], each["logged_rows"]) for each in sizes] == [
+        ("icmn", 567, 1234), ("n", None, None)
+    ]  # fmt: skip
     text = page(rows).text
+    assert re.search(r"\| VGG-16 \| 8 \| 567 by 1,234 \| \d+ by \d+ \|  \| \d+ by \d+ \|", text)
     assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in text
     assert "-5.00 % | 0.90 |" in text
     assert "| relu_ip_grad | output | 1.25 |" in text
@@ -248,6 +285,9 @@ def test_each_problem_has_what_is_published_of_it(instances: Path) -> None:
     assert {each["source"]["set"] for gib, each in vgg16.items() if gib != 5} == {"inplace_conv_multiway_newnode@1"}
     assert [each["logged_ms"] for each in problems(instances / "monet", "resnet50", "n")][:2] == [1080.48, 1090.42]
     assert len(problems(instances / "monet", "googlenet", "ic")) == 6  # without a log
+    ours = problems(instances / "monet", "vgg16", "icmn+int64")
+    assert [(each["budget_gib"], each["logged_ms"]) for each in ours] == [(gib, None) for gib in vgg16]
+    assert {each["source"]["set"] for each in ours} == {each["source"]["set"] for each in vgg16.values()}
     assert problems(instances / "monet", "mobilenet_v2", "in") == []  # its costs are not published
 
 
