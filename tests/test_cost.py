@@ -679,7 +679,8 @@ def test_rebuilt_networks_do_the_published_work() -> None:
 
 def test_roofline_against_measured_p100_times(instances: Path) -> None:
     found = {}
-    for name, nodes in roofline_check.NETWORKS.items():
+    for name in roofline_check.FITTED:
+        nodes = roofline_check.NETWORKS[name]
         published = json.loads((instances / "p100" / f"{name}.json").read_text())["nodes"]
         pairs = roofline_check.align(nodes, published)
         assert len(pairs) == len(published)
