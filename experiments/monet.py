@@ -147,15 +147,20 @@ def _sets(folder: Path, network: str, level: str) -> dict[float, str]:
 
 
 def measured(graph: Any, strategy: str, budget_bytes: int, options: Mapping[str, Any], **others: Any) -> Iterator[Row]:
-    """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again."""
-    costs = graph_of(graph)
-    solution = solved(costs, strategy, budget_bytes, **{name: others[name] for name in LIMITS}, **options)
+    """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again.
+
+    MONeT's program cannot do that. If a plan does, `once_ms` is what the solver finds without it.
+    """
+    costs, how = graph_of(graph), {**{name: others[name] for name in LIMITS}, **options}
+    solution = solved(costs, strategy, budget_bytes, **how)
     plain = simulate(costs, plain_step(costs))
     calls = Counter(solution.plan.order.tolist()) if solution.plan else {}
     again = sum(n - 1 for k, n in calls.items() if costs.operations[k].is_backward)
+    operations = tuple(replace(op, run_once=op.run_once or op.is_backward) for op in costs.operations)
+    once = solved(replace(costs, operations=operations), strategy, budget_bytes, **how).cost if again else None
     yield {
         **row_of(solution, costs), "plain_ms": plain.cost / 1e6, "plain_bytes": plain.peak_bytes,
-        "backward_repeats": again, "program_columns": solution.stats.get("columns"),
+        "backward_repeats": again, "once_ms": once and once / 1e6, "program_columns": solution.stats.get("columns"),
     }  # fmt: skip
 
 
@@ -231,7 +236,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("programs", "schedules", "ratios")}
     found = {
         "budgets": _against_measured([row for row in shown if row["level"] == SHOWN]), "levels": _levels(ours),
-        "pooling": _with_indices(ours), "schedules": _reproduced(of_kind["schedules"]),
+        "repeats": _repeats(ours), "pooling": _with_indices(ours), "schedules": _reproduced(of_kind["schedules"]),
         "programs": _programs(of_kind["programs"]), "ratios": _ratios(of_kind["ratios"]),
     }  # fmt: skip
     holes = {"made": f"{made(solves)}; {limits}." if solves else ""}
@@ -327,7 +332,6 @@ def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             own = [row for row in rows if (row["network"], row["level"]) == (name, level)]
             both = [(cost_ms(row), row["logged_ms"]) for row in own]
             known = [100 * (ours / theirs - 1) for ours, theirs in both if ours and theirs]
-            repeats = [row["backward_repeats"] > 0 for row in own if row["cost"] is not None]
             times = [row["found_s"] for row in own if row["found_s"] is not None]
             logged = [row["logged_s"] for row in own if row["logged_ms"]]
             if own:
@@ -335,11 +339,20 @@ def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 lines.append([
                     label, level, str(len(own)), at_or_below,
                     *((f"{x:+.2f} %" for x in (min(known), max(known))) if known else ("", "")),
-                    f"{sum(repeats)} of {len(repeats)}",
+                    str(sum(row["backward_repeats"] > 0 for row in own)),
                     f"{max(times):.1f}" if times else "", f"{max(logged):,.0f}" if logged else "",
                 ])  # fmt: skip
     return ["network", "level", "budgets", "at or below the log", "least", "most",
             "repeat backward operations", "s to our plan, at most", "logged s, at most"], lines  # fmt: skip
+
+
+def _repeats(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each plan that repeats backward operations, beside what was found without."""
+    return ["network", "level", "GiB", "repeats", "logged ms", "modelled ms", "without repeats"], [
+        [NETWORKS[row["network"]], row["level"], f"{row['budget_gib']:g}", str(row["backward_repeats"]),
+         _ms(row["logged_ms"]), _ms(cost_ms(row)), _ms(row.get("once_ms"))]
+        for row in rows if row["backward_repeats"]
+    ]  # fmt: skip
 
 
 def _every(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -378,7 +391,8 @@ def _programs(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         )]
         for label, own in sorted(of_networks(rows).items(), key=lambda each: each[1][0]["operations"])
     ]  # fmt: skip
-    return ["network", "operations", "MONeT's program, logged", "ours", "Checkmate's, logged", "ours"], lines
+    return ["network", "operations", *(f"{of} program, {by}" for of in ("MONeT's", "Checkmate's")
+                                       for by in ("logged", "ours"))], lines  # fmt: skip
 
 
 def _schedules(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import remat
 from experiments import cli
 from experiments.config import register
-from experiments.monet import ordered, page, plain_step, problems
+from experiments.measure_solve import LIMITS
+from experiments.monet import measured, ordered, page, plain_step, problems
 from experiments.table import Table
 from remat.cli import main
 from remat.errors import InvalidInput
@@ -264,6 +266,27 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
     assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in text
     assert "-5.00 % | 0.90 |" in text
     assert "| relu_ip_grad | output | 1.25 |" in text
+    repeating = row | {"backward_repeats": 2, "once_ms": 15.0}
+    assert "| VGG-16 | icmn | 1 | 2 | 16.60 | 14.01 | 15.00 |" in page([repeating]).text
+
+
+def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Graph]()
+
+    def solved(graph: Graph, strategy: str, budget_bytes: int, **how: Any) -> Any:
+        asked.append(graph)
+        solution = remat.solve(graph, budget_bytes, "checkpoint_all")
+        order = [*range(len(graph)), *([] if asked[1:] else [step(graph, "relu_ip_grad.n")[0]])]
+        return replace(solution, plan=Plan.from_order(graph, order))
+
+    monkeypatch.setattr("experiments.monet.solved", solved)
+    source = {"monet": "vgg16", "level": "icmn", "set": None}
+    (row,) = measured(source, "search", 2**30, {}, **LIMITS)
+    assert row["backward_repeats"] == 1
+    assert row["once_ms"] == pytest.approx(16.01)  # 3 + 2.01 + 1 + 0 + 1 + 3 + 6
+    assert [[op.run_once for op in graph.operations if op.is_backward] for graph in asked] == [[False] * 3, [True] * 3]
 
 
 def test_without_the_files_a_line_says_what_is_missing(
