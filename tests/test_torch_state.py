@@ -466,3 +466,34 @@ def test_two_calls_before_a_backward_pass_have_the_plain_bits_or_a_warning(kind:
     warned = [str(each.message) for each in told if "two calls of the module" in str(each.message)]
     assert all(map(torch.equal, theirs, mine)) or len(warned) == 1
     assert bool(warned) == (kind != "plain")
+
+
+def test_a_penalty_outside_on_a_weight_of_several_uses_is_said_to_be_added_in_another_order() -> None:
+    def both_uses(self: Any, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+
+    def gradients(each: Any, penalised: str = "") -> list[Tensor]:
+        each.zero_grad()
+        loss = each(x).square().mean()
+        if penalised:
+            loss = loss + 1e-3 * each.get_parameter(penalised).square().sum()
+        loss.backward()
+        return [p.grad.clone() for p in each.parameters()]
+
+    x, model = rows()[0], Applies(both_uses)
+    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for penalised in ("", "b.weight"):
+            assert all(map(torch.equal, gradients(plain, penalised), gradients(ours, penalised)))
+        handle = model.a.weight.register_hook(lambda gradient: gradient * 2)
+        gradients(ours)  # whoever changes a gradient adds nothing to it
+        handle.remove()
+        assert not told
+        for _ in range(2):
+            for one, other in zip(gradients(plain, "a.weight"), gradients(ours, "a.weight"), strict=True):
+                assert torch.allclose(one, other, atol=1e-6)
+    assert [str(each.message) for each in told] == [
+        "the loss reads 'a.weight' outside of the module, too: gradients of it are added in another order than "
+        "PyTorch's, so that last bits may differ"
+    ]

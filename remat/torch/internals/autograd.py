@@ -148,6 +148,11 @@ def hooks_of(tensor: Tensor) -> Any:
     return tensor._backward_hooks
 
 
+def identity(gradient: Tensor) -> tuple[int, int]:
+    """What changes when the autograd engine adds another gradient to this one, in place or not."""
+    return gradient._cdata, gradient._version
+
+
 def is_captured(gradients: Sequence[Tensor | None], i: int) -> bool:
     """Whether somebody holds a gradient that a node's hook gets beside the node, as `torch.autograd.grad` does of a
     gradient that it returns."""
