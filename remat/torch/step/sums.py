@@ -1,9 +1,9 @@
 """A warning where gradients are added in another order than eager mode's.
 
 A weight that a module uses twice gets a sum as its gradient from each call. Where one backward pass goes through two
-calls, eager mode adds the four terms one by one; here are two sums, whose sum may differ in its last bit. The same holds
-for a call and a penalty on the weight outside of it. Under autocast, eager mode adds gradients of the weight's one cast
-in half precision; here each call has a cast of its own.
+calls, eager mode adds the four terms one by one; here are two sums, whose sum may differ in its last bit. The same is
+true of a call and a penalty on the weight outside of it. Under autocast, eager mode adds gradients of the weight's one
+cast in half precision; here each call has a cast of its own.
 """
 
 from __future__ import annotations
