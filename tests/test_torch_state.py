@@ -468,7 +468,7 @@ def test_two_calls_before_a_backward_pass_have_the_plain_bits_or_a_warning(kind:
     assert bool(warned) == (kind != "plain")
 
 
-def test_a_penalty_outside_on_a_weight_of_several_uses_is_said_to_be_added_in_another_order() -> None:
+def test_a_penalty_outside_is_said_to_be_added_in_another_order() -> None:
     def both_uses(self: Any, x: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
 
