@@ -213,6 +213,18 @@ def test_a_hook_on_the_node_of_a_feature_sees_the_part_from_outside() -> None:
     assert not torch.equal(whole, outside)
 
 
+def test_the_gradient_of_the_loss_is_not_taken_for_one_that_is_asked_for() -> None:
+    def twice(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        error = self.b(torch.tanh(self.a(x))).square().mean()
+        return error, error.exp()
+
+    plain, ours, x = both(twice)
+    assert not _said(lambda: gradients(ours, lambda outputs: outputs[0] + outputs[1], x))
+    assert all(
+        map(torch.equal, *(gradients(each, lambda outputs: outputs[0] + outputs[1], x) for each in (plain, ours)))
+    )
+
+
 def test_a_gradient_that_flows_into_two_outputs_is_not_taken_for_one_that_is_asked_for() -> None:
     def shared(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.tanh(self.a(x))
