@@ -190,8 +190,8 @@ class _Events:
 
     def ends_at(self, limit_s: float) -> float:
         """The time (monotonic) at which the worker is killed."""
-        if not self.start_s:
-            return self.asked_at + hard_limit_s(limit_s)
+        if not self.start_s:  # what came before the worker, e.g. imports of strategies, may have taken all of the time
+            return self.own.deadline + hard_limit_s(limit_s) - limit_s
         return self.asked_at + self.start_s if self.began is None else self.began + hard_limit_s(limit_s)
 
     def is_over(self) -> bool:
