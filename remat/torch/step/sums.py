@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from remat.errors import warn
 from remat.torch.internals import autograd
+from remat.torch.step.aot import made_last
 from remat.torch.step.capture import TrainingGraph
 
 aten = torch.ops.aten
@@ -47,33 +48,33 @@ class Sums:
         """Note backward passes through a call, given by its node in the autograd graph."""
         if self.names and not self._has_warned:
             node.register_prehook(self._note_pass)
-            for i, (leaf, _) in enumerate(node.next_functions):
+            for leaf, _ in node.next_functions:
                 if id(getattr(leaf, "variable", None)) in self._added:
-                    self._watch_leaf(node, i, leaf)
+                    self._watch_leaf(leaf)
 
     def _note_pass(self, _gradients: Any) -> None:
         this_pass, last_pass = autograd.backward_pass(), self._last_pass
         self._last_pass = this_pass
+        made_last.__dict__.clear()
         if this_pass == last_pass:
             more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
             self._warn(f"one backward pass goes through two calls of the module: gradients of {self.names[0]}{more}")
 
-    def _watch_leaf(self, node: Any, i: int, leaf: Any) -> None:
-        """Let a parameter's node look whether its gradient is the one that a call gave it, its gradient `i`."""
-        parameter = leaf.variable  # the hook does not hold the node, which holds the hook
-        given = list[tuple[int, int]]()  # no tensor: one that is held is neither added to in place nor taken over
+    def _watch_leaf(self, leaf: Any) -> None:
+        """Let a parameter's node look whether its gradient is one that a backward half has made.
 
-        def note(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-            given[:] = [autograd.identity(x) for x in [gradients[i]] if x is not None]
+        No hook of the backward half tells that: with such a hook the engine holds the gradients of outputs.
+        """
+        parameter = leaf.variable  # the hook does not hold the node, which holds the hook
 
         def look(gradients: tuple[Tensor | None, ...]) -> None:
             handle.remove()  # another module may keep the leaf's node for ever
-            found = [autograd.identity(x) for x in gradients if x is not None]
-            if given and found and found != given and not autograd.hooks_of(parameter):
+            made = made_last.__dict__.get("gradients")  # none by another runner
+            is_sum = any(x is not None and autograd.identity(x) not in made for x in gradients) if made else False
+            if is_sum and not autograd.hooks_of(parameter):
                 name = self._added[id(parameter)]
                 self._warn(f"the loss reads {name} outside of the module, too: gradients of it")
 
-        node.register_hook(note)
         handle = leaf.register_prehook(look)
 
     def _warn(self, text: str) -> None:
