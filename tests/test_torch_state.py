@@ -497,3 +497,18 @@ def test_a_penalty_outside_is_said_to_be_added_in_another_order() -> None:
         "the loss reads 'a.weight' outside of the module, too: gradients of it are added in another order than "
         "PyTorch's, so that last bits may differ"
     ]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_steps_of_a_recurrent_layer_are_terms_of_a_sum(calls: int) -> None:
+    model, x = nn.GRU(WIDTH, WIDTH, batch_first=True), torch.randn(4, 5, WIDTH)
+    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
+
+    def gradients(each: Any) -> list[Tensor]:
+        loss = sum(each(x * (i + 1))[0].square().mean() for i in range(calls))
+        (loss if calls > 1 else loss + each.weight_hh_l0.square().sum()).backward()
+        return [p.grad for p in each.parameters()]
+
+    with pytest.warns(UserWarning, match="are added in another order"):
+        mine = gradients(ours)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(plain), mine, strict=True))

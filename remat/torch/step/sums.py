@@ -8,6 +8,7 @@ cast in half precision; here each call has a cast of its own.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Sums:
             *(["an argument"] if summed - names.keys() else []),
         ]
         self.names += [name for name in found if name not in self.names]
-        added = (id(x) for x, gradient in pairs if gradient is not None and gradient.target is aten.add.Tensor)
+        added = (id(x) for x, gradient in pairs if gradient is not None and _is_sum(gradient))
         self._added |= {i: names[i] for i in added if i in names}
 
     def watch(self, node: Any) -> None:
@@ -86,5 +87,12 @@ class Sums:
 def _is_added_up(gradient: fx.Node) -> bool:
     """Whether a gradient is a sum, or was cast."""
     if gradient.target is not aten._to_copy.default:
-        return gradient.target is aten.add.Tensor
+        return _is_sum(gradient)
     return gradient.all_input_nodes[0].meta["val"].dtype != gradient.meta["val"].dtype
+
+
+def _is_sum(gradient: fx.Node) -> bool:
+    """Whether a gradient is a sum, of calls or, in a recurrent layer, of steps."""
+    if gradient.target is operator.getitem:
+        return gradient.all_input_nodes[0].target is torch.ops.remat.recurrent_backward.default
+    return gradient.target is aten.add.Tensor
