@@ -1,4 +1,4 @@
-"""Losses of `rtf.compile` and `rtf.rematerialize` are those of `Model.compile`: masks, weights, reductions, outputs."""
+"""Losses and metrics of `rtf.compile` and `rtf.rematerialize` are those of `Model.compile`: masks, weights, outputs."""
 
 from __future__ import annotations
 
@@ -162,3 +162,44 @@ def test_losses_that_are_none_are_refused_before_anything_is_traced():
             rtf.compile(tagger(), loss, "sgd", *specs, budget="1GB")
         with refused(says):
             rtf.rematerialize(tagger(), specs, "1GB", loss=loss)
+
+
+NAMED = ["accuracy", "sparse_top_k_categorical_accuracy", "sparse_categorical_crossentropy"]
+
+
+def first_of(_labels, prediction):
+    return prediction[..., 0]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize(
+    ("factory", "loss", "metrics_of", "y"),
+    [
+        (tagger, "ce", lambda: [*NAMED, keras.metrics.SparseCategoricalAccuracy(), first_of], labels_for("sparse")),
+        (lambda: tagger(False), "ce", lambda: NAMED, labels_for("sparse")),
+        (
+            by_name,
+            {"a": "ce", "b": "mse"},
+            lambda: {"a": NAMED, "b": [keras.metrics.MeanAbsoluteError(), "mse"]},
+            {"a": labels_for("sparse"), "b": labels_for("mse")},
+        ),
+    ],
+    ids=["masked", "unmasked", "by name"],
+)
+def test_metrics_are_what_they_are_in_compile(factory, loss, metrics_of, y, is_weighted):
+    x, weights = PADDED, np.random.default_rng(2).uniform(0.1, 2.0, (3, 6)).astype("float32")
+    w = dict.fromkeys(y, weights) if isinstance(y, dict) else weights
+    name = "weighted_metrics" if is_weighted else "metrics"
+    keras_model = built(factory)
+    keras_model.compile(keras.optimizers.SGD(RATE), loss, run_eagerly=True, **{name: metrics_of()})
+    step = rtf.compile(
+        built(factory), loss, keras.optimizers.SGD(RATE), *specs_of((x, y)), "1GB", weight_spec=specs_of(w),
+        **{name: metrics_of()}, **QUICK,
+    )  # fmt: skip
+    for _ in range(2):
+        theirs = keras_model.train_on_batch(x, y, w, return_dict=True)  # of this batch alone
+        step.metrics.reset_state()
+        step(x, y, w)
+        mine = {name: float(value) for name, value in step.metrics.result().items()}
+        assert mine == {name: value for name, value in theirs.items() if not name.endswith("loss")}
+        assert len(mine) == len(keras.tree.flatten(metrics_of()))

@@ -23,7 +23,7 @@ from remat.registry import LARGEST_WITHOUT_CLOCK, get_strategy
 from remat.search import kernel, online, ready
 from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
-from remat.solvers import portfolio
+from remat.solvers import choose, portfolio
 from remat.solvers.search import COLD, search_staged
 from remat.solving import dispatch, worker
 from remat.solving.api import solve_sweep
@@ -188,6 +188,19 @@ def test_greedy_plans_do_not_wait_for_a_process(slow_start: None) -> None:
     assert "its process was still starting" in published.message
 
 
+def test_a_worker_does_not_get_the_time_that_came_before_it(slow_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E.g. imports of all strategies that take longer than the time limit."""
+
+    def late(name: str) -> registry.Strategy:
+        time.sleep(1.0)
+        return get_strategy(name)
+
+    monkeypatch.setattr("remat.solving.api.get_strategy", late)
+    began = time.monotonic()
+    assert solve_sweep(BLOCKS, [TIGHT], "interval_cp", time_limit_s=0.2, isolate=True)[0].plan is not None
+    assert time.monotonic() - began <= 1.05 * 0.2 + 2
+
+
 STALLS = '''
     import time
     from remat import Plan, strategy
@@ -241,6 +254,22 @@ def test_nothing_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> N
     solve_here(over, "hierarchical", {})
     monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
     assert solve_here(over, "portfolio", {}).plan is not None  # greedy eviction
+
+
+@pytest.mark.parametrize("is_joint", [False, True])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_proof_that_nothing_interrupts_is_left_at_the_deadline(
+    is_joint: bool, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = conv_relu() if is_joint else BLOCKS
+    for owner, name in ((choose._Prover, "_run"), (portfolio._Run, "prove"), (portfolio._Run, "_prove_aside")):
+        monkeypatch.setattr(owner, name, lambda *_: time.sleep(4))
+    monkeypatch.setattr(choose, "EXHAUSTIVE_OPERATIONS", 0)
+    began = time.monotonic()
+    solution = solve_sweep(graph, [75 if is_joint else TIGHT], time_limit_s=1.0, threads=1, deterministic=repeats)[0]
+    assert time.monotonic() - began <= 1.05 + 2
+    assert solution.plan is not None
+    assert bool(solution.cut_by_clock) is repeats
 
 
 @pytest.mark.parametrize("heuristic", ["exact", "random"])

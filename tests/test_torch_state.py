@@ -466,3 +466,49 @@ def test_two_calls_before_a_backward_pass_have_the_plain_bits_or_a_warning(kind:
     warned = [str(each.message) for each in told if "two calls of the module" in str(each.message)]
     assert all(map(torch.equal, theirs, mine)) or len(warned) == 1
     assert bool(warned) == (kind != "plain")
+
+
+def test_a_penalty_outside_is_said_to_be_added_in_another_order() -> None:
+    def both_uses(self: Any, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+
+    def gradients(each: Any, penalised: str = "") -> list[Tensor]:
+        each.zero_grad()
+        loss = each(x).square().mean()
+        if penalised:
+            loss = loss + 1e-3 * each.get_parameter(penalised).square().sum()
+        loss.backward()
+        return [p.grad.clone() for p in each.parameters()]
+
+    x, model = rows()[0], Applies(both_uses)
+    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for penalised in ("", "b.weight"):
+            assert all(map(torch.equal, gradients(plain, penalised), gradients(ours, penalised)))
+        handle = model.a.weight.register_hook(lambda gradient: gradient * 2)
+        gradients(ours)  # whoever changes a gradient adds nothing to it
+        handle.remove()
+        assert not told
+        for _ in range(2):
+            for one, other in zip(gradients(plain, "a.weight"), gradients(ours, "a.weight"), strict=True):
+                assert torch.allclose(one, other, atol=1e-6)
+    assert [str(each.message) for each in told] == [
+        "the loss reads 'a.weight' outside of the module, too: gradients of it are added in another order than "
+        "PyTorch's, so that last bits may differ"
+    ]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_steps_of_a_recurrent_layer_are_terms_of_a_sum(calls: int) -> None:
+    model, x = nn.GRU(WIDTH, WIDTH, batch_first=True), torch.randn(4, 5, WIDTH)
+    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
+
+    def gradients(each: Any) -> list[Tensor]:
+        loss = sum(each(x * (i + 1))[0].square().mean() for i in range(calls))
+        (loss if calls > 1 else loss + each.weight_hh_l0.square().sum()).backward()
+        return [p.grad for p in each.parameters()]
+
+    with pytest.warns(UserWarning, match="are added in another order"):
+        mine = gradients(ours)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(plain), mine, strict=True))

@@ -208,7 +208,10 @@ class StepPlan:
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
         if self.difference is not None:
-            bits = "loss, gradients and buffers have the bits of the plain step, with one call of the module in it"
+            bits = (
+                "loss, gradients and buffers have the bits of the plain step, if it calls the module once and reads no "
+                "weight outside of it"
+            )
             differs = f"differs from the plain step by up to {self.difference:.1e} of a tensor's largest number"
             lines.append(f"  verified        {differs if self.difference else bits}")
         return "\n".join(lines)

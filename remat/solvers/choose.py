@@ -627,14 +627,16 @@ class _Prover:
         pool.shutdown(wait=False)
 
     def finish(self) -> None:
-        """Prove now if `start` was not called; else wait for the proof, at most until the deadline; raise its error."""
+        """Wait for the proof, which begins now if `start` was not called, until the deadline; raise its error."""
         if self.running is None:
-            self._run()
-            return
+            self.start()
+        assert self.running is not None
         wait([self.running], self.context.remaining_s())
         self.stopped.set()
         if wait([self.running], GRACE_S).done:
             self.running.result()
+        else:
+            self.cut = self.context.repeats
 
     def is_running(self) -> bool:
         """Whether its own thread is at work."""

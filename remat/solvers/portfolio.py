@@ -396,7 +396,7 @@ class _Run:
             self.search(counted, context.options.threads)
             self.cut = self.cut or context.is_cut()
             if not self._done():
-                self._prove_aside()
+                self._at_most_until_the_deadline(self._prove_aside)
             return
         began, seconds = time.monotonic(), context.remaining_s()
         start = context.with_options(warm_start=context.incumbent.plan)
@@ -415,7 +415,8 @@ class _Run:
             if self._done() or has_settled or context.remaining_s() <= 0:
                 break
         if not self._done() and context.remaining_s() > 0:
-            self.prove(context.until(began + (PROOF_ENDS_LARGE if is_large else PROOF_ENDS) * seconds))
+            until = began + (PROOF_ENDS_LARGE if is_large else PROOF_ENDS) * seconds
+            self._at_most_until_the_deadline(lambda: self.prove(context.until(until)))
         if is_closed(context.incumbent.gap):
             self._in_turn(context)
         elif not self._done():
@@ -492,6 +493,21 @@ class _Run:
             if thread.error is not None:
                 raise thread.error
 
+    def _at_most_until_the_deadline(self, prove: Callable[[], None]) -> None:
+        """Prove in another thread: a step of HiGHS that nothing interrupts is left at the deadline, and ends later."""
+        prover = _Thread(prove, daemon=False)
+        prover.start()
+        try:
+            while not prover.ended.wait(0.02) and self.context.remaining_s() > 0:
+                pass
+        finally:
+            if not prover.ended.is_set():
+                self.stopped.set()
+                self.cut = self.context.repeats
+                prover.ended.wait(PROVER_GRACE_S)
+        if prover.error is not None:
+            raise prover.error
+
     def without_search(self) -> None:
         """Greedy eviction, baselines and the proof, until a child has compiled the search."""
         context = self.context
@@ -503,7 +519,7 @@ class _Run:
         for name, plan in family_plans(context, until):
             context.offer(plan, name)
         if not self._done():
-            self.prove(context)
+            self._at_most_until_the_deadline(lambda: self.prove(context))
         self.is_compiled = lambda: False
         if not self.is_decided() and not ready_by(context.deadline):
             self.notes.append(COLD)

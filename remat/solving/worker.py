@@ -190,8 +190,8 @@ class _Events:
 
     def ends_at(self, limit_s: float) -> float:
         """The time (monotonic) at which the worker is killed."""
-        if not self.start_s:
-            return self.asked_at + hard_limit_s(limit_s)
+        if not self.start_s:  # what came before the worker, e.g. imports of strategies, may have taken all of the time
+            return self.own.deadline + hard_limit_s(limit_s) - limit_s
         return self.asked_at + self.start_s if self.began is None else self.began + hard_limit_s(limit_s)
 
     def is_over(self) -> bool:
@@ -408,16 +408,16 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, events: _Events) -> 
             events.ended = Ending.INTERRUPTED
             return _end_gently(process)
         if events.is_over():
-            return _end_gently(process)
+            return _end_gently(process, min(GRACE_S, left))
     return None
 
 
-def _end_gently(process: subprocess.Popen[bytes]) -> int | None:
-    """Send SIGINT and wait `GRACE_S` for the result; the exit code, None if the process still runs."""
+def _end_gently(process: subprocess.Popen[bytes], wait_s: float = GRACE_S) -> int | None:
+    """Send SIGINT and wait for the result; the exit code, None if the process still runs."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
     try:
-        return process.wait(timeout=GRACE_S)
+        return process.wait(timeout=wait_s)
     except subprocess.TimeoutExpired:
         return None
 

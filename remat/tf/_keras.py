@@ -1,6 +1,6 @@
-"""Imports Keras at its first use, because that takes seconds with TensorFlow; and the one private call into it.
+"""Imports Keras at its first use, because that takes seconds with TensorFlow; and what is private in it.
 
-Checked with Keras 3.15.1: `keras.src.trainers.compile_utils.get_loss`, which makes the loss of `Model.compile`.
+Checked with Keras 3.15.1: `keras.src.trainers.compile_utils` has the loss and the metrics of `Model.compile`.
 """
 
 from __future__ import annotations
@@ -40,3 +40,11 @@ def compiled_loss(loss: Any, labels: Any, prediction: Any, weights: Any) -> Any:
 
     compiled: Any = get_loss(loss, labels, prediction)
     return keras.ops.cast(compiled(labels, prediction, weights), keras.config.floatx())
+
+
+def compiled_metrics(model: Any, metrics: Any, weighted_metrics: Any) -> Any:
+    """The metrics of a model as `Model.compile` makes them: masked, the second ones weighted."""
+    import_keras()
+    from keras.src.trainers.compile_utils import CompileMetrics
+
+    return CompileMetrics(metrics, weighted_metrics, output_names=getattr(model, "output_names", None))

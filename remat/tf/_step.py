@@ -21,7 +21,10 @@ class PlannedStep(Planned):
 
     Attributes:
         plan: the order of computations; ``print`` it, ``save`` it.
+        metrics: of `remat.tf.compile`, Keras's own collection.
     """
+
+    metrics: Any = None
 
     def __init__(self, step: CapturedStep, plan: StepPlan) -> None:
         self.plan = plan

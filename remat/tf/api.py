@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from remat.errors import InvalidInput
 from remat.execution import check_options
-from remat.tf._keras import check_backend
+from remat.tf._keras import check_backend, compiled_metrics
 from remat.tf._objective import Objective
 from remat.tf._plan import Options, SavedPlan, load_plan, make_plan, promise_of
 from remat.tf._step import PlannedStep, describe
@@ -109,6 +109,8 @@ def compile(
     budget: Budget | None = None,
     *,
     weight_spec: Any = None,
+    metrics: Any = None,
+    weighted_metrics: Any = None,
     **keywords: Unpack[Keywords],
 ) -> PlannedStep:
     """One line from a model to its training iteration: ``train_iteration_fn(x, y) -> (prediction, loss)``.
@@ -120,6 +122,8 @@ def compile(
         optimizer: a Keras optimizer or its name. This call builds it for the model's trainable variables.
         input_spec, label_spec: ``tf.TensorSpec`` (or structures of them) of static shapes.
         weight_spec: of sample weights, which are then a third argument: ``train_iteration_fn(x, y, weights)``.
+        metrics, weighted_metrics: as for `Model.compile`. ``step.metrics.result()`` and ``step.metrics.reset_state()``
+            read and reset them.
         loss, budget, others: as for `rematerialize`.
 
     Raises:
@@ -133,15 +137,20 @@ def compile(
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
 
+    measured = compiled_metrics(model, metrics, weighted_metrics)
+
     def train_iteration(inputs: Any, labels: Any, *weights: Any) -> tuple[Any, Any]:
         given = weights[0] if weights else None
         prediction, value, gradients = objective.differentiate(inputs, labels, optimizer.scale_loss, given)
         optimizer.apply(gradients, model.trainable_variables)
+        measured.update_state(labels, prediction, given)
         return prediction, value
 
-    holders = {"parameters": model, "optimizer": optimizer}
+    holders = {"parameters": model, "optimizer": optimizer, "metrics": measured}
     specs = (input_spec, label_spec) if weight_spec is None else (input_spec, label_spec, weight_spec)
-    return _planned(train_iteration, specs, budget, options, model.name, holders, objective)
+    step = _planned(train_iteration, specs, budget, options, model.name, holders, objective)
+    step.metrics = measured
+    return step
 
 
 def check_one_device(model: Any) -> None:

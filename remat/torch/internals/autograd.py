@@ -143,9 +143,21 @@ def gets_gradient(leaf: Any) -> bool:
         return False
 
 
+def adds_to_a_leaf(tensor: Tensor) -> bool:
+    """Whether the backward pass that runs now adds to gradients of leaves right behind a tensor, so that it is no
+    `torch.autograd.grad`."""
+    assert tensor.grad_fn is not None
+    return any(gets_gradient(node) for node, _ in tensor.grad_fn.next_functions if hasattr(node, "variable"))
+
+
 def hooks_of(tensor: Tensor) -> Any:
     """The hooks that see a tensor's gradient, by their numbers; None if there never was one."""
     return tensor._backward_hooks
+
+
+def identity(gradient: Tensor) -> tuple[int, int]:
+    """What changes when the autograd engine adds another gradient to this one, in place or not."""
+    return gradient._cdata, gradient._version
 
 
 def is_captured(gradients: Sequence[Tensor | None], i: int) -> bool:

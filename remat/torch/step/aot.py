@@ -26,6 +26,7 @@ aten = torch.ops.aten
 
 
 TANGENTS = "remat.output_of_tangents"  # in the meta of a backward half
+made_last = threading.local()  # its `gradients` identify those that a backward half of this thread has made last
 _undefined = threading.local()  # for the backward half that runs next: outputs on which the loss did not depend
 
 
@@ -40,7 +41,10 @@ def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
         missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
         if missing not in variants:
             variants[missing] = aot.boxed(without_tangents(module, missing))
-        return variants[missing](args)
+        made = variants[missing](args)
+        if output_of is not None:
+            made_last.gradients = {autograd.identity(x) for x in made if isinstance(x, torch.Tensor)}
+        return made
 
     return aot.mark_boxed(run)
 

@@ -135,6 +135,9 @@ class Watched:
 
         @unserializable_hook
         def look(gradients: tuple[Tensor | None, ...]) -> None:
+            y = feature()
+            if y is None or autograd.adds_to_a_leaf(y):  # nobody asks for a gradient
+                return
             if is_incomplete() and autograd.is_captured(gradients, at):
                 self._warn(_INCOMPLETE)
 
