@@ -75,6 +75,7 @@ def rematerialize(
     shard: int | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     retain_graph: bool = False,
+    target_gap: float | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -105,7 +106,9 @@ def rematerialize(
         accumulate: count gradients of earlier steps, which exist while a step runs under gradient accumulation or
             ``zero_grad(set_to_none=False)``.
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
-        time_limit_s, seed, threads: of the solver.
+        time_limit_s, seed, threads: of the solver, which ends sooner where more time is not expected to save a
+            thousandth of the cost.
+        target_gap: the solver ends at this proven gap instead; 0.01 is 1 %.
         gpu: of ``cost="roofline"``; by default the device at hand.
         implementations: ``default``; or ``joint``, to choose also how each call runs, with gradients equal to rounding;
             or ``exact``, to choose only among implementations that give the default's bits.
@@ -139,7 +142,7 @@ def rematerialize(
         check_shard(model, shard, optimizer, accumulate, verify)
         parts = repeated_blocks(model) if parts is None else parts
     given_plan, plan = plan, zoo.resolved(plan)
-    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads)
+    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads, target_gap)
     check_options(budget, plan, options)
     if operators is not None:
         warn("operators= is called implementations= now", FutureWarning)

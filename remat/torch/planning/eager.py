@@ -171,9 +171,7 @@ class _Search:
             return best
         if not graph.total_cost or get_strategy(options.strategy).is_baseline:  # a search must not change its plans
             return best
-        found = solve(
-            graph, budget, "search", **options.within(REPAIR_S).of_solver(), warm_start=best, target_gap=CHEAP
-        )
+        found = solve(graph, budget, "search", **options.within(REPAIR_S).of_solver(), warm_start=best)
         plans = [best, None if found.plan is None else self._in_order(found.plan, graph)]
         return cheapest_fitting(graph, filter(None, plans), budget)
 
