@@ -178,7 +178,7 @@ def test_progress_is_told_and_the_gap_stops_the_solve(threads):
 def test_when_more_time_is_not_worth_it(costs, bound, now, enough):
     """A function of times, costs and bound alone."""
     costs = [(seconds, 1000 * cost) for seconds, cost in costs]
-    assert is_enough(costs, 1000 * bound, now, 0.00101) == enough
+    assert is_enough(costs, 1000 * bound, now, 0.0011) == enough
 
 
 def test_a_patient_solve_ends_in_time_and_no_worse() -> None:
