@@ -12,14 +12,17 @@ from remat.context import Context
 from remat.incumbent import relative_gap
 from remat.solution import Outcome
 
-# The first run's seconds on a graph of up to SMALL implementations; longer in proportion on a larger one. Each run is
-# GROWTH times as long as the one before.
-FIRST_S, SMALL, GROWTH = 1.5, 1000, 2.0
-PATIENCE_S = 1.0  # without a gain, for a gap of `least_gain`; it grows with the root of the gap
+# The first run's seconds for so many implementations, in proportion for other graphs. Each run is GROWTH times as long
+# as the one before.
+FIRST_S, IMPLEMENTATIONS, GROWTH = 1.5, 1000, 2.0
+PATIENCE_S = 1.0  # without a gain, for as many and a gap of `least_gain`; it grows with the root of the gap
+LEAST = 0.4  # of both times, on a small graph
 SEED_STEP = 15_485_863  # between the seeds of runs
 
 
-def is_enough(costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float) -> bool:
+def is_enough(
+    costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float, patience_s: float = PATIENCE_S
+) -> bool:
     """Whether more time is not worth it.
 
     So it is if the gap is at most `least_gain`, or if the cost has fallen by no more than that share for half of the
@@ -29,6 +32,7 @@ def is_enough(costs: Sequence[tuple[float, int]], bound: int, now: float, least_
         costs: (seconds, cost) of each better plan, in their order.
         bound: on the cost of every plan.
         now: seconds since the start.
+        patience_s: without a gain, for a gap of `least_gain`.
     """
     if not costs:
         return False
@@ -39,7 +43,7 @@ def is_enough(costs: Sequence[tuple[float, int]], bound: int, now: float, least_
     if not least_gain:
         return False
     since = next((seconds for seconds, before in costs if before - cost <= least_gain * cost), now)
-    return now - since >= max(now / 2, PATIENCE_S * math.sqrt(gap / least_gain))
+    return now - since >= max(now / 2, patience_s * math.sqrt(gap / least_gain))
 
 
 def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
@@ -49,8 +53,8 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
     from remat.search.ready import is_ready  # here, because it imports Numba
 
     # A child compiles the search first, and what needs no search goes on meanwhile.
-    first_s = FIRST_S if is_ready() else math.inf
-    seconds = first_s * max(1.0, len(context.problem.graph.every_implementation()) / SMALL)
+    size = max(LEAST, len(context.problem.graph.every_implementation()) / IMPLEMENTATIONS)
+    seconds = FIRST_S * size if is_ready() else math.inf
     certificates, stats = [], {}
     for n in itertools.count():
         own = context.with_options(
@@ -66,7 +70,8 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
             known = proof if known is None or (proof is not None and proof.bound > known.bound) else known
         outcome = replace(outcome, certificate=known, stats=stats)
         is_over = is_last or context.is_solved() or outcome.infeasible
-        if is_over or is_enough(incumbent.costs(), incumbent.bound, time.time() - incumbent.began, least_gain):
+        now = time.time() - incumbent.began
+        if is_over or is_enough(incumbent.costs(), incumbent.bound, now, least_gain, PATIENCE_S * size):
             return outcome
         seconds *= GROWTH
     raise AssertionError

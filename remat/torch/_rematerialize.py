@@ -15,6 +15,7 @@ from remat import zoo
 from remat.cost import load_gpu
 from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
 from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
+from remat.execution.phases import CAPTURE
 from remat.plan import parse_scope
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
@@ -177,9 +178,10 @@ def rematerialize(
         names = checked_parts(model, parts)
         division = WHOLE if shard is None else Sharding.of(model, shard, names, device)
         return in_parts(planner, model, sample_args, kwargs, names, division, budget, verify)
-    step = captured_step(model, sample_args, kwargs, how)
-    if plan is None or is_fraction(budget):
-        planner.plain = how.plain_peak(planner, step, model, sample_args, kwargs, may_run=is_fraction(budget))
+    with planner.phases.of(CAPTURE):
+        step = captured_step(model, sample_args, kwargs, how)
+        if plan is None or is_fraction(budget):
+            planner.plain = how.plain_peak(planner, step, model, sample_args, kwargs, may_run=is_fraction(budget))
     planner.follow_loss(model, sample_args, kwargs)
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:
