@@ -147,7 +147,7 @@ def profile_costs(
     return Profile(costs, modelled, unmeasured, unsteady, noise, doubtful / max(1, sum(costs)))
 
 
-def _roofline(graph: Graph, gpu: Gpu | None) -> list[float]:
+def _roofline(graph: Graph, gpu: Gpu | None) -> list[int]:
     """[N] ns of each operation; 0 without a device, and where nothing runs."""
     works = [(op, work_of(graph, op)) for op in graph.operations]
     return [
