@@ -23,7 +23,7 @@ from remat.errors import shortened
 
 # Extra passes for disturbed operations, and the rest before each, because most disturbances are short. No extra pass
 # begins after LEAST_S, or after as long as the requested passes took if that is longer.
-MORE_PASSES, REST_S, LEAST_S = 6, 0.5, 10.0
+MORE_PASSES, REST_S, LEAST_S = 6, 0.1, 3.0
 
 
 def main(job_path: str) -> None:

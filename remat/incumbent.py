@@ -194,6 +194,11 @@ class Incumbent:
         with self._lock:
             return None if self.cost is None else relative_gap(self.cost, self.bound)
 
+    def costs(self) -> list[tuple[float, int]]:
+        """(seconds, cost) of each better plan, in their order."""
+        with self._lock:
+            return [(seconds, cost) for seconds, cost, _ in self._trajectory]
+
     def stats(self) -> dict[str, Any]:
         """``first_plan_s``, ``within_1pct_s`` and ``trajectory`` ([seconds, cost, who], thinned); {} without a plan."""
         with self._lock:

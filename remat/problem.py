@@ -51,6 +51,9 @@ class SolveOptions:
         warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
         target_gap: the solve ends as soon as (cost - bound) / cost is at or below it. Up to the gap of OPTIMAL, the
             bound must be proven exactly.
+        least_gain: the solve also ends when more time is not expected to lower the cost by this share
+            (`remat.solving.patience`); None waits for `target_gap` or the time limit. Only strategies that combine
+            others (``portfolio``) look at it, and no run that repeats exactly.
         progress: called with a `Progress` at each improvement of the plan or the bound, in the thread that
             found it; the search waits for its return.
 
@@ -65,6 +68,7 @@ class SolveOptions:
     deterministic: bool = False
     warm_start: Plan | None = None
     target_gap: float = GAP_TOLERANCE
+    least_gain: float | None = None
     progress: Callable[[Progress], None] | None = None
 
     @property
@@ -97,16 +101,22 @@ class SolveOptions:
         if self.warm_start is not None and not isinstance(self.warm_start, Plan):
             kind = type(self.warm_start).__name__
             raise InvalidInput(f"warm_start must be a remat.Plan, not {kind}; see Plan.load")
-        gap = self.target_gap
-        if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap <= 1:
-            raise InvalidInput(f"target_gap must be a number from 0 to 1 (0.01 is 1 %), not {shown(gap)}")
+        check_gap("target_gap", self.target_gap)
+        if self.least_gain is not None:
+            check_gap("least_gain", self.least_gain)
         if self.progress is not None and not callable(self.progress):
             raise InvalidInput(f"progress must be a function of one remat.Progress, not {shown(self.progress)}")
         limit = None if self.work_limit is None else int(self.work_limit)
         return SolveOptions(
             float(self.time_limit_s), _integer("seed", self.seed), int(self.threads), limit, self.deterministic,
-            self.warm_start, gap, self.progress,
+            self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
+
+
+def check_gap(name: str, gap: Any) -> None:
+    """Raise `InvalidInput` unless a share of the cost is a number from 0 to 1."""
+    if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 <= gap <= 1:
+        raise InvalidInput(f"{name} must be a number from 0 to 1 (0.01 is 1 %), not {shown(gap)}")
 
 
 def check_accounting(accounting: str) -> str:

@@ -500,7 +500,7 @@ def test_measuring_again_takes_no_longer_than_measuring(tmp_path: Path, monkeypa
 
 def test_samples_in_which_the_processor_was_taken_away_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample of 40 ms with three turns of other processes; one of a second with three is hardly longer for it."""
-    taken, times = 0, iter([4e4, 4e4, 4e7, 5e4, 6e4, 4e4, 4e4, 4e7, 4e7, 4e7, 2e9, 3e9])
+    taken, times = 0, iter([4e4, 4e4, 4e7, 5e4, 6e4, 4e7, 4e7, 4e4, 4e4, *5 * [4e7], 2e9, 3e9])
 
     def wall_ns(run: Callable[[], object], n: int) -> float:
         nonlocal taken
@@ -547,12 +547,36 @@ def test_unsteady_times_are_the_rooflines_scaled_to_the_others(tmp_path: Path, m
     assert noise == Noise(pytest.approx(0.25, abs=1e-3), 2, 2)
     assert str(noise) == "2 operations measured to 25%, 2 by the roofline"
     unsteady, unmeasured = sorted(caught, key=lambda one: "odd" in str(one.message))
-    assert str(unsteady.message).startswith("the machine was too busy to time 1 operation steadily: charged by the ")
+    assert str(unsteady.message).startswith(
+        "the machine was too busy to time 1 operation steadily, 83% of the cost: charged"
+    )
     assert str(unmeasured.message).endswith("odd (LookupError: what is that?)")
     for one in caught:
         assert one.filename == __file__
         assert "\n" not in str(one.message)
         assert "delete" not in str(one.message)
+
+
+def test_an_unsteady_operation_that_hardly_counts_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    names = ("large", "small")
+    works = [Work(1, n, signature=signature(name)) for name, n in zip(names, (10**8, 10**6), strict=True)]
+    graph = Graph.from_nodes("g", [[]] * 2, [4] * 2, [0] * 2, kinds=list(names), works=works)
+    asked: list[str] = []
+
+    def answer(name: str) -> dict[str, Any]:
+        asked.append(name)
+        return {"ns": 10**7, "best_ns": 10**7} if name == "large" else {"samples": [[10**8, 10**6]]}
+
+    measuring_processes(monkeypatch, answer)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _, noise = costs_and_noise(graph, "profile", None, cache_folder=tmp_path, device="cpu")
+        assert str(noise) == "1 operation measured to 0%, 1 by the roofline"
+    assert sorted(asked) == ["large", "small"]
 
 
 def test_an_implementation_that_was_not_timed_is_no_bargain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,7 +646,7 @@ def test_times_on_a_cpu_are_those_of_a_step_and_kept_apart_from_others(
     times, workspaces = asked
     assert times["provenance"] == profile_module.provenance_of("cpu")
     assert times["provenance"].keys() - workspaces["provenance"].keys() == {"caches"}
-    assert (times["passes"], workspaces["passes"]) == (3, 1)
+    assert (times["passes"], workspaces["passes"]) == (1, 1)
 
 
 def test_a_workspace_holds_the_gradients_that_a_kernel_makes_although_nobody_asked() -> None:

@@ -28,6 +28,7 @@ from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
 from remat.solvers import portfolio, search
 from remat.solving.dispatch import new_context
+from remat.solving.patience import is_enough
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -158,6 +159,36 @@ def test_progress_is_told_and_the_gap_stops_the_solve(threads):
     assert told
     assert {p.cost for p in told if p.cost is not None} >= {solution.cost}
     assert solution.wall_s < 20
+
+
+@pytest.mark.parametrize(
+    ("costs", "bound", "now", "enough"),
+    [
+        ([], 0, 100.0, False),  # no plan
+        ([(0.1, 1000)], 999, 0.1, True),  # the gap alone
+        ([(0.1, 1000)], 998, 1.0, False),  # a narrow gap, and too soon
+        ([(0.1, 1000)], 998, 2.0, True),  # a narrow gap, and no gain for longer than the root of 2
+        ([(0.1, 1000)], 900, 5.0, False),  # a wide gap takes more patience
+        ([(0.1, 1000)], 900, 10.2, True),
+        ([(0.1, 1000), (8.0, 990)], 900, 17.0, False),  # gains in the second half of the time
+        ([(0.1, 1000), (8.0, 990)], 900, 17.6, True),
+        ([(0.1, 1000), (1.0, 991), (9.0, 990)], 900, 12.0, True),  # the last one is not worth the wait
+    ],
+)
+def test_when_more_time_is_not_worth_it(costs, bound, now, enough):
+    """A function of times, costs and bound alone."""
+    costs = [(seconds, 1000 * cost) for seconds, cost in costs]
+    assert is_enough(costs, 1000 * bound, now, 0.0011) == enough
+
+
+def test_a_patient_solve_ends_in_time_and_no_worse() -> None:
+    graph = synthetic.chain(n=60)
+    budget = plain_peak(graph) * 6 // 10
+    solution = solve(graph, budget, scope="free", threads=2, time_limit_s=40, target_gap=1e-3, least_gain=1e-3)
+    assert solution.plan is not None
+    assert solution.wall_s < 20
+    staged = solve(graph, budget, threads=2, time_limit_s=5, target_gap=1e-3)
+    assert solution.cost <= staged.cost * 1.001
 
 
 EDGES = {

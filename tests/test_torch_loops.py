@@ -9,6 +9,7 @@ import linecache
 import logging
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.cost import profile as profile_module  # noqa: E402
 from remat.cost.records import write_record  # noqa: E402
+from remat.torch.planning import capturing  # noqa: E402
 
 pytestmark = MARKS
 
@@ -307,3 +309,28 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
         ours.prepare((x,), sample_kwargs={1: x})
     with refused("budget was given for this step in another mode, or with"):
         frozen.prepare((y,))
+
+
+def test_another_budget_needs_no_second_capture_while_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, model, x = [], Net(), torch.randn(8, 3, 16, 16)
+    original = capturing.capture_module
+    monkeypatch.setattr(capturing, "capture_module", lambda *args: captured.append(args[1]) or original(*args))
+
+    def count(batch: torch.Tensor, budget: float = 0.9) -> int:
+        captured.clear()
+        planned = rematerialize(model, (batch,), budget)
+        assert planned.plan.budget_bytes == int(budget * planned.plan.plain_peak_bytes)
+        assert "planned in" in str(planned.plan)
+        return len(captured)
+
+    assert [count(x), count(x, 0.8), count(torch.randn(8, 3, 16, 16))] == [1, 0, 0]
+    setattr(model.layers[3], "p", 0.2)  # noqa: B010
+    assert [count(x), count(x)] == [1, 0]
+    model.layers[1].eval()
+    assert [count(x), count(x)] == [1, 0]
+    model.layers[0].weight.requires_grad_(False)
+    assert [count(x), count(x[:4]), count(x[:4].clone())] == [1, 1, 1]  # a part of a batch keeps all of it
+    reference = weakref.ref(x)
+    captured.clear()
+    del x
+    assert reference() is None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from remat.cost.gpu import Gpu, gpu_names, load_gpu
-from remat.cost.profile import Noise, Profile, profile_costs
+from remat.cost.profile import NEGLIGIBLE, Noise, Profile, profile_costs
 from remat.cost.roofline import modelled_costs
 from remat.errors import CostWarning, InvalidInput, unknown_name, warn
 from remat.graph import Graph
@@ -66,11 +66,12 @@ def costs_and_noise(
     if model == "profile":
         profile = profile_costs(implementations, gpu, cache_folder, device)
         _warn(profile.unmeasured, "not measured, charged by the roofline")
-        if profile.unsteady:
+        if profile.unsteady_share > NEGLIGIBLE:
             n = len(profile.unsteady)
             warn(
-                f"the machine was too busy to time {n} operation{'s' * (n > 1)} steadily: charged by the roofline, "
-                "scaled to the others; the next call measures them again", CostWarning,
+                f"the machine was too busy to time {n} operation{'s' * (n > 1)} steadily, {profile.unsteady_share:.0%} "
+                "of the cost: charged by the roofline, scaled to the others; the next call measures them again",
+                CostWarning,
             )  # fmt: skip
         return graph.with_costs(_cautious(graph, profile), "ns"), profile.noise
     if model == "roofline" and gpu is None:

@@ -39,8 +39,9 @@ _PACKAGES = {"torch": ("torch",), "tensorflow": ("tensorflow",), "keras": ("kera
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
 # An operation's tensors once, and as much again because libraries allocate more (padding, im2col, gradients).
 MEMORY_FACTOR = 2
-# Passes over PyTorch's operations on a CPU; the provenance of their times, which are not those of warm caches.
-PASSES, AS_IN_STEP = 3, {"caches": "as in a step"}
+AS_IN_STEP = {"caches": "as in a step"}  # provenance of times of PyTorch's operations on a CPU: no warm caches
+# Share of the graph's cost: operations that make up less are not worth another attempt to time them, nor a warning.
+NEGLIGIBLE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Profile:
         modelled: [N] whether the cost is the roofline's, for want of a measurement.
         unmeasured: {kind: reason that it was not measured}.
         unsteady: signatures of operations that other processes disturbed too often.
+        unsteady_share: of the graph's cost that these operations make up.
         noise: None for stored measurements.
     """
 
@@ -82,6 +84,7 @@ class Profile:
     unmeasured: dict[str, str]
     unsteady: set[str]
     noise: Noise | None
+    unsteady_share: float = 0.0
 
 
 def profile_costs(
@@ -110,12 +113,18 @@ def profile_costs(
                 f"no measurements of {gpu.name} are stored: measured on this machine instead; "
                 f"cost=roofline models {gpu.name}", CostWarning,
             )  # fmt: skip
-        device, measured, failures = _measured(graph, "time", TIME_FIELDS, cache_folder, device)
+
+        def is_enough(device: str, measured: Mapping[str, tuple[int, ...]]) -> bool:
+            roofline = _roofline(graph, load_gpu("cpu") if device == "cpu" else gpu)
+            times = [measured.get(work_of(graph, op).signature) for op in graph.operations]
+            rest = sum(ns for time, ns in zip(times, roofline, strict=True) if time is None)
+            return rest <= NEGLIGIBLE * sum(roofline)
+
+        device, measured, failures = _measured(graph, "time", TIME_FIELDS, cache_folder, device, None, is_enough)
         fallback = load_gpu("cpu") if device == "cpu" else gpu
     works = [work_of(graph, op) for op in graph.operations]
     times = [measured.get(work.signature) for work in works]
-    roofline = [0 if fallback is None else operation_ns(op.kind, work, fallback, op.is_backward)
-                for op, work in zip(graph.operations, works, strict=True)]  # fmt: skip
+    roofline = _roofline(graph, fallback)
     scale = 1.0 if stored is not None else _scale(times, roofline)
     modelled = [time is None and not work.is_free for work, time in zip(works, times, strict=True)]
     costs, unmeasured, unsteady, n_measured = [], {}, set[str](), 0
@@ -134,7 +143,16 @@ def profile_costs(
                 unmeasured[op.kind] = failures.get(work.signature, "it cannot be rebuilt")
             costs.append(max(1, round(scale * modelled_ns)))
     noise = None if stored is not None else Noise(_scatter(times), n_measured, sum(modelled))
-    return Profile(costs, modelled, unmeasured, unsteady, noise)
+    doubtful = sum(cost for cost, work in zip(costs, works, strict=True) if work.signature in unsteady)
+    return Profile(costs, modelled, unmeasured, unsteady, noise, doubtful / max(1, sum(costs)))
+
+
+def _roofline(graph: Graph, gpu: Gpu | None) -> list[int]:
+    """[N] ns of each operation; 0 without a device, and where nothing runs."""
+    works = [(op, work_of(graph, op)) for op in graph.operations]
+    return [
+        0 if gpu is None or work.is_free else operation_ns(op.kind, work, gpu, op.is_backward) for op, work in works
+    ]
 
 
 def _scale(times: Iterable[tuple[int, ...] | None], roofline_ns: Iterable[int]) -> float:
@@ -182,14 +200,19 @@ def profile_workspaces(
 def _measured(
     graph: Graph, quantity: str, fields: tuple[str, ...], cache_folder: str | os.PathLike[str] | None,
     device: str | None, measure: Callable[[str], int | None] | None = None,
+    is_enough: Callable[[str, Mapping[str, tuple[int, ...]]], bool] = lambda *_: False,
 ) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:  # fmt: skip
-    """(device, {signature: measured fields}, {signature: why it failed}); a signature in neither is not steady."""
+    """(device, {signature: measured fields}, {signature: why it failed}); a signature in neither is not steady.
+
+    Args:
+        is_enough: (device, what is known) -> whether to leave the rest, if an attempt to measure it was made before.
+    """
     needed = _signatures(graph)
     frameworks = _frameworks(needed)
     device, label, free_bytes = _device(device, frameworks)
-    provenance, passes = {"device": label, "versions": _versions(frameworks)}, 1
+    provenance = {"device": label, "versions": _versions(frameworks)}
     if quantity == "time" and _is_as_in_step(device, frameworks):
-        provenance, passes = provenance | AS_IN_STEP, PASSES
+        provenance |= AS_IN_STEP
     elif quantity == "workspace":
         provenance |= {"outputs": "asked for"}  # earlier versions counted every tensor that a kernel makes as output
     keys = {signature: cache_key(signature, provenance) for signature in needed}
@@ -202,10 +225,13 @@ def _measured(
 
         measured = read(keys.values())
         missing = {keys[s]: s for s in needed if keys[s] not in measured}
+        known = {signature: measured[key] for signature, key in keys.items() if key in measured}
+        if all((folder / f"{key}{suffix}").exists() for key in missing) and is_enough(device, known):
+            missing = {}
         _check_memory({s: needed[s] for s in missing.values()}, free_bytes, label)
         if missing:
             _check_writable(folder)
-        job = {"quantity": quantity, "fields": fields, "passes": passes, "suffix": suffix, "device": device,
+        job = {"quantity": quantity, "fields": fields, "passes": 1, "suffix": suffix, "device": device,
                "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
         if measure is None:
             failures = _measure(missing, job, Path(scratch), read)

@@ -19,8 +19,8 @@ from remat.cost.profile import cpu_count
 from remat.errors import InvalidInput, RematError, unknown_name
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
-from remat.incumbent import GAP_TOLERANCE
 from remat.plan import Plan, parse_scope
+from remat.problem import check_gap
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solution import Solution, Status
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 DEFAULT_STRATEGY = "portfolio"
+ENOUGH = 0.001  # share of the cost that is not worth more time
 _log = logging.getLogger("remat")
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's peak) or a plan (plan='plan.json')"
 
@@ -42,6 +43,7 @@ class PlanOptions:
     Attributes:
         cost: of operations: ``profile``, ``roofline`` or ``flops``.
         time_limit_s, seed, threads: of the solver; None: a thread for each core.
+        target_gap: of the solver; None ends it too where more time is not worth it (`remat.solving.patience`).
         gpu: of ``cost="roofline"``.
         cache_folder: of measurements.
     """
@@ -52,13 +54,17 @@ class PlanOptions:
     time_limit_s: float = 60.0
     seed: int = 0
     threads: int | None = None
+    target_gap: float | None = None
     gpu: Gpu = field(default_factory=lambda: load_gpu("cpu"))
     cache_folder: Path = field(default_factory=lambda: default_cache() / "profile")
 
     def of_solver(self) -> dict[str, Any]:
         """Keyword arguments of `remat.solve`."""
         threads = cpu_count() if self.threads is None else self.threads
-        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": threads}
+        gaps = {"target_gap": self.target_gap}
+        if self.target_gap is None:
+            gaps = {"target_gap": ENOUGH, "least_gain": ENOUGH}
+        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": threads, **gaps}
 
     def within(self, seconds: float) -> PlanOptions:
         """The same with another time limit."""
@@ -111,6 +117,8 @@ def check_options(budget: Any, plan: Any, options: PlanOptions) -> None:
         get_strategy(options.strategy)
     parse_scope(options.scope)
     check_time_limit(options.time_limit_s)
+    if options.target_gap is not None:
+        check_gap("target_gap", options.target_gap)
     if options.cost not in COST_MODELS:
         raise unknown_name("cost model", str(options.cost), COST_MODELS)
 
@@ -160,10 +168,7 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
         return solve(graph, budget_bytes, DEFAULT_STRATEGY)  # ends at once
 
     def solved(start: Plan | None, seconds: float) -> Solution:
-        return solve(
-            graph, budget_bytes, options.strategy, **options.within(seconds).of_solver(), warm_start=start,
-            target_gap=max(GAP_TOLERANCE, 0.001),
-        )  # fmt: skip
+        return solve(graph, budget_bytes, options.strategy, **options.within(seconds).of_solver(), warm_start=start)
 
     solution = solved(cheapest_fitting(graph, known, budget_bytes), options.time_limit_s)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:

@@ -15,6 +15,7 @@ import numpy as np
 
 from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
+from remat.execution.phases import Phases
 from remat.files import write_text
 from remat.graph import Graph, Operation
 from remat.plan import Plan, read_document
@@ -102,6 +103,7 @@ class StepPlan:
         loss: what a loss outside of the module needs, and how that is known, for people; '' if there is none.
         retained_bytes: predicted peak if the graph is retained for several backward passes, where that is counted.
         added_s: seconds that planning added to the compiler's capture when the step first ran; None before.
+        phases: where the seconds of planning it went; None for a plan of a file.
         sharing: [N] pairs (input, output) of each operation that may share a storage (see `simulate`); () for none.
     """
 
@@ -121,6 +123,7 @@ class StepPlan:
     loss: str = ""
     retained_bytes: int | None = None
     added_s: float | None = None
+    phases: Phases | None = None
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -207,6 +210,8 @@ class StepPlan:
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
+        if self.phases:
+            lines.append(f"  planned in      {self.phases}")
         if self.difference is not None:
             bits = (
                 "loss, gradients and buffers have the bits of the plain step, if it calls the module once and reads no "

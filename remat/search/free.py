@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from remat.graph import Graph
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.search.anneal import COLD, WARM, Annealer, Best, Calls, minimise_cost
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.ordering.construct import plan_in_original, reordered
+from remat.simulator import simulate
 
 ORDER_SHARE = 0.3  # of the time or moves, to search orders alone
 HALVING_SHARE = 0.6  # of the rest, to search recomputations on each order; what remains improves both together
@@ -29,6 +30,7 @@ def free_plan(
     work_limit: int | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    start: Plan | None = None,
 ) -> Plan | None:
     """The cheapest free plan found within the budget, or None; nothing is proven.
 
@@ -40,6 +42,7 @@ def free_plan(
         deadline: of `time.monotonic()`; give this or `work_limit`.
         work_limit: moves in all; runs then repeat exactly.
         on_plan: called with each better plan and its cost.
+        start: a plan to begin with on the graph's own order, if it is staged.
     """
     search = _OrderSearch(graph, budget_bytes, seed, threads, on_plan, should_stop)
     # With a work limit the shares are of moves, because a share of the time would make runs differ.
@@ -50,7 +53,10 @@ def free_plan(
     if orders and orders[0].peak_bytes <= budget_bytes:
         search.offer(Plan.from_order(graph, orders[0].operations, budget_bytes), graph.total_cost)
         return search.best
-    candidates = list(dict.fromkeys([*(order.operations for order in orders), tuple(range(len(graph)))]))
+    own = tuple(range(len(graph)))
+    if start is not None and start.scope is Scope.STAGED:
+        search.begin(own, start)
+    candidates = list(dict.fromkeys([*(order.operations for order in orders), own]))
     left = None if work_limit is None else work_limit - (moves or 0)
     now = time.monotonic()
     share = deadline if limited else now + HALVING_SHARE * (deadline - now)
@@ -77,6 +83,14 @@ class _OrderSearch:
             self.best, self.best_cost = plan, cost
             if self.on_plan is not None:
                 self.on_plan(plan, cost)
+
+    def begin(self, operations: tuple[int, ...], plan: Plan) -> None:
+        """Take a plan on the graph's own order as the best one of it."""
+        trace = simulate(self.graph, plan)
+        self.found[operations] = found = Best()
+        found.offer(plan.order, trace.cost, max(0, trace.peak_bytes - self.budget_bytes))
+        if not found.excess:
+            self.best, self.best_cost = plan, trace.cost
 
     def halve(self, candidates: list[tuple[int, ...]], deadline: float, moves: int | None) -> None:
         """Search all orders, then again and again the better half of them, in rounds of equal length."""

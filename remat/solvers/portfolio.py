@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIn
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
-from remat.incumbent import Incumbent, is_closed
+from remat.incumbent import Found, Incumbent, is_closed
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
@@ -60,6 +61,9 @@ IDLE_S = 0.01  # a shorter turn had nothing to do
 # share of the time for a bound before the rest of the search.
 FIRST_PLAN_S, FIRST_PLAN_SHARE, FIRST_BOUND_SHARE = 0.8, 0.2, 0.3
 STARTS_S, STARTS_SHARE = 5.0, 0.4  # most time, and share of what is left, for plans of other strategies
+# In scope free: of the time, for plans of scope staged, where there is a plan to begin with and where there is none;
+# the share of the cost that more time for them is to save.
+STAGED_SHARE, STAGED_SHARE_LEAN, STAGED_GAIN = 0.5, 0.2, 5e-4
 FREE_SHARE = 0.3  # of the time that is left, in scope free, for the window relaxation and then for its integers
 FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
@@ -87,7 +91,8 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     (`remat.bounds.windows`), refines the best plans by restricted MILPs, goes on with more windows, with the window
     relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan. Ends at
     `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope.
-    Scope free searches on several topological orders, and its proof has windows only. With ``deterministic=True`` (or a
+    Scope free begins with what scope staged finds, then searches on several topological orders, and its proof has
+    windows only. With ``deterministic=True`` (or a
     work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
     search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
     that the time limit ends counts for nothing.
@@ -107,6 +112,9 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
         run.without_search()
         if run.is_decided() or not is_ready():
             return run.outcome()
+    run.staged_first()
+    if context.is_solved() or context.is_over():
+        return run.outcome()
     if context.repeats or context.options.threads == 1:
         run.one_after_the_other()
     else:
@@ -188,15 +196,38 @@ class _Run:
         self.infeasible = result.infeasible
         return result.is_decided
 
+    def staged_first(self) -> None:
+        """In scope free, offer what the portfolio finds in scope staged, unless the best plan has another order.
+
+        The search over orders improves a good plan. Alone, it takes long to find one among a thousand operations.
+        """
+        context, best = self.context, self.context.incumbent
+        if context.problem.scope is not Scope.FREE or context.repeats:
+            return
+        if best.plan is not None and best.plan.scope is Scope.FREE:
+            return
+
+        def offer(found: Found) -> None:
+            if found.plan is not None:
+                context.offer(found.plan, found.progress.who)
+
+        staged = replace(context.problem, scope=Scope.STAGED)
+        own = Incumbent(staged.graph, staged.budget_bytes, Scope.STAGED, record=offer)
+        share = STAGED_SHARE_LEAN if best.plan is None else STAGED_SHARE
+        aside = context.about(staged, own).with_options(warm_start=best.plan, least_gain=STAGED_GAIN)
+        context.run_strategy(aside.until(context.share_ends(share)), "portfolio", {}, isolate=False)
+
     def search(self, context: Context, threads: int) -> None:
         """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`, if it is ready."""
         if not is_ready():
             time.sleep(IDLE_S)  # a proof that asks for a search has little else to do
             return
         if context.problem.scope is Scope.FREE:
-            start = quick_plan(context)  # on the graph's own order, because other orders take time
-            if start is not None:
-                context.offer(start, "search")
+            if context.repeats:
+                start = quick_plan(context)  # on the graph's own order, because other orders take time
+                if start is not None:
+                    context.offer(start, "search")
+            known = None if context.repeats else context.incumbent.plan
 
             def offer(plan: Plan, _cost: int) -> None:
                 context.offer(plan, "search over orders")
@@ -204,7 +235,7 @@ class _Run:
             free_plan(
                 context.problem.graph, context.problem.budget_bytes, seed=context.options.seed, threads=threads,
                 deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit, on_plan=offer,
-                should_stop=lambda: self._done(context),
+                should_stop=lambda: self._done(context), start=known,
             )  # fmt: skip
         else:
             best = search_staged(context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)

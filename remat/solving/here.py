@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remat.context import Context
@@ -21,6 +22,7 @@ from remat.solving.judgement import (
     refuse_if_impossible,
     without_plan,
 )
+from remat.solving.patience import in_runs
 
 
 def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> Solution:
@@ -33,12 +35,9 @@ def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> S
 def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:
     name = strategy.name
     try:
-        if context.problem.graph.has_implementations and strategy.implementations == "search":
-            from remat.solvers.choose import choose_and_solve  # here, because it imports Numba and SciPy
-
-            produced = choose_and_solve(context, strategy, options)
-        else:
-            produced = strategy(context, options)
+        run = partial(_produced, strategy=strategy, options=options)
+        is_patient = context.options.least_gain is None or context.repeats or not strategy.members
+        produced = run(context) if is_patient else in_runs(context, run)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
         members, rejected = judge(context, candidates_of(produced), name)
         if context.repeats and outcome.cut_by_clock is None:
@@ -55,6 +54,15 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
             context.incumbent.contradict(f"strategy '{name}' proposed a plan that cannot be executed: {error}")
         return conclude_early(context, name, Ending.CRASHED, reason_of(error), status=Status.FAILED)
     return conclude(context, name, outcome, members, rejected)
+
+
+def _produced(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Any:
+    """What a strategy returns, not judged yet."""
+    if context.problem.graph.has_implementations and strategy.implementations == "search":
+        from remat.solvers.choose import choose_and_solve  # here, because it imports Numba and SciPy
+
+        return choose_and_solve(context, strategy, options)
+    return strategy(context, options)
 
 
 def run_family(

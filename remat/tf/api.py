@@ -30,6 +30,7 @@ class Keywords(TypedDict, total=False):
     time_limit_s: float
     seed: int
     threads: int | None
+    target_gap: float | None
     verify: bool
     plan: SavedPlan | None
     jit_compile: bool
@@ -65,7 +66,9 @@ def rematerialize(
             weights count, labels and prediction come in Keras's float type. The step differentiates the sum of the
             losses and of the regularization losses (with ``reduction=None`` the sum of all elements).
         strategy, time_limit_s, seed, threads: of the solver; see `remat.solve`. The time limit does not cover
-            measuring kernels (once, then read from ``$REMAT_CACHE`` or ``~/.cache/remat``) and verifying.
+            measuring kernels (once, then read from ``$REMAT_CACHE`` or ``~/.cache/remat``) and verifying. The solver
+            ends sooner where more time is not expected to save a thousandth of the cost.
+        target_gap: the solver ends at this proven gap instead; 0.01 is 1 %.
         scope: ``free`` (the default: any order), ``fixed_order`` or ``staged``.
         cost: the cost of operations: ``profile`` (each distinct operation timed here once), ``roofline``, ``flops``.
         verify: run the plan once in its own process, and plan again with less if it exceeds the budget there.

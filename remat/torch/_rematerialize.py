@@ -15,6 +15,7 @@ from remat import zoo
 from remat.cost import load_gpu
 from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
 from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
+from remat.execution.phases import CAPTURE
 from remat.plan import parse_scope
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
@@ -75,6 +76,7 @@ def rematerialize(
     shard: int | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     retain_graph: bool = False,
+    target_gap: float | None = None,
 ) -> Rematerialized:
     """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
 
@@ -105,7 +107,9 @@ def rematerialize(
         accumulate: count gradients of earlier steps, which exist while a step runs under gradient accumulation or
             ``zero_grad(set_to_none=False)``.
         scope: of plans: ``free`` may reorder operations, ``fixed_order`` and ``staged`` keep the order of first runs.
-        time_limit_s, seed, threads: of the solver.
+        time_limit_s, seed, threads: of the solver, which ends sooner where more time is not expected to save a
+            thousandth of the cost.
+        target_gap: the solver ends at this proven gap instead; 0.01 is 1 %.
         gpu: of ``cost="roofline"``; by default the device at hand.
         implementations: ``default``; or ``joint``, to choose also how each call runs, with gradients equal to rounding;
             or ``exact``, to choose only among implementations that give the default's bits.
@@ -139,7 +143,7 @@ def rematerialize(
         check_shard(model, shard, optimizer, accumulate, verify)
         parts = repeated_blocks(model) if parts is None else parts
     given_plan, plan = plan, zoo.resolved(plan)
-    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads)
+    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads, target_gap)
     check_options(budget, plan, options)
     if operators is not None:
         warn("operators= is called implementations= now", FutureWarning)
@@ -174,9 +178,10 @@ def rematerialize(
         names = checked_parts(model, parts)
         division = WHOLE if shard is None else Sharding.of(model, shard, names, device)
         return in_parts(planner, model, sample_args, kwargs, names, division, budget, verify)
-    step = captured_step(model, sample_args, kwargs, how)
-    if plan is None or is_fraction(budget):
-        planner.plain = how.plain_peak(planner, step, model, sample_args, kwargs, may_run=is_fraction(budget))
+    with planner.phases.of(CAPTURE):
+        step = captured_step(model, sample_args, kwargs, how)
+        if plan is None or is_fraction(budget):
+            planner.plain = how.plain_peak(planner, step, model, sample_args, kwargs, may_run=is_fraction(budget))
     planner.follow_loss(model, sample_args, kwargs)
     promised = None if budget is None else parse_budget(budget, planner.plain)
     if plan is not None:

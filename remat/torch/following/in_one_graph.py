@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from remat.errors import warn
 from remat.execution import StepPlan
+from remat.execution.phases import FIRST_STEP
 from remat.torch import _random
 from remat.torch.implementations import NotInvertible
 from remat.torch.planning.capturing import call_of, captured_step, describe_inputs, trace_settings
@@ -103,11 +104,13 @@ class InOneGraph:
             return self.compiled[key](*args, **kwargs)
 
         check_given_tensors(self.model, args, kwargs)
+        began, self.called.plan = time.perf_counter(), None
         try:
             with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
                 outputs = compiling(call, trace_settings(self.model), values)
         finally:
             del self.called.values  # which holds the arguments
+            self._note_first_step(time.perf_counter() - began)
 
         def watch(node: Any) -> None:
             node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
@@ -116,6 +119,11 @@ class InOneGraph:
 
         aot.leave_unread_gradients_out(outputs, watch)
         return outputs
+
+    def _note_first_step(self, seconds: float) -> None:
+        """Note the time of a call that compiled a plan; it includes what the plan's other phases took meanwhile."""
+        if self.called.plan is not None and self.called.plan.phases is not None:
+            self.called.plan.phases.setdefault(FIRST_STEP, seconds)
 
     def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.called.values.learn():
@@ -127,7 +135,7 @@ class InOneGraph:
         began, planner = time.perf_counter(), self.planner
         self.sums.note(training_graph, self.model)
         step = planner.backend.step_of(training_graph, planner.name, self.model)
-        plan = planner.plan(step, self.called.inputs, in_loop=True)
+        self.called.plan = plan = planner.plan(step, self.called.inputs, in_loop=True)
         halves = emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, planner.backend.updates.update_of)
         plan.ran(time.perf_counter() - began)
         return halves

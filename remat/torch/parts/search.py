@@ -275,7 +275,7 @@ class _Part:
                 continue
             found = solve(
                 graph, budget, strategy, **options.within(options.time_limit_s / len(pairs)).of_solver(),
-                warm_start=start, target_gap=CHEAP,
+                warm_start=start,
             )  # fmt: skip
             if found.plan is not None:
                 self.choices.append(self._choice(found.plan))

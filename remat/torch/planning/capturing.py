@@ -6,6 +6,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from remat.errors import InvalidInput
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.operators import is_fake, tree_leaves, tree_map
 from remat.torch.measuring.plain import plain_step
+from remat.torch.planning.known import known_step, note_step
 from remat.torch.planning.planner import Backend
 from remat.torch.step.branches import Values
 from remat.torch.step.capture import TrainingGraph, capture_module
@@ -44,9 +46,15 @@ def captured_step(
     check_momentum(model)
     check_own_tensors(model)
     check_given_tensors(model, args, kwargs)
+    inputs = describe_inputs((args, kwargs))
+    if backend.captures_alike:
+        known = known_step(model, args, kwargs, inputs)
+        step = None if known is None else known.with_arguments(tree_leaves((args, dict(kwargs))))
+        if step is not None:
+            return replace(step, graph=replace(step.graph, name=name or type(model).__name__))
 
     def captured() -> TrainingGraph:
-        values = Values(model, args, kwargs, describe_inputs((args, kwargs)))
+        values = Values(model, args, kwargs, inputs)
         return capture_module(call_of(model), args, kwargs, backend.runner, trace_settings(model), values)
 
     with causes(model, args, kwargs), torch.enable_grad():
@@ -61,7 +69,10 @@ def captured_step(
             except InvalidInput:
                 before.put_back()
                 raise
-    return backend.step_of(training_graph, name or type(model).__name__, model)
+    step = backend.step_of(training_graph, name or type(model).__name__, model)
+    if backend.captures_alike:
+        note_step(model, args, kwargs, inputs, step)
+    return step
 
 
 def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from remat.cost.profile import profile_workspaces
 from remat.errors import InvalidInput, first_line, warn
 from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan
+from remat.execution.phases import MEASURING, SEARCH
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.registry import get_strategy
@@ -20,7 +21,8 @@ from remat.torch.inductor.compiled import AS_IT_IS
 from remat.torch.internals.dynamo import Place
 from remat.torch.measuring import carried
 from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planning.capturing import trace_settings, whole_step
+from remat.torch.planning.capturing import describe_inputs, trace_settings, whole_step
+from remat.torch.planning.known import known_step
 from remat.torch.planning.planner import Backend, Planner, StepToPlan, with_workspaces
 from remat.torch.planning.replay import retained_peak
 from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
@@ -48,6 +50,10 @@ class Eager(Backend):
     implementations: str = "default"
     updates: Updates = BY_THE_LOOP
 
+    @property
+    def captures_alike(self) -> bool:
+        return self.implementations == "default" and self.updates is BY_THE_LOOP
+
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
         step = whole_step(training_graph, name, model)
@@ -63,12 +69,19 @@ class Eager(Backend):
                 return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
             planner.follow_loss(model, args, kwargs)
             return Peaks(fixed_bytes + planner.read_bytes + planner.measured_peak(model, args, kwargs))
+        inputs = describe_inputs((args, kwargs))
+        known = known_step(model, args, kwargs, inputs) if self.captures_alike else None
         try:
-            plain = _followed(planner, model, args, kwargs)
+            if known is not None and planner.outside in known.followed:
+                plain = known.followed[planner.outside]
+            else:
+                plain = _followed(planner, model, args, kwargs)
         except InvalidInput:
             raise
         except Exception as error:  # fake tensors do not support everything that compiles
             return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
+        if known is not None and planner.outside.given is None:
+            known.followed[planner.outside] = plain
         planner.resident.left_bytes = plain.left_bytes
         if plain.returns_loss:
             planner.loss_needs = OWN_LOSS
@@ -80,7 +93,8 @@ class Eager(Backend):
         calls = calls_graph(planner.name, plain.signatures)
         other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
         both = Graph(planner.name, (*calls.operations, *other), ())
-        sizes = profile_workspaces(both, planner.options.cache_folder, planner.device)[0][: len(calls)]
+        with planner.phases.of(MEASURING):
+            sizes = profile_workspaces(both, planner.options.cache_folder, planner.device)[0][: len(calls)]
         workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}
         planner.follow_loss(model, args, kwargs)  # its calls are measured by now
         return Peaks(fixed_bytes + planner.read_bytes + plain.peak_bytes(workspaces))
@@ -171,9 +185,7 @@ class _Search:
             return best
         if not graph.total_cost or get_strategy(options.strategy).is_baseline:  # a search must not change its plans
             return best
-        found = solve(
-            graph, budget, "search", **options.within(REPAIR_S).of_solver(), warm_start=best, target_gap=CHEAP
-        )
+        found = solve(graph, budget, "search", **options.within(REPAIR_S).of_solver(), warm_start=best)
         plans = [best, None if found.plan is None else self._in_order(found.plan, graph)]
         return cheapest_fitting(graph, filter(None, plans), budget)
 
@@ -214,7 +226,8 @@ class _Search:
             return found, OTHER_SHAPE
 
         def find(graph: Graph, known: Sequence[Plan] = ()) -> tuple[Plan, str]:
-            solution = find_plan(graph, budget, options, known)
+            with self.planner.phases.of(SEARCH):
+                solution = find_plan(graph, budget, options, known)
             assert solution.plan is not None
             return solution.plan, solution.strategy
 

@@ -20,7 +20,6 @@ from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch.inductor.compiled import LoweredStep, cheapest
 from remat.torch.planning.capturing import whole_step
-from remat.torch.planning.eager import CHEAP
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
 from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
 from remat.torch.step import aot, runners
@@ -76,7 +75,7 @@ class Inductor(Backend):
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
             return solve(
                 groups, limit, options.strategy, **options.of_solver(),
-                warm_start=cheapest_fitting(groups, known, limit), target_gap=CHEAP,
+                warm_start=cheapest_fitting(groups, known, limit),
             )  # fmt: skip
 
         found = cheapest(compiled, planner.budget_bytes, options.cost, options.gpu, find)

@@ -18,6 +18,7 @@ from remat.cost import Noise, costs_and_noise
 from remat.cost.profile import profile_workspaces
 from remat.errors import CostWarning, InvalidInput, warn
 from remat.execution import UNKNOWN, Fingerprint, Peaks, PlanOptions, StepPlan, announce_pause, fingerprint_of
+from remat.execution.phases import MEASURING, Phases
 from remat.graph import Graph, Operation
 from remat.plan import Plan
 from remat.simulator import simulate
@@ -90,6 +91,11 @@ class Backend(ABC):
     implementations: str
     updates: Updates
 
+    @property
+    def captures_alike(self) -> bool:
+        """Whether all of its kind capture the same step of a model, which then serves several plans."""
+        return False
+
     @abstractmethod
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
         """The step of a training graph, with all tensors of the model resident.
@@ -139,6 +145,7 @@ class Planner:
         end_bytes: held outside this step between its passes, within the budget; None for the loss of the step.
         outside: the loss outside of the module.
         loss_needs: of the loss on the sample arguments, if it is given.
+        phases: where the seconds of the next plan go.
         has_warned: of a graph that is retained, although that is not counted.
     """
 
@@ -155,6 +162,7 @@ class Planner:
     loss_needs: Needs | None = None
     has_warned: bool = False
     plans: PlanBook = field(default_factory=PlanBook)
+    phases: Phases = field(default_factory=Phases)
     lock: Any = field(default_factory=threading.RLock)
 
     def plan(self, step: CapturedStep, inputs: str, *, in_loop: bool = False) -> StepPlan:
@@ -238,7 +246,8 @@ class Planner:
     def _completed(self, plan: StepPlan, own: StepToPlan) -> StepPlan:
         """The plan with what is known of what the loop does outside of the module."""
         retained = self.peak(plan.graph, plan.plan, plan.fixed) if self.outside.retains else None
-        return replace(plan, loss=own.loss, retained_bytes=retained)
+        phases, self.phases = self.phases, Phases()
+        return replace(plan, loss=own.loss, retained_bytes=retained, phases=phases)
 
     def peak(self, graph: Graph, plan: Plan, fixed: Mapping[str, int]) -> int:
         """The peak, with the graph retained if the loop retains it."""
@@ -324,7 +333,8 @@ class Planner:
 
     def workspaces(self, graph: Graph) -> list[int]:
         """Workspaces in bytes of every implementation of every operation."""
-        sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.options.cache_folder, self.device)
+        with self.phases.of(MEASURING):
+            sizes, unmeasured = profile_workspaces(graph.every_implementation(), self.options.cache_folder, self.device)
         if unmeasured:
             named = ", ".join(f"{kind} ({why})" for kind, why in sorted(unmeasured.items()))
             warn(f"workspace not measured, taken as 0: {named}", CostWarning)
@@ -333,9 +343,10 @@ class Planner:
     def with_costs(self, graph: Graph) -> tuple[Graph, Noise | None]:
         """(the graph with costs, their noise)."""
         options = self.options
-        return costs_and_noise(
-            graph, options.cost, options.gpu, cache_folder=options.cache_folder, device=self.device
-        )  # fmt: skip
+        with self.phases.of(MEASURING):
+            return costs_and_noise(
+                graph, options.cost, options.gpu, cache_folder=options.cache_folder, device=self.device
+            )
 
     def _what_is_new(self, inputs: str) -> str:
         """The inputs of a step that has no plan, and what else may be new if a plan has the same."""
