@@ -20,6 +20,7 @@ _version.refuse_old()
 try:
     from remat.torch._rematerialize import follow, rematerialize
     from remat.torch.checkpointing.checkpoints import Checkpoints, checkpoints
+    from remat.torch.explaining.configured import from_config
     from remat.torch.explaining.explain import Explanation, explain
     from remat.torch.following.module import Rematerialized
     from remat.torch.measuring.measure import measured_peak
@@ -35,6 +36,7 @@ __all__ = [
     "checkpoints",
     "explain",
     "follow",
+    "from_config",
     "measured_peak",
     "rematerialize",
 ]

@@ -14,6 +14,7 @@ from remat.errors import InvalidInput, RematError, first_line
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
 from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
+from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
@@ -32,17 +33,19 @@ class StepFactory:
         beside: bytes that are there throughout beside a model, its buffers and inputs; a part of its graphs. It is
             asked before the step is captured, so that what it refuses costs no time.
         shard: number of ranks of FSDP2 of which the step is one's; None: the model is not divided.
+        training: types, and what is trained.
     """
 
     def __init__(
         self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
-        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None,
+        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None, training: Training | None = None,
     ):  # fmt: skip
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         if not callable(self.make) or isinstance(self.make, nn.Module):
             raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
+        self.training = training or Training()
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
@@ -76,7 +79,9 @@ class StepFactory:
         if has_recurrent_layer(model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):
-            made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)
+            made = described_graph(
+                model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast
+            )
             known_plain = made.followed if self.shard is None else None
             needs = _needs(known_plain or self._followed(model, made.step, made.args))
         self.repeats = made.is_repeated
@@ -92,9 +97,17 @@ class StepFactory:
         batch_size = options.get("batch_size", self._default("batch_size") or 1)
         if "batch_size" not in inspect.signature(self.make).parameters:
             options.pop("batch_size", None)
-        spec = ModelSpec(self.name, "torch", self.target or self.name, batch_size, input_size, options=options)
+        dtype, takes = self.training.dtype, inspect.signature(self.make).parameters
+        if dtype is not None and "dtype" in takes:
+            options, dtype = options | {"dtype": dtype}, None
+        if "lora" in takes:
+            options["lora"] = self.training.lora
+        name = self.target or self.name
+        spec = ModelSpec(self.name, "torch", name, batch_size, input_size, dtype=dtype, options=options)
         try:
-            return build.build(spec, self.make)
+            model, args, loss_fn = build.build(spec, self.make)
+            self.training.prepare(model)
+            return model, args, loss_fn
         except RematError:
             raise
         except Exception as error:  # the user's factory can raise anything
@@ -105,7 +118,7 @@ class StepFactory:
         """`StepAtSize.needs` at these sizes, without a capture."""
         model, args, loss_fn = self._built(sizes)
         with kernels_of(self.gpu):
-            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn)))
+            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn, self.training.autocast)))
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
@@ -84,14 +85,15 @@ class DescribedGraph:
 
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
-    repeats: bool | None = None,
+    repeats: bool | None = None, autocast: torch.dtype | None = None,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
     Args:
         repeats: whether blocks of this model may be repeated, known from another size; None finds out.
+        autocast: type of matrix products.
     """
-    step, args = _loss_step(model, sample_args, loss_fn)
+    step, args = _loss_step(model, sample_args, loss_fn, autocast)
 
     def captured() -> Described:
         found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
@@ -147,10 +149,12 @@ def _structure(graph: Graph) -> list[Any]:
     return [graph.values, [(op.inputs, op.outputs, op.run_once) for op in graph.operations]]
 
 
-def _loss_step(model: nn.Module, sample_args: Any, loss_fn: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+def _loss_step(
+    model: nn.Module, sample_args: Any, loss_fn: Any, autocast: torch.dtype | None = None
+) -> tuple[nn.Module, tuple[Any, ...]]:
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    return build.loss_step(model, sample_args, loss_fn)
+    return build.loss_step(model, sample_args, loss_fn, autocast)
 
 
 def remember(step: CapturedStep, graph: Graph) -> None:
