@@ -47,6 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--lora", action=_Once, type=int, metavar="RANK", help="train adapters beside the blocks' linear layers only"
     )
     explain.add_argument("--gpu", action=_Once, help=f"for its costs and memory: {', '.join(gpu_names())}")
+    explain.add_argument("--gpus", action=_Once, metavar="NAMES", help="a table of several: all, or e.g. h100,l40s")
+    explain.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="GPU=N/h",
+        help="with --gpus: what an hour costs, e.g. h100=2.5/h",
+    )
     explain.add_argument(
         "--budget", action=_Once, help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's"
     )
@@ -131,6 +139,8 @@ def _explain(given: argparse.Namespace) -> int:
         raise InvalidInput("name a factory, e.g. my_package.models:factory, or give --config config.json")
     sizes = {"batch_size": given.batch, "length": given.length}
     options = _options(given.options, explain) | {name: n for name, n in sizes.items() if n is not None}
+    if given.gpus is not None or given.price:
+        return _compare(given, factory, options)
     if given.gpu is None and given.budget is None:
         raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
@@ -142,6 +152,32 @@ def _explain(given: argparse.Namespace) -> int:
         explained.save(given.out)
     if given.snapshot is not None:
         explained.save_snapshot(given.snapshot)
+    return 0
+
+
+def _compare(given: argparse.Namespace, factory: Any, options: dict[str, Any]) -> int:
+    """Print a table of several GPUs."""
+    from remat.torch import compare
+
+    if given.gpus is None:
+        raise InvalidInput("--price goes with --gpus, e.g. --gpus all")
+    for name in ("gpu", "budget", "out", "snapshot"):
+        if getattr(given, name) is not None:
+            raise InvalidInput(f"--{name} is for one GPU; leave it out, or leave --gpus out")
+    prices = dict[str, str]()
+    for text in given.price:
+        name, equals, price = text.partition("=")
+        if not equals or name in prices:
+            raise InvalidInput(
+                f"'{text}' is no price, or a second one; write one for each GPU, e.g. --price h100=2.5/h"
+            )
+        prices[name] = price
+    names = [] if given.gpus == "all" else given.gpus.split(",")
+    table = compare(
+        factory, names, prices=prices, optimizer=given.optimizer, shard=given.shard, precision=given.precision,
+        lora=given.lora, time_limit_s=given.time_limit, **options,
+    )  # fmt: skip
+    print(table)
     return 0
 
 

@@ -20,6 +20,7 @@ _version.refuse_old()
 try:
     from remat.torch._rematerialize import follow, rematerialize
     from remat.torch.checkpointing.checkpoints import Checkpoints, checkpoints
+    from remat.torch.explaining.compare import Comparison, compare
     from remat.torch.explaining.configured import from_config
     from remat.torch.explaining.explain import Explanation, explain
     from remat.torch.following.module import Rematerialized
@@ -31,9 +32,11 @@ except (ImportError, AttributeError) as error:
 
 __all__ = [
     "Checkpoints",
+    "Comparison",
     "Explanation",
     "Rematerialized",
     "checkpoints",
+    "compare",
     "explain",
     "follow",
     "from_config",

@@ -189,11 +189,10 @@ def _largest(
                 graph = holding.held(step.graph)
                 return graph, holding.framework_peak(graph, step.needs)
 
-            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
+            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit, learns=degree > 1)
             largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n),
-                lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n),
-            )  # fmt: skip
+                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n)
+            )
         except InvalidInput as error:
             refused[what] = str(error)
     return largest, refused

@@ -17,6 +17,7 @@ from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
+from remat.torch.frontend.repeated import SHALLOW, Copies
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
 from remat.torch.resident.shard import WHOLE, Sharding
 from remat.torch.step.blocks import blocks_in_rows
@@ -49,6 +50,7 @@ class StepFactory:
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
+        self.copies: Copies | None = None
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -66,6 +68,16 @@ class StepFactory:
         elif "batch_size" in self.options and "batch_size" not in takes and "input_size" not in self.options:
             raise InvalidInput(f"{self.name} takes no batch_size; leave it out, or let the factory take it")
 
+    def use(self, gpu: Gpu) -> None:
+        """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
+        if gpu is not self.gpu:
+            self.gpu, self.copies, self.steps = gpu, None, {}
+
+    def told_sizes(self) -> str:
+        """``batch_size=4, length=8192``: the sizes of the step."""
+        sizes = {name: self.options.get(name) or self._default(name) for name in ("batch_size", *LENGTHS)}
+        return ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
+
     def step(self, sizes: Mapping[str, int]) -> tuple[DescribedGraph, StepAtSize, nn.Module]:
         """(the step's graph at these sizes without costs, what is known of the step, its model).
 
@@ -82,8 +94,9 @@ class StepFactory:
             made = described_graph(
                 model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast
             )
+            self.copies = made.copies or self.copies
             known_plain = made.followed if self.shard is None else None
-            needs = _needs(known_plain or self._followed(model, made.step, made.args))
+            needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
         self.repeats = made.is_repeated
         graph = with_workspaces(made.graph)
         graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
@@ -118,7 +131,15 @@ class StepFactory:
         """`StepAtSize.needs` at these sizes, without a capture."""
         model, args, loss_fn = self._built(sizes)
         with kernels_of(self.gpu):
-            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn, self.training.autocast)))
+            return self._needs_of(model, *build.loss_step(model, args, loss_fn, self.training.autocast))
+
+    def _needs_of(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """`StepAtSize.needs`; of many equal blocks a few are followed where that is known to suffice."""
+        if self.copies is None or self.shard is not None:
+            return _needs(self._followed(model, step, args))
+        with replace(self.copies.row, model=model).cut_to(SHALLOW):
+            shallow = _needs(self._followed(model, step, args))
+        return tuple(self.copies.deepened(shallow))
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""

@@ -31,6 +31,7 @@ WIDE = (
 )  # fmt: skip
 HALF = (torch.float16, torch.bfloat16)
 AMPERE, HOPPER = 80, 90
+CUDNN_WIDTHS = {HOPPER: 256, 100: 128}  # widest heads for which PyTorch prefers cuDNN's attention
 LIBRARY_BYTES = {90: 32 << 20, 100: 32 << 20, 120: 32 << 20, 94: 128 << 20, 95: 128 << 20}  # the last two are AMD's
 aten = torch.ops.aten
 
@@ -149,6 +150,11 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
 _fused_rms_norm.register_autograd(_differentiate, setup_context=_save)
 
 
+def kernel_family(gpu: Gpu) -> tuple[bool, bool, int]:
+    """GPUs of one family run the same kernels in a step."""
+    return bool(gpu.compute_capability), gpu.compute_capability >= AMPERE, CUDNN_WIDTHS.get(gpu.compute_capability, 0)
+
+
 def attention_kernel(
     capability: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool = False,
     enable_gqa: bool = False,
@@ -163,7 +169,7 @@ def attention_kernel(
     widths = query.shape[-1], value.shape[-1]
     length, key_length = query.shape[-2], key.shape[-2]
     aligned = all(width % (8 if is_half else 4) == 0 for width in widths)
-    most = {HOPPER: 256, 100: 128}.get(capability, 0)
+    most = CUDNN_WIDTHS.get(capability, 0)
     trained_mask = mask is not None and mask.requires_grad
     if is_half and aligned and max(widths) <= most and key_length > 1 and not trained_mask:
         return "cudnn"

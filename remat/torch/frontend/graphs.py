@@ -19,7 +19,7 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch.frontend import build
-from remat.torch.frontend.repeated import SHALLOW, Described, Repeated, Row, has_long_row
+from remat.torch.frontend.repeated import SHALLOW, Copies, Described, Repeated, Row, has_long_row
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
 from remat.torch.measuring.plain import FollowedStep
@@ -72,6 +72,7 @@ class DescribedGraph:
         is_repeated: whether some blocks are copies.
         step, args: what was captured: computes the loss.
         followed: the framework's own step, if it was followed to see whether blocks repeat.
+        copies: how its bytes follow from those of the shallow step, if they do.
     """
 
     graph: Graph
@@ -81,6 +82,7 @@ class DescribedGraph:
     captured: str = ""
     is_repeated: bool = False
     followed: FollowedStep | None = None
+    copies: Copies | None = None
 
 
 def described_graph(
@@ -106,7 +108,7 @@ def described_graph(
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
             n = len(row.blocks)
             how = f"{SHALLOW} of {n} equal blocks, the others as copies"
-            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed)
+            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed, repeated.copies)
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
     return DescribedGraph(*captured(), step, args, why)
