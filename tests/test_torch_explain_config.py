@@ -14,9 +14,14 @@ import torch  # noqa: E402
 
 import remat.torch as rt  # noqa: E402
 from remat.cli import main  # noqa: E402
+from remat.cost import load_gpu  # noqa: E402
 from remat.torch.explaining.configured import LanguageModel  # noqa: E402
+from remat.torch.explaining.factory import StepFactory  # noqa: E402
+from remat.torch.explaining.gpu_kernels import kernels_of  # noqa: E402
 from remat.torch.explaining.training import Training  # noqa: E402
 from remat.torch.frontend import build  # noqa: E402
+from remat.torch.frontend.graphs import described_graph  # noqa: E402
+from remat.torch.frontend.repeated import LEAST  # noqa: E402
 from remat.torch.measuring.measure import peak_of_step  # noqa: E402
 from remat.torch.resident.optimizer import state_bytes  # noqa: E402
 
@@ -71,6 +76,19 @@ def test_a_factory_keeps_its_model_for_each_rank(tmp_path) -> None:
     assert counts[0] == sum(p.numel() for p in made[None].parameters())
     assert counts[2] == 2 * counts[1]
     assert make(lora=2, batch_size=3)[0] is made[2]
+
+
+@pytest.mark.slow
+def test_blocks_with_adapters_are_captured_once(tmp_path) -> None:
+    """The first block's inputs need no gradient, so that its backward pass is shorter."""
+    make = rt.from_config(written(tmp_path, LLAMA | {"num_hidden_layers": LEAST}))
+    made, known, model = StepFactory(make, SIZES, load_gpu("h100"), training=Training(lora=4)).step({})
+    assert made.captured == f"6 of {LEAST} equal blocks, the others as copies"
+    with kernels_of(load_gpu("h100")):
+        whole = described_graph(model, made.args[:2], name="step", repeats=False)
+    assert [(op.kind, op.inputs) for op in known.graph.operations] == [
+        (op.kind, op.inputs) for op in whole.graph.operations
+    ]
 
 
 def test_states_by_rule() -> None:
