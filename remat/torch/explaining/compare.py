@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from torch import nn
+
 from remat.cost import Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput, plain, unknown_name
 from remat.graph import Graph
@@ -101,8 +103,11 @@ def compare(
     devices.sort(key=lambda device: (kernel_family(device), device.memory_bytes))
     families = [[*those] for _, those in groupby(devices, kernel_family)]
     families.sort(key=lambda those: -those[-1].memory_bytes)  # the first is captured even if no step fits
-    beside = lambda model: Holding.of(model, families[0][0], optimizer, shard).beside_bytes  # noqa: E731
-    made = StepFactory(factory, options, families[0][0], beside, shard, training)
+
+    def holding_of(model: nn.Module, gpu: Gpu = families[0][0]) -> Holding:
+        return Holding.of(model, gpu, optimizer, shard)
+
+    made = StepFactory(factory, options, families[0][0], lambda model: holding_of(model).beside_bytes, shard, training)
     found, there, told = list[OnGpu](), 0, ""
     for those in families:
         if there > those[-1].memory_bytes:
@@ -111,7 +116,7 @@ def compare(
         made.use(those[0])
         step, known, model = made.step({})
         told = training.told(model)
-        holding = {gpu.name: Holding.of(model, gpu, optimizer, shard) for gpu in those}
+        holding = {gpu.name: holding_of(model, gpu) for gpu in those}
         graphs = {gpu.name: holding[gpu.name].costed(holding[gpu.name].held(step.graph)) for gpu in those}
         first = graphs[those[-1].name]
         there = sum(
