@@ -35,9 +35,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
     zoo.set_defaults(run=_zoo)
     explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
-    explain.add_argument("target", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)")
+    explain.add_argument(
+        "target", nargs="?", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)"
+    )
     explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
+    explain.add_argument("--config", action=_Once, type=Path, help="instead: transformers' config.json, or its folder")
+    explain.add_argument("--batch", action=_Once, type=int, metavar="N", help="as batch_size=N")
+    explain.add_argument("--length", action=_Once, type=int, metavar="TOKENS", help="as length=TOKENS")
+    explain.add_argument("--precision", action=_Once, help="bf16, fp32, or mixed: float32 under autocast to bfloat16")
+    explain.add_argument(
+        "--lora", action=_Once, type=int, metavar="RANK", help="train adapters beside the blocks' linear layers only"
+    )
     explain.add_argument("--gpu", action=_Once, help=f"for its costs and memory: {', '.join(gpu_names())}")
+    explain.add_argument("--gpus", action=_Once, metavar="NAMES", help="a table of several: all, or e.g. h100,l40s")
+    explain.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="GPU=N/h",
+        help="with --gpus: what an hour costs, e.g. h100=2.5/h",
+    )
     explain.add_argument(
         "--budget", action=_Once, help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's"
     )
@@ -112,23 +129,58 @@ def _file_name(name: str) -> str:
 
 def _explain(given: argparse.Namespace) -> int:
     sys.path.insert(0, "")  # as for `python -m`: the factory may lie in this folder
-    from remat.torch import explain  # imports PyTorch
+    from remat.torch import explain, from_config  # imports PyTorch
 
     for path in filter(None, (given.out, given.snapshot)):
         if path.is_dir() or not path.parent.is_dir():
             raise InvalidInput(f"{path} cannot be written: name a file in a folder that exists")
-    options = _options(given.options, explain)
+    factory = given.target
+    if given.config is not None:
+        given.options += [] if given.target is None else [given.target]  # there is no factory: it is NAME=VALUE
+        factory = from_config(given.config)
+    elif factory is None:
+        raise InvalidInput("name a factory, e.g. my_package.models:factory, or give --config config.json")
+    sizes = {"batch_size": given.batch, "length": given.length}
+    options = _options(given.options, explain) | {name: n for name, n in sizes.items() if n is not None}
+    if given.gpus is not None or given.price:
+        return _compare(given, factory, options)
     if given.gpu is None and given.budget is None:
         raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
-        given.target, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        time_limit_s=given.time_limit, **options,
+        factory, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
+        precision=given.precision, lora=given.lora, time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(explained)
     if given.out is not None:
         explained.save(given.out)
     if given.snapshot is not None:
         explained.save_snapshot(given.snapshot)
+    return 0
+
+
+def _compare(given: argparse.Namespace, factory: Any, options: dict[str, Any]) -> int:
+    """Print a table of several GPUs."""
+    from remat.torch import compare
+
+    if given.gpus is None:
+        raise InvalidInput("--price goes with --gpus, e.g. --gpus all")
+    for name in ("gpu", "budget", "out", "snapshot"):
+        if getattr(given, name) is not None:
+            raise InvalidInput(f"--{name} is for one GPU; leave it out, or leave --gpus out")
+    prices = dict[str, str]()
+    for text in given.price:
+        name, equals, price = text.partition("=")
+        if not equals or name in prices:
+            raise InvalidInput(
+                f"'{text}' is no price, or a second one; write one for each GPU, e.g. --price h100=2.5/h"
+            )
+        prices[name] = price
+    names = [] if given.gpus == "all" else given.gpus.split(",")
+    table = compare(
+        factory, names, prices=prices, optimizer=given.optimizer, shard=given.shard, precision=given.precision,
+        lora=given.lora, time_limit_s=given.time_limit, **options,
+    )  # fmt: skip
+    print(table)
     return 0
 
 

@@ -11,6 +11,7 @@ from remat.plan import Plan, Scope
 from remat.search.chain import BlockPlans, Chain, chain_plan
 from remat.search.greedy import greedy_eviction
 from remat.search.repeats import Repeats, find_repeats, with_blocks
+from remat.search.timeline import Sizes, Timeline
 from remat.simulator import plain_peak, simulate
 
 
@@ -36,6 +37,17 @@ def test_further_blocks_make_the_deeper_step(n_blocks: int) -> None:
     assert [(value.bytes, value.keep) for value in made.values] == [(value.bytes, value.keep) for value in deep.values]
     assert len(copied) == len(moved) == len(deep.values)
     assert max(moved) == n_blocks - 6
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
+def test_a_timeline_holds_what_the_simulator_counts(share: float) -> None:
+    small, large = step_of(5), step_of(5, weights=9)
+    plan = chain_plan(small, round(share * plain_peak(small))) or Plan.from_order(small, range(len(small)))
+    timeline = Timeline.of(small, plan)
+    for graph in (small, large):
+        trace, sizes = simulate(graph, Plan.from_order(graph, plan.order.tolist())), Sizes(graph)
+        assert timeline.running_bytes(sizes).tolist() == trace.running_bytes.tolist()
+        assert timeline.cost(sizes) == trace.cost
 
 
 def test_plans_of_a_block_serve_other_sizes() -> None:

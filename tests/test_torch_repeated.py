@@ -17,8 +17,9 @@ from remat.torch.explaining.gpu_kernels import (
     library_bytes,
     with_workspaces,
 )
-from remat.torch.frontend import graphs, repeated
+from remat.torch.frontend import build, graphs, repeated
 from remat.torch.frontend.repeated import Row
+from remat.torch.measuring.plain import plain_step
 from remat.torch.networks.llama import llama
 
 SMALL = {"vocabulary": 50, "width": 32, "hidden": 48, "n_heads": 2, "length": 16}
@@ -42,6 +43,19 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     assert repeated._facts(made.graph) == repeated._facts(whole.graph)
     assert made.modules == whole.modules
     assert len(model.blocks) == FEW
+
+
+@pytest.mark.usefixtures("_few")
+def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
+    model, args = llama(2, n_layers=FEW, **SMALL)
+    made = graphs.described_graph(model, args, name="step")
+    assert made.copies is not None
+    more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})  # another size
+    step, args = build.loss_step(more, args, None)
+    deep = plain_step(step, args, {})
+    with Row(more, "blocks").cut_to(repeated.SHALLOW):
+        shallow = plain_step(step, args, {})
+    assert made.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
 
 
 class Deep(nn.Module):

@@ -20,6 +20,7 @@ from remat.plan import Plan
 from remat.search.anneal import minimise_cost
 from remat.search.greedy import greedy_eviction
 from remat.search.repeats import Repeats, find_repeats
+from remat.search.timeline import Sizes, Timeline
 from remat.simulator import simulate
 
 SLOTS = 16_384  # of memory, in the program
@@ -175,7 +176,14 @@ class Chain:
         begins.append(len(order))
         return [*order, *self.after], np.array(begins)
 
-    def measured(self, option: Option, turn: Option) -> tuple[np.ndarray, np.ndarray, int, int]:
+    def timeline(self, option: Option, turn: Option) -> Timeline:
+        """Of the plan in which all blocks follow this option; the same at every size of the step."""
+        order = self.order([option] * len(self.blocks), turn)[0]
+        return Timeline.of(self.graph, Plan.from_order(self.graph, order))
+
+    def measured(
+        self, option: Option, turn: Option, timeline: Timeline, sizes: Sizes
+    ) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Where all blocks follow this option: what each block adds, and what it needs above all before it.
 
         Returns:
@@ -183,8 +191,7 @@ class Chain:
         """
         n = len(self.blocks)
         order, begins = self.order([option] * n, turn)
-        trace = simulate(self.graph, Plan.from_order(self.graph, order))
-        running = trace.running_bytes
+        running = timeline.running_bytes(sizes)
         held = np.empty(n + 1, dtype=np.int64)
         for k in range(n + 1):
             op = self.graph.operations[order[begins[k]]]
@@ -205,9 +212,12 @@ def chain_plan(
 class BlockPlans:
     """Plans of the blocks of a graph. One search for them serves every budget, and every size of the step."""
 
-    def __init__(self, chain: Chain, options: Sequence[Option], turns: Sequence[Option]) -> None:
+    def __init__(
+        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], timelines: Sequence[Timeline] = ()
+    ) -> None:
         self.chain, self.options, self.turns = chain, options, turns
-        self.program = _Program(chain, options, turns)
+        self.timelines = timelines or [chain.timeline(option, turns[0]) for option in options]
+        self.program = _Program(chain, options, turns, self.timelines)
 
     @classmethod
     def of(
@@ -228,7 +238,7 @@ class BlockPlans:
             return None
         chain = Chain(graph, repeats)
         options = [chain.block.resized(option) for option in self.options]
-        return BlockPlans(chain, options, [chain.turn.resized(option) for option in self.turns])
+        return BlockPlans(chain, options, [chain.turn.resized(option) for option in self.turns], self.timelines)
 
     def within(self, budget_bytes: int) -> Plan | None:
         """The cheapest plan of the whole graph within a budget; None if there is none."""
@@ -259,9 +269,12 @@ class BlockPlans:
 class _Program:
     """The dynamic program over blocks and bytes held before them."""
 
-    def __init__(self, chain: Chain, options: Sequence[Option], turns: Sequence[Option]) -> None:
-        self.options, self.turns = options, turns
-        rows = [chain.measured(option, turns[0]) for option in options]
+    def __init__(
+        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], timelines: Sequence[Timeline]
+    ) -> None:
+        self.options, self.turns, sizes = options, turns, Sizes(chain.graph)
+        pairs = zip(options, timelines, strict=True)
+        rows = [chain.measured(option, turns[0], timeline, sizes) for option, timeline in pairs]
         self.added, self.needs = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         self.first, base = rows[0][2], rows[0][3]
         self.turn_needs = [base + turn.peak - turns[0].peak for turn in turns]

@@ -125,8 +125,8 @@ def _with_backward(
     if begins.min() < 0 or steps.min() <= 0 or (steps != steps[0]).any():
         return None
     n_backward = int(steps[0])
-    if int(begins[0]) + n_backward > len(graph):
-        return None
+    if int(begins[0]) + n_backward > len(graph):  # what is frozen before the blocks spares the first one a gradient
+        first, n_blocks, begins = first + period, n_blocks - 1, begins[1:]
     return _equal_ones(graph, labels, Repeats(first, period, int(begins[0]), n_backward, n_blocks))
 
 

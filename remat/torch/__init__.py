@@ -23,6 +23,8 @@ _version.refuse_old()
 if TYPE_CHECKING:
     from remat.torch._rematerialize import follow, rematerialize
     from remat.torch.checkpointing.checkpoints import Checkpoints, checkpoints
+    from remat.torch.explaining.compare import Comparison, compare
+    from remat.torch.explaining.configured import from_config
     from remat.torch.explaining.explain import Explanation, explain
     from remat.torch.following.module import Rematerialized
     from remat.torch.measuring.measure import measured_peak
@@ -40,11 +42,14 @@ _HOMES = {
 
 __all__ = [
     "Checkpoints",
+    "Comparison",
     "Explanation",
     "Rematerialized",
     "checkpoints",
+    "compare",
     "explain",
     "follow",
+    "from_config",
     "measured_peak",
     "rematerialize",
 ]

@@ -22,6 +22,7 @@ from remat.torch.explaining.largest import Growing, KnownPlans
 from remat.torch.explaining.page import page_of
 from remat.torch.explaining.sizes import StepAtSizes
 from remat.torch.explaining.snapshot import snapshot_of
+from remat.torch.explaining.training import Training
 from remat.torch.planning.replay import group_of, held_values
 from remat.torch.resident.optimizer import state_bytes
 from remat.units import check_time_limit, format_size, parse_size
@@ -38,6 +39,7 @@ class Explanation:
 
     Attributes:
         shard: number of ranks, of which this is one; None: the model is not divided.
+        trained: how many of the parameters, in which types.
         graph: with costs in ns; its fixed bytes are parameters, buffers, inputs and optimizer state.
         modules: [V] path of the module that makes each value, or whose gradient it is.
         captured: how, see `remat.torch.frontend.graphs.DescribedGraph`.
@@ -55,6 +57,7 @@ class Explanation:
     name: str
     gpu: Gpu
     shard: int | None
+    trained: str
     graph: Graph
     modules: tuple[str, ...]
     captured: str
@@ -107,6 +110,7 @@ class Explanation:
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
+    precision: str | None = None, lora: int | None = None,
     time_limit_s: float = 2.0, threads: int = 2, **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
@@ -123,13 +127,16 @@ def explain(
         batch_size: for a factory that takes it.
         shard: number of ranks over which FSDP2 divides parameters, gradients and state; the answer is for one of them.
             What FSDP2 gathers in passing counts throughout, and its communication takes no time.
+        precision: ``bf16``, ``fp32``, or ``mixed`` (parameters in float32, autocast to bfloat16); None: as the factory
+            made the model.
+        lora: rank of adapters beside the linear layers of the model's blocks; the rest is frozen.
         time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
     Raises:
         InvalidInput: neither GPU nor budget; the factory cannot be used, its step cannot be captured, or its model
             cannot be divided.
-        UnknownName: an unknown GPU or optimizer.
+        UnknownName: an unknown GPU, optimizer or precision.
     """
     if gpu is None and budget is None:
         raise InvalidInput("name a GPU or a budget, e.g. gpu=h100 or budget=24GB")
@@ -139,12 +146,13 @@ def explain(
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
+    training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
 
     def holding_of(model: nn.Module) -> Holding:
         return Holding.of(model, device, optimizer, shard)
 
-    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard)
+    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training)
     step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
@@ -159,8 +167,9 @@ def explain(
     largest, refused = _largest(made, holding, budget_bytes, plans)
     found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
     return Explanation(
-        made.name, device, shard, graph, step.modules, step.captured, holding.bytes_by_name(graph), budget_bytes,
-        plain_peak_bytes, Plan.from_order(graph, range(len(graph))), plans.known(graph, budget_bytes), least,
+        made.name, device, shard, training.told(model), graph, step.modules, step.captured,
+        holding.bytes_by_name(graph), budget_bytes, plain_peak_bytes, Plan.from_order(graph, range(len(graph))),
+        plans.known(graph, budget_bytes), least,
         {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
         changes(step.graph, model, holding, optimizer), refused,
     )  # fmt: skip
@@ -180,11 +189,10 @@ def _largest(
                 graph = holding.held(step.graph)
                 return graph, holding.framework_peak(graph, step.needs)
 
-            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit)
+            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit, learns=degree > 1)
             largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n),
-                lambda n, p=parameter, sized=sized: sized.check(made.known({p: n}), n),
-            )  # fmt: skip
+                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n)
+            )
         except InvalidInput as error:
             refused[what] = str(error)
     return largest, refused
@@ -200,6 +208,7 @@ def _lines(explained: Explanation) -> Iterator[str]:
     yield f"{explained.name} on {explained.gpu.name}{rank}, within {size(explained.budget_bytes)}"
     if explained.captured:
         yield f"  captured            {explained.captured}"
+    yield f"  trained             {explained.trained}"
     for what, n_bytes in explained.bytes_of.items():
         yield f"  {what:<19} {size(n_bytes)}"
     yield f"  plain peak          {size(peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"

@@ -14,8 +14,10 @@ from remat.errors import InvalidInput, RematError, first_line
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
 from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
+from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
+from remat.torch.frontend.repeated import SHALLOW, Copies
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
 from remat.torch.resident.shard import WHOLE, Sharding
 from remat.torch.step.blocks import blocks_in_rows
@@ -32,20 +34,23 @@ class StepFactory:
         beside: bytes that are there throughout beside a model, its buffers and inputs; a part of its graphs. It is
             asked before the step is captured, so that what it refuses costs no time.
         shard: number of ranks of FSDP2 of which the step is one's; None: the model is not divided.
+        training: types, and what is trained.
     """
 
     def __init__(
         self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
-        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None,
+        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None, training: Training | None = None,
     ):  # fmt: skip
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         if not callable(self.make) or isinstance(self.make, nn.Module):
             raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
+        self.training = training or Training()
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
+        self.copies: Copies | None = None
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -63,6 +68,16 @@ class StepFactory:
         elif "batch_size" in self.options and "batch_size" not in takes and "input_size" not in self.options:
             raise InvalidInput(f"{self.name} takes no batch_size; leave it out, or let the factory take it")
 
+    def use(self, gpu: Gpu) -> None:
+        """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
+        if gpu is not self.gpu:
+            self.gpu, self.copies, self.steps = gpu, None, {}
+
+    def told_sizes(self) -> str:
+        """``batch_size=4, length=8192``: the sizes of the step."""
+        sizes = {name: self.options.get(name) or self._default(name) for name in ("batch_size", *LENGTHS)}
+        return ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
+
     def step(self, sizes: Mapping[str, int]) -> tuple[DescribedGraph, StepAtSize, nn.Module]:
         """(the step's graph at these sizes without costs, what is known of the step, its model).
 
@@ -76,9 +91,12 @@ class StepFactory:
         if has_recurrent_layer(model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):
-            made = described_graph(model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats)
+            made = described_graph(
+                model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast
+            )
+            self.copies = made.copies or self.copies
             known_plain = made.followed if self.shard is None else None
-            needs = _needs(known_plain or self._followed(model, made.step, made.args))
+            needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
         self.repeats = made.is_repeated
         graph = with_workspaces(made.graph)
         graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
@@ -92,9 +110,17 @@ class StepFactory:
         batch_size = options.get("batch_size", self._default("batch_size") or 1)
         if "batch_size" not in inspect.signature(self.make).parameters:
             options.pop("batch_size", None)
-        spec = ModelSpec(self.name, "torch", self.target or self.name, batch_size, input_size, options=options)
+        dtype, takes = self.training.dtype, inspect.signature(self.make).parameters
+        if dtype is not None and "dtype" in takes:
+            options, dtype = options | {"dtype": dtype}, None
+        if "lora" in takes:
+            options["lora"] = self.training.lora
+        name = self.target or self.name
+        spec = ModelSpec(self.name, "torch", name, batch_size, input_size, dtype=dtype, options=options)
         try:
-            return build.build(spec, self.make)
+            model, args, loss_fn = build.build(spec, self.make)
+            self.training.prepare(model)
+            return model, args, loss_fn
         except RematError:
             raise
         except Exception as error:  # the user's factory can raise anything
@@ -105,7 +131,15 @@ class StepFactory:
         """`StepAtSize.needs` at these sizes, without a capture."""
         model, args, loss_fn = self._built(sizes)
         with kernels_of(self.gpu):
-            return _needs(self._followed(model, *build.loss_step(model, args, loss_fn)))
+            return self._needs_of(model, *build.loss_step(model, args, loss_fn, self.training.autocast))
+
+    def _needs_of(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """`StepAtSize.needs`; of many equal blocks a few are followed where that is known to suffice."""
+        if self.copies is None or self.shard is not None:
+            return _needs(self._followed(model, step, args))
+        with replace(self.copies.row, model=model).cut_to(SHALLOW):
+            shallow = _needs(self._followed(model, step, args))
+        return tuple(self.copies.deepened(shallow))
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,11 +21,18 @@ from torch.nn import functional as F
 from remat.cost import Gpu
 from remat.cost.gpu import operation_class
 from remat.graph import Graph, Operation
-from remat.torch.internals.operators import overridden
+from remat.torch.internals.operators import overridden, tree_map, without_autocast
 from remat.torch.step.work import in_blocks
 
+# Operators that autocast on CUDA computes in float32, and the CPU's does not (``autocast_mode.h``)
+WIDE = (
+    "layer_norm", "group_norm", "softmax.int", "log_softmax.int", "pow.Tensor_Scalar", "rsqrt", "exp", "cumsum", "sum",
+    "sum.dim_IntList",
+)  # fmt: skip
 HALF = (torch.float16, torch.bfloat16)
 AMPERE, HOPPER = 80, 90
+CUDNN_WIDTHS = {HOPPER: 256, 100: 128}  # widest heads for which PyTorch prefers cuDNN's attention
+LIBRARY_BYTES = {90: 32 << 20, 100: 32 << 20, 120: 32 << 20, 94: 128 << 20, 95: 128 << 20}  # the last two are AMD's
 aten = torch.ops.aten
 
 
@@ -63,8 +70,24 @@ def kernels_of(gpu: Gpu) -> Iterator[None]:
             query, key, value, bias, True, dropout_p, is_causal, scale=scale
         )[0]
 
-    with overridden({"scaled_dot_product_attention": attention, "rms_norm": _rms_norm}):
+    kernels = {"scaled_dot_product_attention": attention, "rms_norm": _rms_norm}
+    with overridden(kernels), overridden({name: _in_float32(name) for name in WIDE}, "AutocastCPU"):
         yield
+
+
+def _in_float32(name: str) -> Callable[..., Any]:
+    operator, _, overload = name.partition(".")
+    kernel = getattr(getattr(aten, operator), overload or "default")
+
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        with without_autocast():
+            return kernel(*tree_map(_as_float32, args), **kwargs)
+
+    return wide
+
+
+def _as_float32(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.dtype in HALF else x
 
 
 def _rms_norm(
@@ -127,6 +150,11 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
 _fused_rms_norm.register_autograd(_differentiate, setup_context=_save)
 
 
+def kernel_family(gpu: Gpu) -> tuple[bool, bool, int]:
+    """GPUs of one family run the same kernels in a step."""
+    return bool(gpu.compute_capability), gpu.compute_capability >= AMPERE, CUDNN_WIDTHS.get(gpu.compute_capability, 0)
+
+
 def attention_kernel(
     capability: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool = False,
     enable_gqa: bool = False,
@@ -141,7 +169,7 @@ def attention_kernel(
     widths = query.shape[-1], value.shape[-1]
     length, key_length = query.shape[-2], key.shape[-2]
     aligned = all(width % (8 if is_half else 4) == 0 for width in widths)
-    most = {HOPPER: 256, 100: 128}.get(capability, 0)
+    most = CUDNN_WIDTHS.get(capability, 0)
     trained_mask = mask is not None and mask.requires_grad
     if is_half and aligned and max(widths) <= most and key_length > 1 and not trained_mask:
         return "cudnn"
@@ -211,7 +239,7 @@ def allocated(graph: Graph, gpu: Gpu) -> Graph:
 
 
 def library_bytes(graph: Graph, gpu: Gpu) -> int:
-    """Bytes that cuBLAS takes for good if the step has a matrix product (``CublasHandlePool.cpp``)."""
+    """Bytes that cuBLAS or hipBLAS takes for good if the step has a matrix product (``CublasHandlePool.cpp``)."""
     if not gpu.compute_capability or not any(operation_class(op.kind) == "matmul" for op in graph.operations):
         return 0
-    return 32 << 20 if gpu.compute_capability == HOPPER else (2 * 4096 + 8 * 16) << 10
+    return LIBRARY_BYTES.get(gpu.compute_capability, (2 * 4096 + 8 * 16) << 10)

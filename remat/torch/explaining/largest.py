@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
 from remat.execution import cheapest_fitting
 from remat.graph import Graph
 from remat.largest import GREATEST, SizeSearch
 from remat.plan import Plan
+from remat.search.timeline import Sizes, Timeline
 from remat.simulator import simulate
 from remat.solving.api import solve
 
@@ -30,8 +29,8 @@ class KnownPlans:
 
     def __init__(self, graph: Graph, limit_s: float, threads: int):
         self.limit_s, self.threads = limit_s, threads
-        self.orders: dict[bytes, np.ndarray] = {}
-        self._know(Plan.from_order(graph, range(len(graph))))
+        self.orders: dict[bytes, Timeline] = {}
+        self._know(graph, Plan.from_order(graph, range(len(graph))))
         self.blocks: list[BlockPlans] = []
         self.learn_blocks(graph)
 
@@ -46,19 +45,22 @@ class KnownPlans:
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""
         found = min_budget(graph, time_limit_s=self.limit_s)
-        self._know(found.plan)
+        self._know(graph, found.plan)
         plans = [plan for blocks in self.blocks if (plan := blocks.least()) is not None]
-        return min([found.bytes, *(simulate(graph, self._know(plan)).peak_bytes for plan in plans)])
+        return min([found.bytes, *(simulate(graph, self._know(graph, plan)).peak_bytes for plan in plans)])
 
     def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
         """The cheapest plan within the budget whose order is known."""
-        plans = (Plan.from_order(graph, order.tolist(), budget_bytes) for order in self.orders.values())
-        return cheapest_fitting(graph, plans, budget_bytes)
+        sizes = Sizes(graph)
+        by_cost = sorted(self.orders.values(), key=lambda known: known.cost(sizes))
+        found = next((known for known in by_cost if known.running_bytes(sizes).max(initial=0) <= budget_bytes), None)
+        return None if found is None else Plan.from_order(graph, found.order.tolist(), budget_bytes)
 
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
 
-        A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known.
+        A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known. A
+        large graph of which no chain fits is not searched.
         """
         best = self.known(graph, budget_bytes)
         if _is_within(graph, best, enough):
@@ -66,10 +68,10 @@ class KnownPlans:
         own = [each if each.chain.graph is graph else each.at(graph) for each in self.blocks]
         chained = [plan for each in own if each is not None and (plan := each.within(budget_bytes)) is not None]
         for plan in chained:
-            self._know(plan)
+            self._know(graph, plan)
         best = cheapest_fitting(graph, [*chained, *([best] if best else [])], budget_bytes)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
-        if not chained or (len(graph) < LARGE and is_first):
+        if not self.blocks or (len(graph) < LARGE and (is_first or not chained)):
             best = self._searched(graph, budget_bytes, enough, best)
         return best
 
@@ -80,10 +82,12 @@ class KnownPlans:
             graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads, warm_start=start,
             target_gap=max(1e-4, enough / (1 + enough)),
         )  # fmt: skip
-        return start if found.plan is None else self._know(found.plan)
+        return start if found.plan is None else self._know(graph, found.plan)
 
-    def _know(self, plan: Plan) -> Plan:
-        self.orders[plan.order.tobytes()] = plan.order
+    def _know(self, graph: Graph, plan: Plan) -> Plan:
+        key = plan.order.tobytes()
+        if key not in self.orders:
+            self.orders[key] = Timeline.of(graph, plan)
         return plan
 
 
@@ -96,6 +100,7 @@ class Growing:
         costed: gives a graph costs.
         plans: of the step at one size.
         unit: by which sizes grow at least.
+        learns: whether other plans of a block may be better at another size: attention has another share.
         steps: [size] what `held_at` gave.
     """
 
@@ -104,28 +109,26 @@ class Growing:
     budget_bytes: int
     plans: KnownPlans
     unit: int = 1
+    learns: bool = True
     steps: dict[int, tuple[Graph, int]] = field(default_factory=dict)
 
-    def largest(
-        self, overheads: Sequence[float], check_plain: Callable[[int], None], check: Callable[[int], None]
-    ) -> dict[float, int | None]:
+    def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
         """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
 
         Args:
             overheads: rising, from 0.
-            check_plain: raises if the framework's step differs at a size; asked about the first size found.
-            check: raises if the step differs at a size; asked about the last size found.
+            check: raises if the step differs at a size; asked about the first and the last size found.
         """
         found = {0.0: _last(lambda n: self._at(n)[1] <= self.budget_bytes, 1, 0, exact=True)}
         self._grow(found, overheads[1:])
         most = max(found.values())
         if most + 1 >= GREATEST:
             raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
-        if most and self.plans.blocks:
-            self.plans.learn_blocks(self.costed(self._at(most)[0]))  # of a block in which attention has another share
+        if most and self.plans.blocks and self.learns:
+            self.plans.learn_blocks(self.costed(self._at(most)[0]))
             self._grow(found, overheads[1:])
-        check_plain(max(2, found[0.0] * self.unit))
-        check(max(2, max(found.values()) * self.unit))
+        for size in {found[0.0], max(found.values())}:
+            check(max(2, size * self.unit))
         return {overhead: size * self.unit or None for overhead, size in found.items()}
 
     def _grow(self, found: dict[float, int], overheads: Sequence[float]) -> None:

@@ -59,10 +59,16 @@ def build(
     return model, args, made_loss if loss is None else loss
 
 
-def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that computes the loss, and its arguments: those of the model, then the targets."""
+def loss_step(
+    model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | None, autocast: torch.dtype | None = None
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that computes the loss, and its arguments: those of the model, then the targets.
+
+    Args:
+        autocast: type of matrix products in model and loss.
+    """
     if callable(loss_fn):
-        return _Step(model, loss_fn, len(args)), args
+        return _Step(model, loss_fn, len(args), autocast), args
     if loss_fn is not None and loss_fn not in LOSSES:
         raise unknown_name("loss", loss_fn, LOSSES)
     output = output_of(model, args)
@@ -73,21 +79,27 @@ def loss_step(model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | Non
             raise InvalidInput(f"cross_entropy needs an output (batch, classes, ...), not {tuple(output.shape)}")
         shape = (output.shape[0], *output.shape[2:])
         target = torch.zeros(shape, dtype=torch.long, device=output.device)
-        return _Step(model, F.cross_entropy, len(args)), (*args, target)
+        return _Step(model, F.cross_entropy, len(args), autocast), (*args, target)
     if loss_fn == "bce":
         target = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-        return _Step(model, F.binary_cross_entropy_with_logits, len(args)), (*args, target)
-    return _Step(model, torch.mean if loss_fn == "mean" else _itself, len(args)), args
+        return _Step(model, F.binary_cross_entropy_with_logits, len(args), autocast), (*args, target)
+    return _Step(model, torch.mean if loss_fn == "mean" else _itself, len(args), autocast), args
 
 
 class _Step(nn.Module):
     """The loss of a model's output; the loss function gets the arguments that follow the model's."""
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, n_args: int):
+    def __init__(self, model: nn.Module, loss_fn: Loss, n_args: int, autocast: torch.dtype | None):
         super().__init__()
-        self.model, self.loss_fn, self.n_args = model, loss_fn, n_args
+        self.model, self.loss_fn, self.n_args, self.autocast = model, loss_fn, n_args, autocast
 
     def forward(self, *args: Any) -> Tensor:
+        if self.autocast is None:
+            return self._loss(*args)
+        with torch.autocast("cpu", self.autocast):
+            return self._loss(*args)
+
+    def _loss(self, *args: Any) -> Tensor:
         output = self.model(*args[: self.n_args])
         if self.n_args < len(args) or self.loss_fn in (torch.mean, _itself):
             output = _first_tensor(output)

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch.frontend import build
-from remat.torch.frontend.repeated import SHALLOW, Described, Repeated, Row, has_long_row
+from remat.torch.frontend.repeated import SHALLOW, Copies, Described, Repeated, Row, has_long_row
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
 from remat.torch.measuring.plain import FollowedStep
@@ -71,6 +72,7 @@ class DescribedGraph:
         is_repeated: whether some blocks are copies.
         step, args: what was captured: computes the loss.
         followed: the framework's own step, if it was followed to see whether blocks repeat.
+        copies: how its bytes follow from those of the shallow step, if they do.
     """
 
     graph: Graph
@@ -80,18 +82,20 @@ class DescribedGraph:
     captured: str = ""
     is_repeated: bool = False
     followed: FollowedStep | None = None
+    copies: Copies | None = None
 
 
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
-    repeats: bool | None = None,
+    repeats: bool | None = None, autocast: torch.dtype | None = None,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
     Args:
         repeats: whether blocks of this model may be repeated, known from another size; None finds out.
+        autocast: type of matrix products.
     """
-    step, args = _loss_step(model, sample_args, loss_fn)
+    step, args = _loss_step(model, sample_args, loss_fn, autocast)
 
     def captured() -> Described:
         found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
@@ -104,7 +108,7 @@ def described_graph(
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
             n = len(row.blocks)
             how = f"{SHALLOW} of {n} equal blocks, the others as copies"
-            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed)
+            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed, repeated.copies)
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
     return DescribedGraph(*captured(), step, args, why)
@@ -147,10 +151,12 @@ def _structure(graph: Graph) -> list[Any]:
     return [graph.values, [(op.inputs, op.outputs, op.run_once) for op in graph.operations]]
 
 
-def _loss_step(model: nn.Module, sample_args: Any, loss_fn: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+def _loss_step(
+    model: nn.Module, sample_args: Any, loss_fn: Any, autocast: torch.dtype | None = None
+) -> tuple[nn.Module, tuple[Any, ...]]:
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    return build.loss_step(model, sample_args, loss_fn)
+    return build.loss_step(model, sample_args, loss_fn, autocast)
 
 
 def remember(step: CapturedStep, graph: Graph) -> None:

@@ -26,7 +26,7 @@ from remat.torch.step.loss import Needs, Outside
 from remat.torch.step.work import storage_bytes, tensors_of
 
 SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
-LEAST = 18  # blocks from which the shallow captures are faster than one of the whole model
+LEAST = 12  # blocks from which the shallow captures are faster than one of the whole model
 
 Described = tuple[Graph, tuple[str, ...]]  # the graph of a step; [V] path of the module that makes each value
 
@@ -99,10 +99,14 @@ class Repeated:
     Attributes:
         shallow, modules: the captured step with `SHALLOW` blocks.
         followed: the deep step, if blocks were checked.
+        copies: where the calls of its blocks are, if they were checked, and its bytes follow from the shallow step's.
     """
 
-    def __init__(self, row: Row, capture: Callable[[], Described], followed: FollowedStep | None = None) -> None:
-        self.row, self.followed = row, followed
+    def __init__(
+        self, row: Row, capture: Callable[[], Described], followed: FollowedStep | None = None,
+        copies: Copies | None = None,
+    ) -> None:  # fmt: skip
+        self.row, self.followed, self.copies = row, followed, copies
         with row.cut_to(SHALLOW):
             self.shallow, self.modules = capture()
 
@@ -118,10 +122,16 @@ class Repeated:
         """
         deep, followed = _calls(step, args)
         with row.cut_to(SHALLOW):
-            shallow, _ = _calls(step, args)
-        if not all(_goes_on(a, b, len(row.blocks) - SHALLOW) for a, b in zip(shallow, deep, strict=True)):
+            shallow, few = _calls(step, args)
+        more = len(row.blocks) - SHALLOW
+        places = [_goes_on(a, b, more) for a, b in zip(shallow, deep, strict=True)]
+        forward, backward = places
+        if forward is None or backward is None:
             raise InvalidInput("its blocks do not run the same operations")
-        made = cls(row, capture, followed)
+        (at, n), (at_back, n_back) = forward, backward
+        copies = Copies(row, more, (at - n // 2, n), (len(shallow[0]) + at_back - n_back // 2, n_back))
+        is_known = copies.deepened(few.held_bytes) == [*followed.held_bytes]
+        made = cls(row, capture, followed, copies if is_known else None)
         with row.cut_to(SHALLOW + 1):
             more = capture()[0]
         if _facts(made.graph(SHALLOW + 1)[0]) != _facts(more):
@@ -218,11 +228,38 @@ def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], l
     return (calls.found[: end[0]], calls.found[end[0] :]), followed
 
 
-def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> bool:
-    """Whether `deep` is `shallow` with its last block so often more."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The bytes that a deep step holds during each of its calls, from those of the shallow one.
+
+    Attributes:
+        more: further blocks.
+        forward, backward: (the call before which the copies stand, calls of a block) in each pass. The copies stand in
+            the middle of a block: at its end the step holds what the code around the blocks holds.
+    """
+
+    row: Row
+    more: int
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+
+    def deepened(self, held: Sequence[int]) -> list[int]:
+        """[calls of the deep step] bytes; each copy of a block adds what the copied one does."""
+        deep, start, offset = list[int](), 0, 0
+        for end, n_block in (self.forward, self.backward):
+            deep += (n + offset for n in held[start:end])
+            each = held[end - 1] - held[end - 1 - n_block] if end > n_block else 0
+            for i in range(self.more):
+                deep += (n + offset + (i + 1) * each for n in held[end - n_block : end])
+            start, offset = end, offset + self.more * each
+        return [*deep, *(n + offset for n in held[start:])]
+
+
+def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> tuple[int, int] | None:
+    """(the call behind the last block of `shallow`, calls of a block), if `deep` is `shallow` with further blocks."""
     n_block, rest = divmod(len(deep) - len(shallow), more)
     if rest or n_block <= 0:
-        return False
+        return None
 
     def near(calls: Sequence[_Call]) -> list[Any]:
         """What is read from further back than two blocks counts as one."""
@@ -231,4 +268,5 @@ def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> bool
     one, other = near(shallow), near(deep)
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
     end = at + more * n_block
-    return at >= n_block and other[at:end] == one[at - n_block : at] * more and other[end:] == one[at:]
+    goes_on = at >= n_block and other[at:end] == one[at - n_block : at] * more and other[end:] == one[at:]
+    return (at, n_block) if goes_on else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -132,10 +132,17 @@ def corrected_fakes(
 
 
 @contextmanager
-def overridden(implementations: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Let composite ATen operators, by name, be other functions."""
+def overridden(
+    implementations: Mapping[str, Callable[..., Any]], key: str = "CompositeImplicitAutograd"
+) -> Iterator[None]:
+    """Let ATen operators, by name, be other functions: composite ones, or on another dispatch key."""
     with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they were registered before is the point
         for name, implementation in implementations.items():
-            library.impl(name, implementation, "CompositeImplicitAutograd")
+            library.impl(name, implementation, key)
         yield
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Call kernels below the CPU's autocast."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))

@@ -23,6 +23,10 @@ from remat.units import format_size, parse_size
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 # Tensors of the size of a parameter that its update holds at once, beside gradient and state (foreach implementation)
 TEMPORARIES = {"sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 1, "adamw": 1}
+BLOCK, LEAST_8BIT = (
+    256,
+    4096,
+)  # of bitsandbytes: numbers with one scale in float32, numbers below which it keeps float32
 SLACK_BYTES = 2**20  # counters of steps and the like
 
 
@@ -30,8 +34,9 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
     """Bytes of optimizer state from the first step on.
 
     Args:
-        optimizer: one of PyTorch's; or a name (``adam`` holds two tensors of the size of each trained parameter); or
-            a size; None counts nothing.
+        optimizer: one of PyTorch's; or a name (``adam`` holds two tensors of the size of each trained parameter,
+            ``adamw8bit`` bitsandbytes' two of a byte for each number, ``adafactor`` PyTorch's rows and columns); or a
+            size; None counts nothing.
         parameters: the model's.
 
     Raises:
@@ -44,14 +49,28 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
         return _of_optimizer(optimizer)
     if isinstance(optimizer, str) and optimizer.lower() in STATES:
         return STATES[optimizer.lower()] * sum(p.numel() * p.element_size() for p in trained)
+    if isinstance(optimizer, str) and optimizer.lower() in BY_RULE:
+        return BY_RULE[optimizer.lower()](trained)
     if isinstance(optimizer, str) and not optimizer[:1].isdigit():
-        raise unknown_name("optimizer", optimizer, STATES)
+        raise unknown_name("optimizer", optimizer, {*STATES, *BY_RULE})
     if not isinstance(optimizer, (str, int)):
         raise InvalidInput(
             "optimizer must be a torch.optim.Optimizer, a name (e.g. 'adam') or a size (e.g. '2GB'), "
             f"not {optimizer!r:.60}"
         )
     return parse_size(optimizer)
+
+
+def _of_adafactor(trained: list[nn.Parameter]) -> int:
+    return _of_optimizer(torch.optim.Adafactor(trained)) if trained else 0
+
+
+def _of_adam_8bit(trained: list[nn.Parameter]) -> int:
+    sizes = [p.numel() for p in trained]
+    return sum(2 * (n + 4 * -(-n // BLOCK)) if n >= LEAST_8BIT else 8 * n for n in sizes)
+
+
+BY_RULE = {"adafactor": _of_adafactor, "adam8bit": _of_adam_8bit, "adamw8bit": _of_adam_8bit}  # name -> bytes of state
 
 
 def watch(model: nn.Module, counted_bytes: Callable[[], int]) -> None:

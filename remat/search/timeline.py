@@ -1,0 +1,66 @@
+"""What a plan holds, at any size of its step: when each value is made and freed is found once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat.graph import Graph
+from remat.plan import FREE, Plan
+
+
+class Sizes:
+    """Bytes and costs of a step at one size, as arrays."""
+
+    def __init__(self, graph: Graph):
+        self.fixed_bytes = graph.fixed_bytes
+        self.values = np.array([value.bytes for value in graph.values], dtype=np.int64)
+        self.workspaces = np.array([op.workspace_bytes for op in graph.operations], dtype=np.int64)
+        self.costs = np.array([op.cost for op in graph.operations], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The computations of a valid plan without other implementations, and when it makes and frees values.
+
+    Attributes:
+        order: [C] operation.
+        made, freed: [2, n] the computation before which bytes change, and the value.
+        again: [2, n] computations that make a value while it is held; both copies count meanwhile.
+    """
+
+    order: np.ndarray
+    made: np.ndarray
+    freed: np.ndarray
+    again: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan) -> Timeline:
+        """Of a plan for this graph."""
+        made, freed, again = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
+        held, at = set[int](), 0
+        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
+            if kind == FREE:
+                held.discard(i)
+                freed.append((at, i))
+                continue
+            for v in graph.operations[i].outputs:
+                (again if v in held else made).append((at, v))
+                held.add(v)
+            at += 1
+        return cls(plan.order, *(np.array(pairs, dtype=np.int64).reshape(-1, 2).T for pairs in (made, freed, again)))
+
+    def running_bytes(self, sizes: Sizes) -> np.ndarray:
+        """[C] bytes held while each computation runs, as `simulate` counts them."""
+        n = len(self.order)
+        held = np.zeros(n + 1, dtype=np.int64)
+        np.add.at(held, self.made[0], sizes.values[self.made[1]])
+        np.subtract.at(held, self.freed[0], sizes.values[self.freed[1]])
+        running = held.cumsum()[:n] + sizes.workspaces[self.order]
+        np.add.at(running, self.again[0], sizes.values[self.again[1]])
+        return running + sizes.fixed_bytes
+
+    def cost(self, sizes: Sizes) -> int:
+        """Of all computations."""
+        return int(sizes.costs[self.order].sum())
