@@ -59,6 +59,7 @@ class Strategy:
             strategy waits for ``python -m remat.search`` (`remat.search.ready`).
         gives_starts: within seconds it finds plans of a kind that annealing misses on graphs of a few hundred
             operations; there `portfolio` begins from them.
+        copies: whether it copies values over a link, if there is one. Others plan without copies.
         begins_greedily: its first plans are those of greedy eviction. Where it runs in a separate process, the caller's
             process finds them while that one starts.
     """
@@ -81,6 +82,7 @@ class Strategy:
     prepare: Callable[[Any, Graph], Any] | None = None
     compiles: Any = None
     gives_starts: bool = False
+    copies: bool = False
     begins_greedily: bool = False
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:

@@ -33,7 +33,11 @@ def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> S
 def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:
     name = strategy.name
     try:
-        if context.problem.graph.has_implementations and strategy.implementations == "search":
+        if context.problem.link is not None and strategy.copies:
+            from remat.solvers.offload import solve_with_link  # here, because it imports Numba and SciPy
+
+            produced = solve_with_link(context, strategy, options)
+        elif context.problem.graph.has_implementations and strategy.implementations == "search":
             from remat.solvers.choose import choose_and_solve  # here, because it imports Numba and SciPy
 
             produced = choose_and_solve(context, strategy, options)
