@@ -330,11 +330,11 @@ def _pairs_of(steps: Sequence[Any]) -> np.ndarray:
 
 def _pair_of(step: Any, i: int) -> tuple[int, int]:
     is_pair = isinstance(step, (tuple, list)) and 2 <= len(step) <= 3
-    kind = step[0] if is_pair else None
+    kind: Any = step[0] if is_pair else None
     if isinstance(kind, str) and kind in _STEP_NAMES:
         kind = _STEP_NAMES.index(kind)
-    is_kind = isinstance(kind, (int, np.integer)) and COMPUTE <= kind <= DROP
-    if not (is_kind and isinstance(step[1], (int, np.integer))):
+    is_number = isinstance(kind, (int, np.integer)) and isinstance(step[1], (int, np.integer))
+    if not is_number or not COMPUTE <= int(kind) <= DROP:
         raise InvalidPlan(f"not a (COMPUTE, operation) or (FREE, value) pair: {shown(step)}", i)
     return int(kind), max(-1, min(int(step[1]), 2**31))  # what is outside does not exist
 

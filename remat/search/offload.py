@@ -40,8 +40,10 @@ NO_STEPS = np.zeros((0, 2), np.int64)
 class Instance(NamedTuple):
     """Arrays of a graph with N operations and V values; lists of lists are (starts, entries).
 
+    Operation N is the end, which reads what is kept.
+
     Attributes:
-        cost, workspace: [N]; size: [V] bytes; keep: [V]; producer: [V]; once: [N] whether it must run once.
+        cost, workspace: [N + 1]; size: [V] bytes; producer: [V]; once: [N] whether it must run once.
         out_ns, in_ns: [V] how long its copies last.
     """
 
@@ -52,7 +54,6 @@ class Instance(NamedTuple):
     cost: np.ndarray
     workspace: np.ndarray
     size: np.ndarray
-    keep: np.ndarray
     producer: np.ndarray
     once: np.ndarray
     out_ns: np.ndarray
@@ -119,76 +120,73 @@ class Work(NamedTuple):
 @njit(cache=True, nogil=True)
 def sequence(x: Instance, genes: Genes, work: Work) -> int:
     """The computations in their order; returns how many."""
-    n, q, k = len(x.cost), 0, 0
-    for t in range(n):
-        while k < genes.numbers[0] and genes.repeats[k] < (t + 1) * n:
-            work.run[q], work.stage[q] = genes.repeats[k] - t * n, t
+    run, stage, begins, repeats, cost = work.run, work.stage, work.begins, genes.repeats, x.cost
+    n, n_repeats, q, k = len(x.once), genes.numbers[0], 0, 0
+    begins[0] = 0
+    for t in range(n + 1):  # stage N has the end alone
+        while k < n_repeats and repeats[k] < (t + 1) * n:
+            run[q], stage[q] = repeats[k] - t * n, t
+            begins[q + 1] = begins[q] + cost[run[q]]
             q, k = q + 1, k + 1
-        work.run[q], work.stage[q] = t, t
+        run[q], stage[q] = t, t
+        begins[q + 1] = begins[q] + cost[t]
         q += 1
-    work.stage[q] = n
-    for p in range(q + 1):
+    for p in range(q):
         work.held[p] = work.coming[p] = work.on_host[p] = work.arrives[p] = 0
         work.from_head[p] = work.out_head[p] = -1
-    work.begins[0] = 0
-    for p in range(q):
-        work.begins[p + 1] = work.begins[p] + x.cost[work.run[p]]
-    return q
-
-
-@njit(cache=True, nogil=True)
-def add_gap(x: Instance, genes: Genes, work: Work, v: int, q: int, n_gaps: int) -> int:
-    """The gap of a value before its touch at position `q`, if it has one; returns the number of gaps."""
-    start = work.last[v]
-    if q - start < 2 or x.size[v] == 0 or n_gaps >= len(work.gap_to):
-        return n_gaps
-    away = genes.away[work.stage[q], v] and work.stage[start] < work.stage[q]
-    work.gap_from[n_gaps], work.gap_to[n_gaps], work.gap_value[n_gaps] = start, q, v
-    work.gap_away[n_gaps] = away
-    if not away:  # `held` has differences so far
-        work.held[start + 1] += x.size[v]
-        work.held[q] -= x.size[v]
-        return n_gaps + 1
-    work.from_next[n_gaps], work.from_head[start] = work.from_head[start], n_gaps
-    if work.last_fetch[v] < 0:
-        birth = work.birth[v]
-        work.out_next[v], work.out_head[birth] = work.out_head[birth], v
-        work.on_host[birth] += x.size[v]
-    work.last_fetch[v] = n_gaps
-    return n_gaps + 1
+    return q - 1
 
 
 @njit(cache=True, nogil=True)
 def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> int:
     """Gaps, and bytes at each position without values that were fetched early; returns the number of gaps."""
-    n_gaps, own = 0, work.own
-    for v in range(len(x.size)):
-        work.last[v] = work.last_fetch[v] = work.out_done[v] = -1
-    for q in range(n_runs):
+    in_start, in_ids, out_start, out_ids, size = x.in_start, x.in_ids, x.out_start, x.out_ids, x.size
+    stage, held, own, last, birth, away = work.stage, work.held, work.own, work.last, work.birth, genes.away
+    gap_from, gap_to, gap_value, gap_away = work.gap_from, work.gap_to, work.gap_value, work.gap_away
+    n_gaps = 0
+    for v in range(len(size)):
+        last[v] = work.last_fetch[v] = work.out_done[v] = -1
+    for q in range(n_runs + 1):
         i = work.run[q]
         own[q] = x.workspace[i]
-        for e in range(x.in_start[i], x.in_start[i + 1]):
-            v = x.in_ids[e]
-            own[q] += x.size[v]
-            n_gaps = add_gap(x, genes, work, v, q, n_gaps)
-            work.last[v] = q
-        for e in range(x.out_start[i], x.out_start[i + 1]):
-            v = x.out_ids[e]
-            own[q] += x.size[v]
-            work.last[v] = work.birth[v] = q
-    own[n_runs] = 0
-    for v in range(len(x.size)):
-        if x.keep[v]:
-            own[n_runs] += x.size[v]
-            n_gaps = add_gap(x, genes, work, v, n_runs, n_gaps)
-        if work.last_fetch[v] >= 0 and work.gap_to[work.last_fetch[v]] < n_runs:
-            work.on_host[work.gap_to[work.last_fetch[v]] + 1] -= x.size[v]
+        for e in range(in_start[i], in_start[i + 1]):
+            v = in_ids[e]
+            own[q] += size[v]
+            start, last[v] = last[v], q
+            if q - start < 2 or size[v] == 0 or n_gaps == len(gap_to):
+                continue
+            is_away = away[stage[q], v] and stage[start] < stage[q]
+            gap_from[n_gaps], gap_to[n_gaps], gap_value[n_gaps], gap_away[n_gaps] = start, q, v, is_away
+            if is_away:
+                note_away(work, n_gaps, v, start, size[v])
+            else:  # `held` has differences so far
+                held[start + 1] += size[v]
+                held[q] -= size[v]
+            n_gaps += 1
+        for e in range(out_start[i], out_start[i + 1]):
+            v = out_ids[e]
+            own[q] += size[v]
+            last[v] = birth[v] = q
+    for v in range(len(size)):
+        if work.last_fetch[v] >= 0 and gap_to[work.last_fetch[v]] < n_runs:
+            work.on_host[gap_to[work.last_fetch[v]] + 1] -= size[v]
     across = on_host = 0
     for q in range(n_runs + 1):
-        across += work.held[q]
+        across += held[q]
         on_host += work.on_host[q]
-        work.held[q], work.on_host[q] = fixed + own[q] + across, on_host
+        held[q], work.on_host[q] = fixed + own[q] + across, on_host
     return n_gaps
+
+
+@njit(cache=True, nogil=True)
+def note_away(work: Work, j: int, v: int, start: int, size: int) -> None:
+    """Gap `j`, in which a value is away: it is copied to the host where it was made before its first one."""
+    work.from_next[j], work.from_head[start] = work.from_head[start], j
+    if work.last_fetch[v] < 0:
+        birth = work.birth[v]
+        work.out_next[v], work.out_head[birth] = work.out_head[birth], v
+        work.on_host[birth] += size
+    work.last_fetch[v] = j
 
 
 @njit(cache=True, nogil=True)
@@ -223,7 +221,8 @@ def free_waiting(x: Instance, work: Work, k: int, steps: np.ndarray) -> None:
     clock[WAITING] -= 1
     clock[WAITING_BYTES] -= x.size[v]
     work.waiting[k] = work.waiting[clock[WAITING]]
-    write(steps, work, FREE, v)
+    if len(steps) > 0:
+        write(steps, work, FREE, v)
 
 
 @njit(cache=True, nogil=True)
@@ -275,14 +274,14 @@ def fetch(
     clock = work.clock
     while k < n:
         j = work.fetched[k]
-        v, to = work.gap_value[j], work.gap_to[j]
+        v, to = int(work.gap_value[j]), int(work.gap_to[j])
         now = clock[TIME]
         if to > q:
             is_early = now + cost < work.latest[j] + late_by or (clock[IN] > now and clock[IN] >= now + cost)
             is_there = work.gap_from[j] >= q or work.out_done[v] > now
             if is_early or is_there or q <= blocked:
                 break
-            blocked = room_until(work, q, to, x.size[v], budget)
+            blocked = room_until(work, q, to, int(x.size[v]), budget)
             if blocked < to:
                 break
             for p in range(q, to):
@@ -294,7 +293,8 @@ def fetch(
                     break
         clock[IN] = max(clock[IN], clock[TIME], work.out_done[v]) + x.in_ns[v]
         work.arrives[to] = max(work.arrives[to], clock[IN])
-        write(steps, work, PREFETCH, v)
+        if len(steps) > 0:
+            write(steps, work, PREFETCH, v)
         k, blocked = k + 1, -1
     return k, blocked
 
@@ -302,41 +302,52 @@ def fetch(
 @njit(cache=True, nogil=True)
 def copy_out(x: Instance, work: Work, q: int, steps: np.ndarray) -> None:
     """After the computation at `q`: copies to the host, and frees of what is away from now on."""
-    clock, v = work.clock, work.out_head[q]
+    clock, v = work.clock, int(work.out_head[q])
     while v >= 0:
         clock[OUT] = work.out_done[v] = max(clock[OUT], clock[TIME]) + x.out_ns[v]
-        write(steps, work, OFFLOAD, v)
-        v = work.out_next[v]
+        if len(steps) > 0:
+            write(steps, work, OFFLOAD, v)
+        v = int(work.out_next[v])
     j = work.from_head[q]
     while j >= 0:
-        v = work.gap_value[j]
+        v = int(work.gap_value[j])
         if work.out_done[v] > clock[TIME]:
             work.waiting[clock[WAITING]] = v
             clock[WAITING] += 1
             clock[WAITING_BYTES] += x.size[v]
-        else:
+        elif len(steps) > 0:
             write(steps, work, FREE, v)
         j = work.from_next[j]
 
 
 @njit(cache=True, nogil=True)
 def decode(x: Instance, genes: Genes, work: Work, fixed: int, budget: int, host: int, steps: np.ndarray) -> None:
-    """The plan of genes: its times and what is above the limits, in ``work.found``; its steps, if there is room."""
+    """The plan of genes: its times and what is above the limits, in ``work.found``; its steps, if there is room.
+
+    Calls with many arrays cost more than what they do here; therefore few are made.
+    """
     n_runs = sequence(x, genes, work)
     n_gaps = lay_out(x, genes, work, n_runs, fixed)
     n = plan_fetches(x, work, n_runs, n_gaps)
-    clock, k, blocked, most, total = work.clock, 0, -1, 0, 0
+    clock, held, coming, on_host, begins, run = work.clock, work.held, work.coming, work.on_host, work.begins, work.run
+    fetched, gap_to, latest, arrives = work.fetched, work.gap_to, work.latest, work.arrives
+    k, blocked, most, total, margin, writes = 0, -1, 0, 0, genes.numbers[1], len(steps) > 0
     clock[:] = 0
     for q in range(n_runs + 1):
-        cost = x.cost[work.run[q]] if q < n_runs else 0
-        excess = max(make_room(x, work, q, budget, steps), work.on_host[q] - host)
+        cost = int(x.cost[run[q]])
+        excess = held[q] + coming[q] - budget
+        if clock[WAITING] > 0:
+            excess = make_room(x, work, q, budget, steps)
+        excess = max(excess, on_host[q] - host)
         if excess > 0:
             most, total = max(most, excess), total + excess
-        late_by = clock[TIME] - work.begins[q] - genes.numbers[1]
-        k, blocked = fetch(x, work, q, k, n, cost, late_by, blocked, budget, steps)
-        clock[TIME] = max(clock[TIME], work.arrives[q]) + cost
-        if q < n_runs:
-            write(steps, work, COMPUTE, work.run[q])
+        late_by = clock[TIME] - begins[q] - margin
+        if k < n and (gap_to[fetched[k]] <= q or clock[TIME] + cost >= latest[fetched[k]] + late_by):
+            k, blocked = fetch(x, work, q, k, n, cost, late_by, blocked, budget, steps)
+        clock[TIME] = max(clock[TIME], arrives[q]) + cost
+        if writes:
+            write(steps, work, COMPUTE, int(run[q]))
+        if work.out_head[q] >= 0 or work.from_head[q] >= 0:
             copy_out(x, work, q, steps)
     found = work.found
     found[RUNS], found[GAPS], found[MAKESPAN] = n_runs, n_gaps, clock[TIME]
@@ -377,7 +388,7 @@ def toggle(genes: Genes, toggles: np.ndarray, t: int, v: int) -> None:
 @njit(cache=True, nogil=True)
 def change_repeat(x: Instance, genes: Genes, toggles: np.ndarray, copies: bool, random: np.ndarray) -> None:
     """A repeat goes, moves to another stage, or a copy takes its place."""
-    n = len(x.cost)
+    n = len(x.once)
     at = below(random, genes.numbers[0])
     t, i = genes.repeats[at] // n, genes.repeats[at] % n
     remove(genes, at)
@@ -420,7 +431,7 @@ def repeat_with_inputs(
     x: Instance, genes: Genes, toggles: np.ndarray, t: int, i: int, copies: bool, random: np.ndarray
 ) -> None:  # fmt: skip
     """Run an operation again in a stage; perhaps also what makes its inputs, or fetch these."""
-    n, todo = len(x.cost), np.empty(64, np.int64)
+    n, todo = len(x.once), np.empty(64, np.int64)
     todo[0], n_todo, depth = i, 1, 0
     while n_todo > 0:
         n_todo, depth = n_todo - 1, depth + 1
@@ -445,8 +456,8 @@ def change_gap(
     j = pick_gap(x, work, budget, random)
     if j < 0:
         return
-    n, v, t = len(x.cost), work.gap_value[j], work.stage[work.gap_to[j]]
-    i = x.producer[v]
+    n, v, t = len(x.once), int(work.gap_value[j]), int(work.stage[work.gap_to[j]])
+    i = int(x.producer[v])
     may_repeat = repeats and i < t < n and not x.once[i]
     if work.gap_away[j]:
         toggle(genes, toggles, t, v)
@@ -546,12 +557,15 @@ def anneal(
 def instance_of(graph: Graph, link: Link) -> Instance:
     """The arrays of a graph."""
     operations, values = graph.operations, graph.values
-    inputs, outputs = _lists([op.inputs for op in operations]), _lists([op.outputs for op in operations])
+    kept = [v for v, value in enumerate(values) if value.keep]
+    inputs, outputs = (
+        _lists([*(op.inputs for op in operations), kept]),
+        _lists([*(op.outputs for op in operations), ()]),
+    )
     return Instance(
-        *inputs, *outputs, _integers([op.cost for op in operations]),
-        _integers([op.workspace_bytes for op in operations]), _integers([v.bytes for v in values]),
-        np.array([v.keep for v in values], np.bool_), _integers(graph.producer),
-        np.array([op.run_once for op in operations], np.bool_),
+        *inputs, *outputs, _integers([*(op.cost for op in operations), 0]),
+        _integers([*(op.workspace_bytes for op in operations), 0]), _integers([v.bytes for v in values]),
+        _integers(graph.producer), np.array([op.run_once for op in operations], np.bool_),
         _integers([link.out_ns(v.bytes) for v in values]), _integers([link.in_ns(v.bytes) for v in values]),
     )  # fmt: skip
 
@@ -650,7 +664,7 @@ class OffloadSearch:
         """The best plan."""
         steps, work = np.zeros((8 * len(self.works[0].run), 2), np.int64), self.works[0]
         decode(self.x, self.best, work, *self.limits, steps)
-        made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist())
+        made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist()[:-1])  # without the end
         return Plan.from_steps(self.graph, made, self.limits[1], self.link)
 
 
@@ -695,7 +709,7 @@ def compile_offload() -> None:
 
 
 def _genes(x: Instance) -> Genes:
-    n = len(x.cost)
+    n = len(x.once)
     return Genes(np.zeros(4 * n + 8, np.int64), np.zeros((n + 1, len(x.size)), np.bool_), np.zeros(2, np.int64))
 
 
