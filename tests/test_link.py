@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph,
 import remat
 from remat import Graph, InvalidInput, InvalidPlan, Link, Plan, simulate
 from remat.link import parse_link
-from remat.search.offload import OffloadSearch
+from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
 from remat.simulator import plain_peak
 
 # Two forward operations, and a backward pass that reads the first one's value last.
@@ -173,3 +174,22 @@ def test_plans_lose_nothing_against_copies_at_any_moment() -> None:
     problems, equal = check_tiny(range(100, 3000))
     assert problems > 1000
     assert equal > 0.7 * problems
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = tiny_graph(rng, int(rng.integers(8, 40)))
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    link = tiny_link(rng, host=seed % 3 == 0)
+    search = OffloadSearch(graph, int(rng.integers(least, most + 1)), link, seed, most)
+    search.genes.away[:] = rng.random(search.genes.away.shape) < rng.random()
+    search.genes.numbers[1] = rng.integers(0, 50)
+    for _ in range(int(rng.integers(0, len(graph)))):
+        t = int(rng.integers(1, len(graph)))
+        insert(search.genes, t, int(rng.integers(0, t)), len(graph))
+    trace = simulate(graph, search.plan(search.genes), link=replace(link, host_bytes=None))
+    found = search.works[0].found
+    assert trace.cost == found[MAKESPAN]
+    host = 0 if link.host_bytes is None else trace.host_peak_bytes - link.host_bytes
+    assert max(0, trace.peak_bytes - search.limits[1], host) == found[MOST_EXCESS]

@@ -169,7 +169,7 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
             last[v] = birth[v] = q
     for v in range(len(size)):
         if work.last_fetch[v] >= 0 and gap_to[work.last_fetch[v]] < n_runs:
-            work.on_host[gap_to[work.last_fetch[v]] + 1] -= size[v]
+            work.on_host[gap_to[work.last_fetch[v]]] -= size[v]
     across = on_host = 0
     for q in range(n_runs + 1):
         across += held[q]
@@ -286,11 +286,10 @@ def fetch(
                 break
             for p in range(q, to):
                 work.coming[p] += x.size[v]
-        else:
-            for p in range(clock[WAITING]):
-                if work.waiting[p] == v:
-                    free_waiting(x, work, p, steps)
-                    break
+        for p in range(clock[WAITING]):
+            if work.waiting[p] == v:
+                free_waiting(x, work, p, steps)
+                break
         clock[IN] = max(clock[IN], clock[TIME], work.out_done[v]) + x.in_ns[v]
         work.arrives[to] = max(work.arrives[to], clock[IN])
         if len(steps) > 0:
@@ -653,6 +652,16 @@ class OffloadSearch:
             self.genes.away[stage[to[j]], value[j]] = True
         self.since[0, 0] = len(self.since)
 
+    def offload_all(self) -> None:
+        """Send what the backward pass reads away after the forward pass, unless it runs again."""
+        operations, genes = self.graph.operations, self.genes
+        first = next((i for i, op in enumerate(operations) if op.is_backward), len(operations))
+        genes.away[first:, [v for op in operations[:first] for v in op.outputs]] = True
+        for key in genes.repeats[: genes.numbers[0]].tolist():
+            stage, i = divmod(key, len(operations))
+            genes.away[stage:, list(operations[i].outputs)] = False
+        self.since[0, 0] = len(self.since)
+
     def run(self, hot: float, cold: float, moves: int, repeats: bool = True, copies: bool = True) -> None:
         """Moves from one temperature to another, which are shares of the cost of running everything once."""
         self.least = anneal(
@@ -660,10 +669,10 @@ class OffloadSearch:
             hot * self.total, cold * self.total, moves, self.least, self.random,
         )  # fmt: skip
 
-    def plan(self) -> Plan:
-        """The best plan."""
+    def plan(self, genes: Genes | None = None) -> Plan:
+        """The best plan, or that of other genes."""
         steps, work = np.zeros((8 * len(self.works[0].run), 2), np.int64), self.works[0]
-        decode(self.x, self.best, work, *self.limits, steps)
+        decode(self.x, self.best if genes is None else genes, work, *self.limits, steps)
         made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist()[:-1])  # without the end
         return Plan.from_steps(self.graph, made, self.limits[1], self.link)
 

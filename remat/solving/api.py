@@ -85,7 +85,7 @@ def solve_sweep(
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
     is_default = graph.has_implementations and chosen.implementations == "default"
-    is_plain = question.link is not None and not chosen.copies
+    is_plain = question.link is not None and chosen.copies == "none"
     if not is_default and not is_plain:
         return _solve_all(chosen, problems, how, own, isolate, began)
     narrow = graph.default() if is_default else graph

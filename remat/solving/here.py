@@ -33,7 +33,7 @@ def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> S
 def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:
     name = strategy.name
     try:
-        if context.problem.link is not None and strategy.copies:
+        if context.problem.link is not None and strategy.copies == "search":
             from remat.solvers.offload import solve_with_link  # here, because it imports Numba and SciPy
 
             produced = solve_with_link(context, strategy, options)
