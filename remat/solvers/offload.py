@@ -130,6 +130,7 @@ class _Run:
                     start.search.offload_greedily(context.is_over)
                 self._cool(start.search, HOT if is_first else WARM, slice_s, moves)
 
+        self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
         starts[0].search.take_best(min((each.search for each in todo), key=lambda search: search.least))
 
