@@ -84,16 +84,12 @@ def solve_sweep(
         raise InvalidInput(f"budgets must be a list of sizes, not {shown(budgets)}; `remat.solve` takes a single one")
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
-    is_default = graph.has_implementations and chosen.implementations == "default"
-    is_plain = question.link is not None and chosen.copies == "none"
-    if not is_default and not is_plain:
+    if not graph.has_implementations or chosen.implementations != "default":
         return _solve_all(chosen, problems, how, own, isolate, began)
-    narrow = graph.default() if is_default else graph
-    link = None if is_plain else question.link
-    plain = replace(how, warm_start=_narrowed(how.warm_start, narrow, link))
-    solutions = _solve_all(chosen, [replace(p, graph=narrow, link=link) for p in problems], plain, own, isolate, began)
-    without = " and ".join(["with default implementations"] * is_default + ["without copies"] * is_plain)
-    found = [restated(graph, solution, without) for solution in solutions]
+    default = graph.default()
+    plain = replace(how, warm_start=_without_choices(how.warm_start, default))
+    solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
+    found = [restated(graph, solution, "with default implementations") for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
@@ -117,11 +113,9 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
     return graph
 
 
-def _narrowed(plan: Plan | None, graph: Graph, link: Link | None) -> Plan | None:
-    """The plan for a graph of default implementations, or without a link; None if it has others, or copies."""
-    if plan is None or (plan.implementations and not graph.has_implementations) or (plan.has_copies and link is None):
-        return None
-    return replace(plan, graph_sha256=graph.sha256())
+def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
+    """The plan for the graph of default implementations; None if it uses others."""
+    return None if plan is None or plan.implementations else replace(plan, graph_sha256=default.sha256())
 
 
 def _solve_all(

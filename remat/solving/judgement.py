@@ -189,7 +189,7 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     )  # fmt: skip
 
 
-def restated(graph: Graph, solution: Solution, without: str = "with default implementations") -> Solution:
+def restated(graph: Graph, solution: Solution, without: str) -> Solution:
     """A solution of a narrower problem, restated for `graph`, whose ids are the same.
 
     Its bound or INFEASIBLE does not hold here: other implementations, or copies, may be cheaper or smaller.
