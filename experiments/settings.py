@@ -130,7 +130,8 @@ def read_settings(cfg: DictConfig) -> Settings:
         raise InvalidInput(f"instances={cfg.instances}: no such folder")
     gpu = _gpu(cfg)
     quick = cfg.scale == "quick"
-    names = _strategies(cfg.strategies)  # imports them, which takes longer than the other checks
+    link = _link(cfg, gpu)
+    names = _strategies(cfg.strategies, link is not None)  # imports them, which takes longer than the other checks
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
@@ -158,7 +159,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         address=cfg.engine.address,
         budgets_bytes=several,
         instances=cfg.instances,
-        link=_link(cfg, gpu),
+        link=link,
     )
 
 
@@ -183,11 +184,16 @@ def _budget(budget: Any) -> int:
         raise InvalidInput(f"budget: {error}; or budget=sweep") from None
 
 
-def _strategies(given: Any) -> tuple[str, ...]:
+def _without_copies(has_link: bool) -> list[str]:
+    """Every strategy; without a link none that does nothing but copy."""
+    return [name for name in strategies() if has_link or get_strategy(name).copies != "own"]
+
+
+def _strategies(given: Any, has_link: bool) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = names_of("strategy", given, strategies())
     elif given == "default":  # for graphs with implementations, `for_implementations` adds the others
-        wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
+        wanted = [name for name in _without_copies(has_link) if get_strategy(name).implementations != "own"]
     elif given == "all":
         wanted = strategies()
     elif isinstance(given, str):
@@ -203,7 +209,7 @@ def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
     """Settings for a graph whose operations have several implementations: ``default`` means every strategy there."""
     if cfg.strategies != "default":
         return settings
-    names = tuple(strategies())
+    names = tuple(_without_copies(settings.link is not None))
     return replace(settings, strategies=names, options=_options(cfg, names))
 
 
