@@ -16,10 +16,11 @@ import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.cuts import cuts_of_rows
-from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
+from remat.certificate import KINDS, LINK_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
+from remat.programs.link_windows import build_link_model
 from remat.programs.windows import (
     CHOICE,
     CHOSEN,
@@ -120,6 +121,9 @@ class WindowBound:
     def model(self, boundaries: Sequence[int]) -> WindowModel:
         """The relaxation with these boundaries and every window between them."""
         windows = list(itertools.combinations(range(len(boundaries)), 2))
+        if self.problem.link is not None:
+            model = build_link_model(self._arrays, self.problem.budget_bytes, boundaries, windows, self.problem.link)
+            return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
         is_staged = self.problem.scope is Scope.STAGED
         model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
         return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
@@ -211,7 +215,8 @@ def solve_windows(
     n = len(program.cost)
     if not n:
         return model, np.zeros(0), np.zeros(len(row_scale))
-    simplex, value = Simplex(program, model.is_bytes if first is None else model.is_bytes | first), -math.inf
+    always = model.is_bytes | model.is_time
+    simplex, value = Simplex(program, always if first is None else always | first), -math.inf
     while True:
         solved = simplex.solve(
             np.zeros(n), np.ones(n), time_limit_s=deadline - time.monotonic(), should_stop=should_stop
@@ -234,7 +239,7 @@ def alike(model: WindowModel, other: WindowModel, chosen: np.ndarray) -> np.ndar
     begin = np.searchsorted(old, t, side="right") - 1
     end = np.append(np.searchsorted(old, t[1:], side="left") - 1, len(old) - 1)
     key = model.row_key.copy()
-    in_interval = model.row_kind != CHOICE
+    in_interval = (model.row_kind != CHOICE) & (model.row_kind <= KNAPSACK)
     key[in_interval, 0] = begin[key[in_interval, 0]]
     in_window = np.isin(model.row_kind, (NEED, EDGE, CONTINUITY, JOIN, EACH, CHOSEN))
     key[in_window, 1] = end[key[in_window, 1]]
@@ -271,10 +276,12 @@ def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertif
     graph = problem.graph
     denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
     multipliers = multipliers_of(model, y, denominator)
-    bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
+    bound = proven_bound(
+        graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries, problem.link
+    )
     return BoundCertificate(
         graph.name, graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator, multipliers,
-        model.boundaries,
+        model.boundaries, link=problem.link,
     )  # fmt: skip
 
 
@@ -288,7 +295,7 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
             cut = model.cuts[key[1]]
             key = [key[0], cut.most, *(number for weight in cut.weights for number in weight)]
         else:
-            key = key[: KINDS[WINDOW_FORMAT][name]]
+            key = key[: KINDS[LINK_FORMAT][name]]
         if amount:
             multipliers[name].append([*key, amount])
     return multipliers
