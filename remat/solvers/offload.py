@@ -9,9 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remat.bounds.windows import TRIES, WindowBound
+from remat.certificate import BoundCertificate
 from remat.context import Context
 from remat.graph import Graph
 from remat.plan import Plan, Scope
@@ -31,10 +34,11 @@ FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at t
 OFFER_S = 0.5  # between two offers
 MOVES_PER_S = 5_000  # of a run that repeats exactly
 SEED_STEP = 7919
+SEARCH_SHARE, ROUNDS = 0.7, 8  # of the time, with one thread; rounds of the proof in a run that repeats exactly
 
 
 def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
-    """The best plan with repeats and copies in the time given; the bound is running everything once.
+    """The best plan with repeats and copies in the time given, and a bound from the window relaxation with copies.
 
     On graphs with implementations, plans with copies use the default ones.
     """
@@ -48,10 +52,13 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
     if not context.is_solved():
         run.solve_plain(plain, PLAIN_SHARE)
     if not context.is_solved():
-        run.anneal()
-    best = context.incumbent
+        run.search_and_prove()
+    best, proof = context.incumbent, run.windows.best if run.windows is not None else None
     candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
-    return Outcome(candidates, timed_out=not candidates and context.is_late(), stats={"moves": run.moves})
+    return Outcome(
+        candidates, bound=best.bound, timed_out=not candidates and context.is_late(), certificate=proof,
+        stats={"moves": run.moves},
+    )  # fmt: skip
 
 
 @dataclass
@@ -69,6 +76,11 @@ class _Run:
         self.context, self.graph, self.strategy, self.options = context, graph, strategy, options
         self.peak = plain_peak(graph)
         self.moves = 0
+        problem = context.problem
+        can_prove = strategy.proves and problem.scope is not Scope.FREE and not problem.graph.has_implementations
+        self.windows = WindowBound(problem, tries=1 if context.repeats else TRIES) if can_prove else None
+        self.proof: Future[None] | None = None
+        self.is_interrupted = False
         self.stopped = threading.Event()
 
     def solve_plain(self, problem: Problem, share: float) -> Plan | None:
@@ -80,6 +92,45 @@ class _Run:
         if solution.plan is not None and problem.budget_bytes == context.problem.budget_bytes:
             context.offer(solution.plan, self.strategy.name)
         return solution.plan
+
+    def search_and_prove(self) -> None:
+        """Side by side with several threads, else one after the other."""
+        context = self.context
+        if self.windows is None:
+            self.anneal()
+        elif context.repeats or context.options.threads == 1:
+            self.context = context.until(context.share_ends(SEARCH_SHARE))
+            self.anneal()
+            self.prove(self.windows, context)
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                self.proof = pool.submit(self.prove, self.windows, context)
+                try:
+                    self.anneal()
+                except BaseException:  # Ctrl-C, too
+                    self.is_interrupted = True
+                    raise
+                self.proof.result()
+
+    def prove(self, windows: WindowBound, context: Context) -> None:
+        """Raise the bound, until time is over."""
+
+        def offer(proof: BoundCertificate) -> None:
+            context.offer_bound(proof.bound, "windows", "certificate")
+
+        def should_stop() -> bool:  # an interrupted search ends the proof
+            return context.is_solved() or context.is_over() or self.is_interrupted
+
+        windows.run(
+            context.deadline, on_bound=offer, should_stop=should_stop, rounds=ROUNDS if context.repeats else None
+        )
+
+    @property
+    def threads(self) -> int:
+        """For the search; one is the proof's as long as that runs."""
+        if self.context.repeats:
+            return 1
+        return self.context.options.threads - int(self.proof is not None and not self.proof.done())
 
     def anneal(self) -> None:
         """Rounds of annealing from all starts, on all threads."""
@@ -114,7 +165,7 @@ class _Run:
     def _round(self, starts: Sequence[_Start], until: float, share: float, is_first: bool) -> None:
         """Anneal each start for an equal part of the time, as many beside each other as there are threads."""
         context = self.context
-        threads = 1 if context.repeats else context.options.threads
+        threads = self.threads
         todo = [*starts]
         for i in range(1, threads - len(starts) + 1):  # several threads go on from one plan
             todo.append(self._start(starts[0].seed + SEED_STEP * 100 * i))
