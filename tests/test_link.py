@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from brute_force import KINDS, random_graph
+from brute_force import KINDS as GRAPHS
+from brute_force import random_graph
 from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
 
 import remat
-from remat import Graph, InvalidInput, InvalidPlan, Link, Plan, simulate
+from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
+from remat.bounds.window_rows import LinkRows
+from remat.bounds.windows import WindowBound, certify, solve_windows
+from remat.certificate import KINDS, LINK_FORMAT
+from remat.frontends.synthetic import chain
 from remat.link import parse_link
 from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
 from remat.simulator import plain_peak
@@ -182,7 +189,7 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
     rng = np.random.default_rng(seed)
     graph = tiny_graph(rng, int(rng.integers(8, 40)))
     if seed % 2:
-        kinds = KINDS[seed // 2 % len(KINDS)]
+        kinds = GRAPHS[seed // 2 % len(GRAPHS)]
         graph = replace(random_graph(rng, int(rng.integers(8, 40)), **kinds), cost_unit="ns")  # pyright: ignore[reportArgumentType]
     least, most = graph.largest_working_set()[0], plain_peak(graph)
     link = tiny_link(rng, host=seed % 3 == 0)
@@ -199,3 +206,105 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
     assert trace.cost == found[MAKESPAN]
     host = 0 if link.host_bytes is None else trace.host_peak_bytes - link.host_bytes
     assert max(0, trace.peak_bytes - search.limits[1], host) == found[MOST_EXCESS]
+
+
+def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[int]) -> BoundCertificate:
+    """The certificate of the window relaxation with copies and these boundaries."""
+    problem = Problem(graph, budget, Scope.STAGED, link=link)
+    windows = WindowBound(problem)
+    solved = solve_windows(windows.model(boundaries), time.monotonic() + 60, None)
+    assert solved is not None
+    return certify(problem, solved[0], solved[2])
+
+
+def check_bounds(seeds: range) -> tuple[int, int]:
+    """(problems, those where the bound is above the cost of running everything once); no bound is above an optimum."""
+    n = above = 0
+    for seed, (graph, budget, link) in zip(seeds, tiny_problems(seeds), strict=False):
+        rng = np.random.default_rng(seed)
+        best = loose_optimum(graph, budget, link, 60_000)
+        boundaries = sorted(rng.choice(len(graph) - 1, int(rng.integers(1, len(graph))), replace=False).tolist())
+        if best is None:
+            continue
+        certificate = proven_with_copies(graph, budget, link, boundaries)
+        assert verify_bound(graph, certificate) == certificate.bound <= best, (seed, boundaries)
+        assert invented_bound(graph, budget, link, boundaries, rng) <= best, (seed, boundaries)
+        n, above = n + 1, above + (certificate.bound > graph.total_cost)
+    return n, above
+
+
+def invented_bound(graph: Graph, budget: int, link: Link, boundaries: list[int], rng: np.random.Generator) -> int:
+    """The highest bound of random multipliers, over every row that the checker takes."""
+    rows = LinkRows(graph, budget, boundaries, Scope.STAGED, link)
+    most = max(len(graph), len(graph.values), len(boundaries) + 1)
+    known = [
+        (kind, *row)
+        for kind, width in KINDS[LINK_FORMAT].items() if kind != "knapsack"
+        for row in itertools.product(range(most), repeat=width) if rows.add(kind, row, 0)
+    ]  # fmt: skip
+    multipliers, best = np.zeros(len(known), dtype=int), graph.total_cost
+    for _ in range(200):
+        changed = multipliers.copy()
+        for i in rng.integers(len(known), size=rng.integers(1, 5)):
+            changed[i] = max(0, changed[i] + int(rng.choice([-2, -1, 1, 2, 4])))
+        rows.clear()
+        for i in np.nonzero(changed)[0].tolist():
+            rows.add(known[i][0], known[i][1:], int(changed[i]))
+        bound = min(rows.idle, graph.total_cost + -(-rows.value(2) // 2))
+        if bound >= best:
+            best, multipliers = bound, changed
+    return best
+
+
+def test_no_bound_with_copies_is_above_an_optimum() -> None:
+    problems, above = check_bounds(range(40))
+    assert problems >= 15
+    assert above >= 5
+
+
+@pytest.mark.slow
+def test_no_bound_with_copies_is_above_any_of_many_optima() -> None:
+    problems, _ = check_bounds(range(5000, 9000))
+    assert problems > 2000
+
+
+def test_a_bound_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
+    graph, budget, link = tiny_problems(range(3, 30))[0]
+    certificate = proven_with_copies(graph, budget, link, [len(graph) // 2])
+    certificate.save(tmp_path / "bound.json")
+    again = BoundCertificate.load(tmp_path / "bound.json")
+    assert again.link == link
+    assert json.loads((tmp_path / "bound.json").read_text())["format"] == "remat-bound/3"
+    assert verify_bound(graph, again) == certificate.bound
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(certificate, bound=certificate.bound + 1))
+    with pytest.raises(InvalidInput):
+        verify_bound(graph, replace(certificate, scope=Scope.FREE))
+
+
+def test_a_solve_with_a_link_copies_and_proves() -> None:
+    graph = replace(chain(n=16), cost_unit="ns")
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    budget = (2 * least + most) // 3
+    plain = remat.solve(graph, budget, time_limit_s=10)
+    fast = remat.solve(graph, budget, time_limit_s=10, link=Link(10**13, 10**13, latency_s=0))
+    assert plain.cost is not None
+    assert fast.cost is not None
+    assert fast.cost <= plain.cost
+    assert fast.plan is not None
+    assert simulate(graph, fast.plan).cost == fast.cost
+    assert fast.bound is not None
+    assert fast.bound <= fast.cost
+    if fast.certificate is not None:
+        assert verify_bound(graph, fast.certificate) <= fast.bound
+
+
+def test_strategies_without_copies_prove_nothing_about_a_link() -> None:
+    graph = replace(chain(n=8), cost_unit="ns")
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    for strategy in ("checkmate_milp", "chen_sqrtn"):
+        solution = remat.solve(graph, budget, strategy, link="12GB/s", time_limit_s=10)
+        assert solution.bound in (None, graph.total_cost)
+        assert solution.certificate is None
+    assert remat.solve(graph, budget, "offload_all").status == "SKIPPED"
+    assert remat.solve(graph, budget, "offload_greedy", link=Link(10**12, 10**12)).plan is not None

@@ -156,7 +156,7 @@ class WindowBound:
         self.columns = len(x)
         for cut in model.cuts:
             self._cuts.setdefault(cut.boundary, {})[cut] = None
-        certificate = _certify(self.problem, model, y)
+        certificate = certify(self.problem, model, y)
         once = self.problem.graph.least_cost
         before = once if self.best is None else self.best.bound
         self._gained.append(certificate.bound - before)
@@ -271,7 +271,7 @@ def missed_cuts(model: WindowModel, x: np.ndarray) -> list[Cut]:
     return found
 
 
-def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
+def certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
     graph = problem.graph
     denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
