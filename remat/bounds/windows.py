@@ -317,7 +317,8 @@ def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
         runs[runs < HELD] = 0
         before = _held_at(model, x, k)
         before[a.producer > start] = 0
-        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1))
+        fetched = _values_of(model.B[k + 1], x) if model.B else np.zeros(len(a.size))
+        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1), fetched)
     workspace = np.array([op.workspace_bytes for op in a.graph.operations], dtype=np.float64)
     return held.total() + workspace
 
@@ -339,9 +340,13 @@ def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _interval(
-    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray
-) -> None:
-    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`."""
+    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray,
+    fetched: np.ndarray | float = 0.0,
+) -> None:  # fmt: skip
+    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`.
+
+    [V] `fetched` from the host are taken to come right before their first use, too.
+    """
     n = len(a.cost)
     inside = (a.reader > start) & (a.reader <= end)
     first, last = np.full(len(a.size), n), np.full(len(a.size), -1)
@@ -355,7 +360,7 @@ def _interval(
         for v in operation.inputs:
             first[v], last[v] = min(first[v], stage), max(last[v], stage)
     old = a.producer <= start
-    share = np.minimum(1.0, before + runs[a.producer])
+    share = np.minimum(1.0, before + runs[a.producer] + fetched)
     last = np.maximum(last, start)
     size, later = a.size.astype(np.float64), np.maximum(first, start + 1)
     kept = np.minimum(before, share) * old

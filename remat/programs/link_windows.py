@@ -100,7 +100,8 @@ class _LinkBuilder(Builder):
     def _copy_columns(self) -> None:
         a = self.arrays
         none = np.full(len(a.size), -1, dtype=np.int64)
-        self.B, self.A, self.W = [none], [none], list[np.ndarray]()
+        self.B.append(none)
+        self.A, self.W = [none], list[np.ndarray]()
         for t in self.t.tolist():
             may_come = (a.producer <= t) & a.serving_after(t)
             self.B.append(self._made(may_come))

@@ -306,6 +306,7 @@ class WindowModel:
     U: dict[tuple[int, int, int], int]
     X: dict[int, np.ndarray]
     cuts: tuple[Cut, ...] = ()
+    B: tuple[np.ndarray, ...] = ()  # of copies from the host, see `remat.programs.link_windows`
 
     def with_cuts(self, cuts: Sequence[Cut]) -> WindowModel:
         """The same with more rows KNAPSACK, each at one of the boundaries."""
@@ -423,6 +424,7 @@ class Builder:
         self.R: dict[tuple[int, int], np.ndarray] = {}
         self.U: dict[tuple[int, int, int], int] = {}
         self.X: dict[int, np.ndarray] = {}
+        self.B: list[np.ndarray] = []
         self._copy_columns()
         for window in self.windows:
             self.R[window] = self._run_columns(*window)
@@ -447,7 +449,7 @@ class Builder:
             self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
-            self.U, self.X,
+            self.U, self.X, B=tuple(self.B),
         )  # fmt: skip
 
     def add_slots(self, k: int) -> None:
