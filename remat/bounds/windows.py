@@ -16,7 +16,7 @@ import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.cuts import cuts_of_rows
-from remat.certificate import KINDS, LINK_FORMAT, BoundCertificate
+from remat.certificate import KINDS, LINK_FORMAT, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
@@ -287,7 +287,8 @@ def certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertifi
 
 def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[str, list[list[int]]]:
     """[kind of rows] the multipliers `y` [rows] as a certificate holds them, rounded down."""
-    multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
+    kinds = KINDS[LINK_FORMAT if model.B else WINDOW_FORMAT]
+    multipliers: dict[str, list[list[int]]] = {name: [] for name in kinds}
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
         key = model.row_key[row].tolist()
@@ -295,7 +296,7 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
             cut = model.cuts[key[1]]
             key = [key[0], cut.most, *(number for weight in cut.weights for number in weight)]
         else:
-            key = key[: KINDS[LINK_FORMAT][name]]
+            key = key[: kinds[name]]
         if amount:
             multipliers[name].append([*key, amount])
     return multipliers
