@@ -320,12 +320,20 @@ def copy_out(x: Instance, work: Work, q: int, steps: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def decode(x: Instance, genes: Genes, work: Work, fixed: int, budget: int, host: int, steps: np.ndarray) -> None:
+def decode(
+    x: Instance, genes: Genes, work: Work, fixed: int, budget: int, host: int, steps: np.ndarray, enough: float
+) -> None:  # fmt: skip
     """The plan of genes: its times and what is above the limits, in ``work.found``; its steps, if there is room.
+
+    It ends as soon as the makespan is certainly above `enough`, and finds such a makespan then, and nothing else.
 
     Calls with many arrays cost more than what they do here; therefore few are made.
     """
     n_runs = sequence(x, genes, work)
+    end, found = work.begins[n_runs], work.found
+    if end > enough:
+        found[MAKESPAN] = end
+        return
     n_gaps = lay_out(x, genes, work, n_runs, fixed)
     n = plan_fetches(x, work, n_runs, n_gaps)
     clock, held, coming, on_host, begins, run = work.clock, work.held, work.coming, work.on_host, work.begins, work.run
@@ -348,7 +356,9 @@ def decode(x: Instance, genes: Genes, work: Work, fixed: int, budget: int, host:
             write(steps, work, COMPUTE, int(run[q]))
         if work.out_head[q] >= 0 or work.from_head[q] >= 0:
             copy_out(x, work, q, steps)
-    found = work.found
+        if clock[TIME] + end - begins[q + 1] > enough:
+            found[MAKESPAN] = clock[TIME] + end - begins[q + 1]
+            return
     found[RUNS], found[GAPS], found[MAKESPAN] = n_runs, n_gaps, clock[TIME]
     found[MOST_EXCESS], found[EXCESS] = most, total
 
@@ -516,7 +526,7 @@ def anneal(
     fixed, budget, host = limits
     repeats, copies = rules
     none, toggles = np.zeros((0, 2), np.int64), np.zeros((MOST_TOGGLES + 1, 2), np.int64)
-    decode(x, genes, work, fixed, budget, host, none)
+    decode(x, genes, work, fixed, budget, host, none, np.inf)
     if work.found[MOST_EXCESS] <= 0 and work.found[MAKESPAN] < least:
         least = float(work.found[MAKESPAN])
         take_over(best, genes, since)
@@ -533,10 +543,12 @@ def anneal(
                 change_repeat(x, genes, toggles, copies, random)
             else:
                 change_gap(x, genes, work, toggles, budget, repeats, copies, random)
-        decode(x, genes, other, fixed, budget, host, none)
-        new = energy(other, price)
-        heat = hot * (cold / hot) ** (move / moves)
-        if new <= now or uniform(random) < np.exp((now - new) / heat):
+        enough = now - hot * (cold / hot) ** (move / moves) * np.log(uniform(random) + 1e-300)
+        decode(x, genes, other, fixed, budget, host, none, enough)
+        new = float(other.found[MAKESPAN])
+        if new <= enough:
+            new = energy(other, price)
+        if new <= enough:
             now, work, other = new, other, work
             for k in range(1, toggles[0, 0] + 1):
                 if since[0, 0] < len(since) - 1:
@@ -637,7 +649,7 @@ class OffloadSearch:
         """Send values away until the plan fits: over the fullest place, those with most bytes and time."""
         x, work = self.x, self.works[0]
         while not done():
-            decode(x, self.genes, work, *self.limits, NO_STEPS)
+            decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
             n_runs, n_gaps = work.found[:2]
             over = work.held[:n_runs] - self.limits[1]
             q = int(over.argmax())
@@ -672,7 +684,7 @@ class OffloadSearch:
     def plan(self, genes: Genes | None = None) -> Plan:
         """The best plan, or that of other genes."""
         steps, work = np.zeros((8 * len(self.works[0].run), 2), np.int64), self.works[0]
-        decode(self.x, self.best if genes is None else genes, work, *self.limits, steps)
+        decode(self.x, self.best if genes is None else genes, work, *self.limits, steps, np.inf)
         made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist()[:-1])  # without the end
         return Plan.from_steps(self.graph, made, self.limits[1], self.link)
 
