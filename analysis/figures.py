@@ -17,7 +17,8 @@ from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
 TIMES = {"1 s": 1, "10 s": 10, "1 min": 60, "10 min": 600, "1 h": 3600, "5 h": 18_000, "24 h": 86_400}
-LABELS = {"gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "resnet50": "ResNet50", "unet": "U-Net", "vgg16": "VGG16"}
+LABELS = {"gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "resnet50": "ResNet50", "unet": "U-Net", "vgg16": "VGG16",
+          "googlenet": "GoogLeNet", "mobilenet_v2": "MobileNetV2"}  # fmt: skip
 
 
 def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -167,7 +168,7 @@ def roofline(times_ns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
     Args:
         times_ns: [network] (measured, modelled), arrays in the same order of operations.
     """
-    figure, grid = panels(len(times_ns), (3.1, 2.8), xlabel="measured (µs)", ylabel="roofline (µs)", sharex=True,
+    figure, grid = panels(len(times_ns), (3.1, 2.8), 3, xlabel="measured (µs)", ylabel="roofline (µs)", sharex=True,
                           sharey=True)  # fmt: skip
     for axes, (network, times) in zip(grid, times_ns.items(), strict=True):
         both = np.array(times).T * US

@@ -35,6 +35,7 @@ class Drawing:
         figures: [name in docs/figures, without ``.png``] the drawn file.
         files: other drawn files, which are not kept.
         kept: [file of the checkout] the drawn file that becomes it.
+        holes: [name] the parts of `text`, if the page has prose between them; `# name` ends the command of their marks.
     """
 
     text: str
@@ -42,6 +43,7 @@ class Drawing:
     figures: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()
     kept: Mapping[Path, Path] = field(default_factory=dict)
+    holes: Mapping[str, str] = field(default_factory=dict)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
@@ -89,7 +91,8 @@ def write_between_marks(page: Path, command: str, text: str) -> None:
 
 def write_drawing(name: str, page: Path, drawing: Drawing) -> None:
     """Write an experiment's drawing into its page, its tables under results/tables, its figures under docs/figures."""
-    write_between_marks(page, command_of(name), drawing.text)
+    for hole, text in (drawing.holes or {"": drawing.text}).items():
+        write_between_marks(page, f"{command_of(name)} # {hole}" if hole else command_of(name), text)
     write_tables(drawing, TABLES)
     figures = {DOCS / "figures" / f"{figure}.png": drawn for figure, drawn in drawing.figures.items()}
     for file, drawn in (figures | dict(drawing.kept)).items():

@@ -1,9 +1,9 @@
 """MONeT (Shah et al., ICLR 2021) on its own costs: its networks, levels of implementations, budgets and solver logs.
 
 Files of ``monet-costs``, ``monet-solutions`` and ``monet-records`` have what its authors published. They have no
-licence, and are therefore read from where REMAT_INSTANCES points. Three kinds of case: a solve, beside what the log of
+licence, and are therefore read from where REMAT_INSTANCES points. Four kinds of case: a solve, beside what the log of
 MONeT's program (Gurobi, up to 24 h, 12 threads) has of the same problem; the published schedules, judged by our
-simulator; and what each implementation costs beside the default one.
+simulator; what each implementation costs beside the default one; and the sizes of both integer programs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from experiments.store import code_of
 from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.files import read_json
-from remat.frontends.monet import LEVELS_PUBLISHED, STATISTICS, load_schedules, read_costs
+from remat.frontends.monet import KEPT_INDICES, LEVELS_PUBLISHED, STATISTICS, load_schedules, read_costs
 from remat.graph import Graph
 from remat.implementation import DEFAULT
+from remat.programs.monet import build_model
+from remat.programs.published import build
 from remat.simulator import simulate
 
 NETWORKS = {"resnet50": "ResNet-50", "googlenet": "GoogLeNet", "unet": "U-Net", "mobilenet_v2": "MobileNet-V2",
             "vgg16": "VGG-16"}  # fmt: skip
 CHECKMATES = "n"  # the level of default implementations: Checkmate's program, on graphs of its own
+SIZES = ("columns", "rows")
 OF_RECORDS = {"objective_ms": "cost_ns", "bound_ms": "bound_ns"}
 PROFILES = {"resnet50": "resnet50_b184", "unet": "unet_b11", "vgg16": "vgg16_b176"}
 GIB = 2**30
@@ -45,8 +48,9 @@ NEAR = 0.05  # percent: at the logged objective
 
 
 PAGE = "results/monet.md"
-ABLATION = "![Cost above the plain step against the memory budget, by level](../figures/monet_ablation.png)"
 SHOWN = "icmn"  # the level of the first table: all implementations
+WITH_INDICES = SHOWN + KEPT_INDICES  # and PyTorch's pooling, which is no part of MONeT's set
+LEVELS = [*LEVELS_PUBLISHED, WITH_INDICES]
 SHORT = {"time_limit": "limit", "infeasible_or_unbounded": "infeasible", "log_ends": "log ends", None: "no log"}
 
 
@@ -58,19 +62,20 @@ def monet(
 ) -> Iterator[Case]:  # fmt: skip
     """MONeT (Shah et al., ICLR 2021) on its published costs: five networks, every level and budget (three hours).
 
-    ``levels=`` are of n (Checkmate's), i, ic, im, in, icmn; ``budgets=`` are in GiB; scale=quick takes three budgets
-    and 5 s. REMAT_INSTANCES, or ``instances=``, has the folder monet/.
+    ``levels=`` are of n (Checkmate's), i, ic, im, in, icmn, and icmn+int64; ``budgets=`` are in GiB; scale=quick takes
+    three budgets and 5 s. REMAT_INSTANCES, or ``instances=``, has the folder monet/.
     """
     if instances is not None:
         os.environ["REMAT_INSTANCES"] = instances  # the processes of the cases read it, too
     names = names_of("network", networks or NETWORKS, NETWORKS)
-    asked = names_of("level", levels or LEVELS_PUBLISHED, LEVELS_PUBLISHED)
+    asked = names_of("level", levels or LEVELS, LEVELS)
     folder = published_folder("monet") / "monet"
     is_quick = one_of("scale", scale, SCALES) == "quick"
     limits = {"time_limit_s": min(time_limit, QUICK_S) if is_quick else time_limit, "threads": threads, "seed": seed}
     known = [each for each in names if (folder / f"costs_{each}.json.gz").is_file()]
     for name in known:
         yield Case(ratios, {"kind": "ratios", "network": name}, code_of())
+        yield Case(programs, {"kind": "programs", "network": name}, code_of())
         if (folder / f"solutions_{name}.json.gz").is_file():
             yield Case(schedules, {"kind": "schedules", "network": name}, code_of())
     for name in known:
@@ -92,22 +97,25 @@ def monet(
 def problems(folder: Path, network: str, level: str) -> list[dict[str, Any]]:
     """The budgets of a network at a level, the largest first, with what is logged and published of each.
 
-    Those of the logs; also those of the published overheads, if the file has costs of that level.
+    Those of the logs; also those of the published overheads, if the file has costs of that level. `WITH_INDICES` has
+    the budgets of `SHOWN`, for the networks with profiles, and nothing published.
     """
+    theirs = level.removesuffix(KEPT_INDICES)
     document = read_json(folder / "records.json")
     published = {each["budget_gib"]: each for each in document["published"][network]["monet"]}
     logged = {each["budget_gib"]: each["outcome"] for each in document["records"]
-              if (each["network"], each["ablation"]) == (network, level)}  # fmt: skip
+              if (each["network"], each["ablation"]) == (network, theirs)}  # fmt: skip
     if level == CHECKMATES:
         logged |= _recorded(folder.parent, network)
         budgets = set(logged) if network in PROFILES else set[float]()
     else:
         modes = {each["mode"] for each in read_costs(folder / f"costs_{network}.json.gz")["sets"]}
-        budgets = {*logged, *published} if LEVELS_PUBLISHED[level] in modes else set[float]()
-    sets = _sets(folder, network, level)
+        is_there = LEVELS_PUBLISHED[theirs] in modes and (level == theirs or network in PROFILES)
+        budgets = {*logged, *published} if is_there else set[float]()
+    sets = _sets(folder, network, theirs)
     found = []
     for budget in sorted(budgets, reverse=True):
-        outcome, own = logged.get(budget, {}), published.get(budget, {})
+        outcome, own = (logged.get(budget, {}), published.get(budget, {})) if level == theirs else ({}, {})
         source = {"monet": network, "level": level, "set": sets.get(budget)}
         found.append({
             "source": f"p100/{PROFILES[network]}.json" if level == CHECKMATES else source, "budget_gib": float(budget),
@@ -139,15 +147,20 @@ def _sets(folder: Path, network: str, level: str) -> dict[float, str]:
 
 
 def measured(graph: Any, strategy: str, budget_bytes: int, options: Mapping[str, Any], **others: Any) -> Iterator[Row]:
-    """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again."""
-    costs = graph_of(graph)
-    solution = solved(costs, strategy, budget_bytes, **{name: others[name] for name in LIMITS}, **options)
+    """One row: a solve, its graph's plain step, and how often the plan runs a backward operation again.
+
+    MONeT's program cannot do that. If a plan does, `once_ms` is what the solver finds without it.
+    """
+    costs, how = graph_of(graph), {**{name: others[name] for name in LIMITS}, **options}
+    solution = solved(costs, strategy, budget_bytes, **how)
     plain = simulate(costs, plain_step(costs))
     calls = Counter(solution.plan.order.tolist()) if solution.plan else {}
     again = sum(n - 1 for k, n in calls.items() if costs.operations[k].is_backward)
+    operations = tuple(replace(op, run_once=op.run_once or op.is_backward) for op in costs.operations)
+    once = solved(replace(costs, operations=operations), strategy, budget_bytes, **how).cost if again else None
     yield {
         **row_of(solution, costs), "plain_ms": plain.cost / 1e6, "plain_bytes": plain.peak_bytes,
-        "backward_repeats": again, "program_columns": solution.stats.get("columns"),
+        "backward_repeats": again, "once_ms": once and once / 1e6, "program_columns": solution.stats.get("columns"),
     }  # fmt: skip
 
 
@@ -172,6 +185,20 @@ def schedules(kind: str, network: str) -> Iterator[Row]:
         }  # fmt: skip
 
 
+def programs(kind: str, network: str) -> Iterator[Row]:
+    """Sizes of MONeT's program at all implementations, and of Checkmate's: in the logs, and as built here."""
+    known = read_json(published_folder("monet") / "monet/records.json")["records"]
+    for level in (SHOWN, CHECKMATES):
+        graph = graph_of({"monet": network, "level": level, "set": None})
+        program = build_model(graph, 10 * GIB).program() if level == SHOWN else build(graph).program(1.0)
+        log = [solve for each in known if (each["network"], each["ablation"]) == (network, level)
+               for solve in each["solves"]]  # fmt: skip
+        yield {
+            "level": level, "operations": len(graph), "columns": len(program.cost), "rows": len(program.row_lower),
+            **{f"logged_{key}": log[0][key] if log else None for key in SIZES},
+        }  # fmt: skip
+
+
 def ratios(kind: str, network: str) -> Iterator[Row]:
     """A row for each kind of operation and implementation: milliseconds beside those of the default, in sum."""
     graph = graph_of({"monet": network, "level": "icmn", "set": None})
@@ -192,11 +219,11 @@ def ratios(kind: str, network: str) -> Iterator[Row]:
 
 @monet.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """Three columns, reproduced, modelled and measured, at all implementations; every level; ratios; both figures."""
+    """Tables for the holes of the page, and both figures."""
     solves = ordered(rows)
     every = LongTable("monet_solves", *_every(solves))
     theirs = LongTable("monet_schedules", *_schedules([row for row in rows if row["kind"] == "schedules"]))
-    shown = [row for row in solves if row["strategy"] == OURS and row["level"] != CHECKMATES]
+    shown = [row for row in solves if row["strategy"] == OURS and row["level"] not in (CHECKMATES, WITH_INDICES)]
     drawn = {
         f"monet_{name}": save_in_run(RUNS_FOLDER / "monet", f"monet_{name}", draw, of_networks(own))[0]
         for name, draw, own in (
@@ -205,15 +232,17 @@ def page(rows: Sequence[Row]) -> Drawing:
         ) if own
     }  # fmt: skip
     limits = f"{values_of(solves, 'threads')} threads, {values_of(solves, 'time_limit_s')} s for each solve"
-    parts = [
-        f"{made(solves)}; {limits}." if solves else "", ABLATION if "monet_ablation" in drawn else "",
-        markdown_table(*_against_measured([row for row in shown if row["level"] == SHOWN])),
-        markdown_table(*_levels([row for row in solves if row["strategy"] == OURS])),
-        markdown_table(*_reproduced([row for row in rows if row["kind"] == "schedules"])),
-        markdown_table(*_ratios([row for row in rows if row["kind"] == "ratios"])),
-        f"Every solve: {link_to(every, DOCS / PAGE)}. Every published schedule: {link_to(theirs, DOCS / PAGE)}.",
-    ]  # fmt: skip
-    return Drawing("\n\n".join(filter(None, parts)), [every, theirs], drawn)
+    ours = [row for row in solves if row["strategy"] == OURS]
+    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("programs", "schedules", "ratios")}
+    found = {
+        "budgets": _against_measured([row for row in shown if row["level"] == SHOWN]), "levels": _levels(ours),
+        "repeats": _repeats(ours), "pooling": _with_indices(ours), "schedules": _reproduced(of_kind["schedules"]),
+        "programs": _programs(of_kind["programs"]), "ratios": _ratios(of_kind["ratios"]),
+    }  # fmt: skip
+    holes = {"made": f"{made(solves)}; {limits}." if solves else ""}
+    holes |= {name: markdown_table(heads, lines) if lines else "" for name, (heads, lines) in found.items()}
+    holes["solves"] = f"{link_to(every, DOCS / PAGE)}, {link_to(theirs, DOCS / PAGE)}."
+    return Drawing("\n\n".join(filter(None, holes.values())), [every, theirs], drawn, holes=holes)
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -223,9 +252,9 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
         for row in rows
         if row["kind"] == "solve"
     }
-    networks, levels = [*NETWORKS], [*LEVELS_PUBLISHED]
+    networks = [*NETWORKS]
     return [last[key] for key in sorted(
-        last, key=lambda key: (networks.index(key[0]), levels.index(key[1]), -key[2], key[3] != OURS, key[3])
+        last, key=lambda key: (networks.index(key[0]), LEVELS.index(key[1]), -key[2], key[3] != OURS, key[3])
     )]  # fmt: skip
 
 
@@ -281,6 +310,20 @@ def _against_measured(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     ]  # fmt: skip
 
 
+def _with_indices(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each solve with PyTorch's pooling, beside that of the same budget in MONeT's set."""
+    in_set = {(row["network"], row["budget_gib"]): row for row in rows if row["level"] == SHOWN}
+    lines = list[list[str]]()
+    for row in rows:
+        if row["level"] == WITH_INDICES and (theirs := in_set.get((row["network"], row["budget_gib"]))):
+            found, _, bound, _ = _ours(row)
+            less = above({**row, "theirs_ms": cost_ms(theirs)}, cost_ms(row), "theirs_ms")
+            lines.append([NETWORKS[row["network"]], f"{row['budget_gib']:g}", _ms(theirs["logged_ms"]),
+                          _ours(theirs)[0], found, less, bound, _gib(row["peak_bytes"])])  # fmt: skip
+    return ["network", "GiB", "logged ms", "modelled ms, MONeT's set", "with PyTorch's pooling", "to MONeT's set",
+            "bound", "peak GiB"], lines  # fmt: skip
+
+
 def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """A line for each network and level: at or below the logged objective, the largest excess, seconds."""
     lines = list[list[str]]()
@@ -296,10 +339,20 @@ def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 lines.append([
                     label, level, str(len(own)), at_or_below,
                     *((f"{x:+.2f} %" for x in (min(known), max(known))) if known else ("", "")),
+                    str(sum(row["backward_repeats"] > 0 for row in own)),
                     f"{max(times):.1f}" if times else "", f"{max(logged):,.0f}" if logged else "",
                 ])  # fmt: skip
-    return ["network", "level", "budgets", "at or below the log", "least", "most", "s to our plan, at most",
-            "logged s, at most"], lines  # fmt: skip
+    return ["network", "level", "budgets", "at or below the log", "least", "most",
+            "repeat backward operations", "s to our plan, at most", "logged s, at most"], lines  # fmt: skip
+
+
+def _repeats(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each plan that repeats backward operations, beside what was found without."""
+    return ["network", "level", "GiB", "repeats", "logged ms", "modelled ms", "without repeats"], [
+        [NETWORKS[row["network"]], row["level"], f"{row['budget_gib']:g}", str(row["backward_repeats"]),
+         _ms(row["logged_ms"]), _ms(cost_ms(row)), _ms(row.get("once_ms"))]
+        for row in rows if row["backward_repeats"]
+    ]  # fmt: skip
 
 
 def _every(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -327,6 +380,19 @@ def _reproduced(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                       f"{within} of {len(own)}"])  # fmt: skip
     return ["network", "published schedules", "equal to a hundredth of a ms", "largest difference",
             "peak within the budget"], lines  # fmt: skip
+
+
+def _programs(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """A line for each network, the smallest first: columns by rows of both programs, logged and ours."""
+    lines = [
+        [label, str(own[0]["operations"]), *(
+            " by ".join(f"{row[of + key]:,}" for key in SIZES) if row[of + "rows"] else ""
+            for row in own for of in ("logged_", "")
+        )]
+        for label, own in sorted(of_networks(rows).items(), key=lambda each: each[1][0]["operations"])
+    ]  # fmt: skip
+    return ["network", "operations", *(f"{of} program, {by}" for of in ("MONeT's", "Checkmate's")
+                                       for by in ("logged", "ours"))], lines  # fmt: skip
 
 
 def _schedules(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

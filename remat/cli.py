@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan or bound as JSON")
     check.add_argument("--graph", type=Path, help="the graph that plans and bounds are checked against")
     check.set_defaults(run=_check)
-    monet = commands.add_parser("import-monet", help="graph files from a clone of monet-schedules")
-    monet.add_argument("path", type=Path, help="the clone, or a solution_*.pkl or cost_*.pkl of it")
+    monet = commands.add_parser("import-monet", help="graphs, and plans of solutions_*.json, of monet-schedules")
+    monet.add_argument("path", type=Path, help="a clone, or a solution_*.pkl, cost_*.pkl or solutions_*.json[.gz]")
     monet.add_argument("--out", type=Path, default=Path("monet-graphs"), help="folder for them (default: %(default)s)")
     monet.set_defaults(run=_import_monet)
     zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
@@ -84,7 +84,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _import_monet(given: argparse.Namespace) -> int:
-    """Write graph files into a folder; 1 if a file was refused or there was no graph."""
+    """Write graph files into a folder, plans into one for each graph; 1 if a file was refused or had no graph."""
     written = refused = 0
     for each in import_clone(given.path):
         if each.graph is None:
@@ -95,8 +95,11 @@ def _import_monet(given: argparse.Namespace) -> int:
         target = given.out / f"{_file_name(graph.name)}.json"
         save_graph(graph, target)
         written += 1
+        for name, plan in each.plans.items():
+            plan.save(target.with_suffix("") / f"{_file_name(name)}.json")
         others = sum(len(op.implementations) for op in graph.operations)
-        print(f"{target}: {len(graph)} operations, {others} other implementations, from {each.path.name}", flush=True)
+        held = f"{len(graph)} operations, {others} other implementations, {len(each.plans)} plans"
+        print(f"{target}: {held}, from {each.path.name}", flush=True)
     if not written:
         print(f"no graph in {given.path}", file=sys.stderr)
     return 1 if refused or not written else 0

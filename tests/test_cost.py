@@ -15,6 +15,7 @@ import pytest
 
 from experiments import roofline_check
 from experiments.documents import DOCS, TABLES
+from experiments.measure_solve import MONET_COSTS
 from remat import _profile_worker
 from remat.cost import COST_MODELS, CostWarning, Gpu, Noise, apply_cost, costs_and_noise, gpu_names, load_gpu, timing
 from remat.cost import profile as profile_module
@@ -24,6 +25,7 @@ from remat.cost.roofline import operation_ns
 from remat.cost.timing import Timing
 from remat.errors import InvalidInput, UnknownName
 from remat.files import unsealed
+from remat.frontends.monet import read_costs
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 
@@ -672,18 +674,18 @@ def test_profile_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> N
 def test_rebuilt_networks_do_the_published_work() -> None:
     """Multiply-adds per image as torchvision's documentation lists them: VGG16 15.47 G, ResNet50 4.09 G."""
     for name, batch, published in (("vgg16_b176", 176, 15.47e9), ("resnet50_b184", 184, 4.09e9)):
-        nodes = roofline_check.NETWORKS[name]
-        forward = sum(n.work.flops or 0 for n in nodes if not n.is_backward and n.kind in ("_convolution", "addmm"))
+        operations = roofline_check.timed(name, [1] * len(roofline_check.NETWORKS[name]))
+        forward = sum(op.work.flops or 0 for op in operations
+                      if not op.is_backward and op.kind in ("_convolution", "addmm"))  # fmt: skip
         assert forward / 2 / batch == pytest.approx(published, rel=0.005)
 
 
 def test_roofline_against_measured_p100_times(instances: Path) -> None:
     found = {}
-    for name, nodes in roofline_check.NETWORKS.items():
+    for name in roofline_check.FITTED:
         published = json.loads((instances / "p100" / f"{name}.json").read_text())["nodes"]
-        pairs = roofline_check.align(nodes, published)
-        assert len(pairs) == len(published)
-        found[name] = roofline_check.comparable(pairs)
+        assert [op.kind for op in roofline_check.NETWORKS[name]] == [node["op"] for node in published]
+        found[name] = roofline_check.timed(name, [node["cost"] for node in published])
     gpu = load_gpu("p100")
     for name, pairs in found.items():
         rest = [pair for other, them in found.items() if other != name for pair in them]
@@ -693,6 +695,12 @@ def test_roofline_against_measured_p100_times(instances: Path) -> None:
         assert rank > 0.95
         assert error < 0.10
         assert 0.85 < total < 1.15
+
+
+def test_all_five_networks_have_the_published_operations_in_their_order(instances: Path) -> None:
+    for name, operations in roofline_check.NETWORKS.items():
+        document = read_costs(instances / MONET_COSTS.format(name.partition("_b")[0]))
+        assert [op.kind for op in operations] == [node["kind"] for node in document["operations"]]
 
 
 def test_documented_tables_are_those_of_the_command(instances: Path) -> None:

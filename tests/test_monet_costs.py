@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import remat
 from experiments import cli
 from experiments.config import register
-from experiments.monet import ordered, page, plain_step, problems
+from experiments.measure_solve import LIMITS
+from experiments.monet import measured, ordered, page, plain_step, problems
 from experiments.table import Table
+from remat.cli import main
 from remat.errors import InvalidInput
 from remat.frontends.monet import load_costs, load_schedules
 from remat.graph import Graph
@@ -57,9 +62,14 @@ SET = {
     "output_activated": True, "intermediate_activated": True, "operations": COSTS,
     "intermediates": [{"t": [0.5], "w": [0]}],
 }  # fmt: skip
+NORMAL = {
+    **SET, "name": "normal", "mode": "normal",
+    "operations": [{"t": each["t"][:1], "w": each["w"][:1], "p": [0]} for each in COSTS],
+    **dict.fromkeys(("in_place", "algorithms", "output_activated", "intermediate_activated"), False),
+}  # fmt: skip
 FILE = {
     "format": "monet-costs", "version": 1, "network": "small", "batch": 2, "device": "none", "loss": 3,
-    "operations": OPERATIONS, "implementations": IMPLEMENTATIONS, "sets": [SET],
+    "operations": OPERATIONS, "implementations": IMPLEMENTATIONS, "sets": [SET, NORMAL],
     "intermediates": [{"id": -1, "operation": 2, "name": "mask", "bytes": 100, "held": [2], "held_bytes": 0}],
 }  # fmt: skip
 
@@ -102,6 +112,14 @@ def test_costs_sizes_and_implementations_follow_the_file(path: Path) -> None:
 
 def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
     graph = load_costs(path)
+    trace = simulate(graph, by_hand(graph))
+    assert trace.cost == 3_000_000 + 2_010_000 + 1_400_000 + 1_750_000 + 5_000_000 + 3_000_000 + 6_000_000
+    # convolution and its workspace; with its statistics; with batch norm; relu over it and its mask; with the loss;
+    # mask, loss and a gradient; convolution again beside the gradient; over it, and a parameter's gradient; the other.
+    assert (trace.running_bytes // KIB).tolist() == [20, 15, 18, 15, 16, 16, 18, 19, 17]
+
+
+def by_hand(graph: Graph) -> Plan:
     steps = [
         step(graph, "convolution.n"), step(graph, "batch_norm.n:statistics"), step(graph, "batch_norm.n"),
         step(graph, "relu.n", "in_place_mask"), step(graph, "loss.n"), step(graph, "relu_ip_grad.n", "mask"),
@@ -109,11 +127,61 @@ def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
         step(graph, "convolution_param_grad.n"),
     ]  # fmt: skip
     order, names = zip(*steps, strict=True)
-    trace = simulate(graph, Plan.from_order(graph, order, implementations=names))
-    assert trace.cost == 3_000_000 + 2_010_000 + 1_400_000 + 1_750_000 + 5_000_000 + 3_000_000 + 6_000_000
-    # convolution and its workspace; with its statistics; with batch norm; relu over it and its mask; with the loss;
-    # mask, loss and a gradient; convolution again beside the gradient; over it, and a parameter's gradient; the other.
-    assert (trace.running_bytes // KIB).tolist() == [20, 15, 18, 15, 16, 16, 18, 19, 17]
+    return Plan.from_order(graph, order, 20 * KIB, names)
+
+
+SCHEDULE = {
+    "file": "net/solution_small_2_x_0.00.pkl", "program": "monet", "mode": "inplace_conv_multiway_newnode",
+    "set": "all", "budget_kib": 20, "stored": {"total": 2216}, "run": [[0, 1, 2, -1, 3], [], [0], []],
+    "backward": [2, 0, 0], "algorithms": [[0, 0, 1], [2, 0, 0], [3, 6, 1]], "in_place": [[0, 2]],
+}  # fmt: skip
+SCHEDULES = {
+    "format": "monet-solutions", "costs": "costs_small.json",
+    "solutions": [SCHEDULE, {**SCHEDULE, "program": "checkmate"}],
+}  # fmt: skip
+
+
+def test_published_schedules_become_plan_files_with_their_graph(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = written(tmp_path / "solutions_small.json", SCHEDULES), tmp_path / "out"
+    assert main(["import-monet", str(tmp_path), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    graph = remat.load_graph(out / "small_b2_icmn.json")
+    assert graph.sha256() == load_costs(path).sha256()
+    (plan,) = (out / "small_b2_icmn").iterdir()
+    assert Plan.load(plan, graph).document() == by_hand(graph).document()
+    written(file, {**SCHEDULES, "solutions": [{**SCHEDULE, "backward": [2]}]})
+    assert main(["import-monet", str(file), "--out", str(out)]) == 1
+    assert "solutions_small.json: is damaged" in capsys.readouterr().err
+
+
+def test_every_published_file_is_imported(instances: Path, tmp_path: Path) -> None:
+    assert main(["import-monet", str(instances / "monet"), "--out", str(tmp_path)]) == 0
+    plans = [*tmp_path.glob("*/*.json")]
+    assert len(plans) == 75
+    for plan in plans:
+        Plan.load(plan, remat.load_graph(plan.parent.with_suffix(".json")))
+
+
+def test_kept_indices_of_pooling_move_from_scratch_memory_into_a_value(tmp_path: Path) -> None:
+    document = copy.deepcopy(FILE)
+    for k, kind in ((2, "aten::max_pool2d"), (4, "aten::max_pool2d_ip_grad")):
+        document["operations"][k] |= {"kind": kind, "backward_of": 2 if k == 4 else None}
+    document["sets"][0]["operations"][2] |= {"t": [0.4, 0.4], "w": [9 * KIB, 0]}
+    document["sets"][0]["operations"][4] |= {"w": [8 * KIB, 0, 0]}
+    costs = written(tmp_path / "costs_small.json", document)
+    graph = load_costs(costs, "icmn+int64")
+    pooling, gradient = (graph.operations[step(graph, name)[0]] for name in ("relu.n", "relu_ip_grad.n"))
+    (kept,) = (v for v, value in enumerate(graph.values) if value.name == "relu.n:indices_int64")
+    assert graph.values[kept].bytes == 8 * KIB  # 8 bytes for each output of 4
+    own = pooling.implementations[-1]
+    assert (own.name, own.cost, own.workspace_bytes, own.outputs[-1]) == ("indices_int64", 400_000, KIB, kept)
+    own = gradient.implementations[-1]
+    assert (own.name, own.cost, own.workspace_bytes) == ("indices_int64", 600_000, 0)  # 1 ms less pooling again
+    (of_loss,) = graph.operations[step(graph, "loss.n")[0]].outputs
+    assert own.inputs == (of_loss, kept)
+    assert not any("int64" in value.name for value in load_costs(costs).values)
 
 
 def test_levels_that_a_file_has_not_and_damage_are_refused_in_a_line(path: Path) -> None:
@@ -147,8 +215,14 @@ OUTCOME = {
 RECORDS = {
     "published": {"vgg16": {"monet": [{"budget_gib": 1, "measured_gib": 0.9, "overhead_percent": -5.0}]}},
     "records": [
-        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME},
-        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1e-9, "outcome": {"status": "infeasible"}},
+        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME, "solves": []},
+        {
+            "network": "vgg16",
+            "ablation": "icmn",
+            "budget_gib": 1e-9,
+            "outcome": {"status": "infeasible"},
+            "solves": [{"rows": 1234, "columns": 567}],
+        },
     ],
 }
 
@@ -183,10 +257,36 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
     ratios = {(each["operation"], each["implementation"]): each for each in rows if each["kind"] == "ratios"}
     assert (ratios["batch_norm", "again"]["ms"], ratios["batch_norm", "again"]["default_ms"]) == (1.5, 2.01)
     assert ratios["relu", "mask"]["ms"] == 1.5
+    sizes = [each for each in rows if each["kind"] == "programs"]
+    assert [(each["level"], each["logged_columns"], each["logged_rows"]) for each in sizes] == [
+        ("icmn", 567, 1234), ("n", None, None)
+    ]  # fmt: skip
     text = page(rows).text
+    assert re.search(r"\| VGG-16 \| 8 \| 567 by 1,234 \| \d+ by \d+ \|  \| \d+ by \d+ \|", text)
     assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in text
     assert "-5.00 % | 0.90 |" in text
     assert "| relu_ip_grad | output | 1.25 |" in text
+    repeating = row | {"backward_repeats": 2, "once_ms": 15.0}
+    assert "| VGG-16 | icmn | 1 | 2 | 16.60 | 14.01 | 15.00 |" in page([repeating]).text
+
+
+def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Graph]()
+
+    def solved(graph: Graph, strategy: str, budget_bytes: int, **how: Any) -> Any:
+        asked.append(graph)
+        solution = remat.solve(graph, budget_bytes, "checkpoint_all")
+        order = [*range(len(graph)), *([] if asked[1:] else [step(graph, "relu_ip_grad.n")[0]])]
+        return replace(solution, plan=Plan.from_order(graph, order))
+
+    monkeypatch.setattr("experiments.monet.solved", solved)
+    source = {"monet": "vgg16", "level": "icmn", "set": None}
+    (row,) = measured(source, "search", 2**30, {}, **LIMITS)
+    assert row["backward_repeats"] == 1
+    assert row["once_ms"] == pytest.approx(16.01)  # 3 + 2.01 + 1 + 0 + 1 + 3 + 6
+    assert [[op.run_once for op in graph.operations if op.is_backward] for graph in asked] == [[False] * 3, [True] * 3]
 
 
 def test_without_the_files_a_line_says_what_is_missing(
@@ -208,6 +308,9 @@ def test_each_problem_has_what_is_published_of_it(instances: Path) -> None:
     assert {each["source"]["set"] for gib, each in vgg16.items() if gib != 5} == {"inplace_conv_multiway_newnode@1"}
     assert [each["logged_ms"] for each in problems(instances / "monet", "resnet50", "n")][:2] == [1080.48, 1090.42]
     assert len(problems(instances / "monet", "googlenet", "ic")) == 6  # without a log
+    ours = problems(instances / "monet", "vgg16", "icmn+int64")
+    assert [(each["budget_gib"], each["logged_ms"]) for each in ours] == [(gib, None) for gib in vgg16]
+    assert {each["source"]["set"] for each in ours} == {each["source"]["set"] for each in vgg16.values()}
     assert problems(instances / "monet", "mobilenet_v2", "in") == []  # its costs are not published
 
 

@@ -15,7 +15,7 @@ from experiments import documents, models_table, solvers, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
 from experiments.runner import drawing_of
 
-MARK = re.compile(r"^<!-- tables: (.*) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- tables: (.*?)(?: # \w+)? -->$", re.MULTILINE)
 RESULTS = ("checkmate", "monet", "largest-batch", "solvers", "roofline", "executed-steps", "implementations")
 
 
@@ -30,9 +30,10 @@ def csv_of(name: str) -> list[list[str]]:
 
 
 def drawn_text(page: Path, name: str) -> str:
-    """What stands between the marks of an experiment."""
-    first, last = marks(command_of(name))
-    return page.read_text().partition(first)[2].partition(last)[0].strip("\n")
+    """What stands between the marks of an experiment, in all of its holes."""
+    first, last = marks(f"{command_of(name)}HOLE")
+    between = re.escape(first).replace("HOLE", r"(?: # \w+)?") + r"\n\n(.*?)\n\n" + re.escape(last)
+    return "\n\n".join(filter(None, re.findall(between, page.read_text(), re.DOTALL)))
 
 
 def test_every_mark_of_every_page_belongs_to_an_experiment() -> None:
@@ -94,6 +95,10 @@ def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeyp
     for _ in range(2):
         documents.write_drawing("x", page, drawing)
         assert page.read_text() == f"# Page\n{marks(command_of('x'))[0]}\n\ntext\n\n<!-- end of tables -->\nafter\n"
+    page.write_text("".join("\n".join(["prose", *marks(f"{command_of('x')} # {hole}"), ""]) for hole in "ab"))
+    documents.write_drawing("x", page, Drawing("1\n\n2", holes={"a": "1", "b": "2"}))
+    assert drawn_text(page, "x") == "1\n\n2"
+    assert page.read_text().count("prose") == 2
     assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n"
     assert (tmp_path / "figures" / "f.png").read_bytes() == b"png"
 

@@ -13,6 +13,8 @@ become a graph by the rules of MONeT's program:
 - A parameter's gradient begins when it is made, and is kept.
 - A workspace is what the peak has beyond outputs. Where it is negative, the output takes the storage of an input: of
   `may_overwrite`, or of the incoming gradient, if that has the same size and nobody else reads it later; else 0.
+- MONeT's max pooling pools again in its backward operation, and drops PyTorch's indices of 8 bytes an output each time.
+  Levels with `KEPT_INDICES`, which are ours, may keep them: the gradient then costs the difference of both times.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ MODES = {
     "in": "inplace_newnode",
     "icmn": "inplace_conv_multiway_newnode",
 }
+KEPT_INDICES = "+int64"  # ends a level of ours
 STATISTICS = "statistics"
-IN_PLACE, OVER_GRADIENT = "in_place", "over_gradient"
+IN_PLACE, OVER_GRADIENT, INT64 = "in_place", "over_gradient", "indices_int64"
 KIB, TICK_NS = 1024, 10_000
 _DEFAULT_ALGORITHM = {False: "algorithm_4", True: "algorithm_1"}  # [is_backward]
 
@@ -48,7 +51,8 @@ def load_costs(path: str | Path, level: str = "icmn", *, set_name: str | None = 
 
     Args:
         level: of MONeT's ablation: ``n`` (default implementations), ``i`` (in place), ``ic`` (and convolutions'
-            algorithms), ``im`` (and gradients from outputs), ``in`` (and masks and indices) or ``icmn`` (all).
+            algorithms), ``im`` (and gradients from outputs), ``in`` (and masks and indices) or ``icmn`` (all). With
+            ``+int64`` behind it, e.g. ``icmn+int64``, max pooling may keep PyTorch's indices.
         set_name: a set of costs of that level; by default the first one with which schedules were solved, or the first.
 
     Raises:
@@ -80,11 +84,13 @@ def damaged_in(path: str | Path) -> Iterator[None]:
 
 def graph_of(document: Mapping[str, Any], level: str, set_name: str | None = None) -> Graph:
     """As `load_costs`, from its document."""
-    if level not in MODES:
+    theirs = level.removesuffix(KEPT_INDICES)
+    if theirs not in MODES:
         raise unknown_name("level", level, MODES)
-    costs = set_of(document["sets"], MODES[level], set_name)
-    graph = _Builder(document, costs, round if level == "n" else math.ceil).graph()
-    return replace(graph, name=f"{document['network']}_b{document['batch']}_{level}")
+    costs = set_of(document["sets"], MODES[theirs], set_name)
+    graph = _Builder(document, costs, round if theirs == "n" else math.ceil, theirs != level).graph()
+    again = "".join(costs["name"].partition("@")[1:])  # of a set that was measured once more
+    return replace(graph, name=f"{document['network']}_b{document['batch']}_{level}{again}")
 
 
 def set_of(sets: Sequence[Mapping[str, Any]], mode: str, name: str | None) -> Mapping[str, Any]:
@@ -98,13 +104,17 @@ def set_of(sets: Sequence[Mapping[str, Any]], mode: str, name: str | None) -> Ma
 class _Builder:
     """Collects the operations and values of a file with one set of costs."""
 
-    def __init__(self, document: Mapping[str, Any], costs: Mapping[str, Any], rounded: Callable[[float], int]):
-        self.document, self.costs, self.rounded = document, costs, rounded
+    def __init__(
+        self, document: Mapping[str, Any], costs: Mapping[str, Any], rounded: Callable[[float], int],
+        keeps_indices: bool = False,
+    ):  # fmt: skip
+        self.document, self.costs, self.rounded, self.keeps_indices = document, costs, rounded, keeps_indices
         self.nodes: list[Mapping[str, Any]] = document["operations"]
         self.loss: int = document["loss"]
         self.values: list[Value] = []
         self.value_of: dict[int, int] = {}  # [index of an operation, or id of an intermediate]
         self.statistics_of: dict[int, int] = {}
+        self.int64_of: dict[int, int] = {}
         self.last_reader: dict[int, int] = {}
         for k, node in enumerate(self.nodes):
             self.last_reader |= dict.fromkeys(node["reads"], k)
@@ -118,6 +128,9 @@ class _Builder:
             self.value_of[each["id"]] = self._value(
                 f"{self.nodes[each['operation']]['name']}:{each['name']}", each["bytes"]
             )
+        for k, node in enumerate(self.nodes):
+            if self.keeps_indices and node["kind"] == "aten::max_pool2d":
+                self.int64_of[k] = self._value(f"{node['name']}:{INT64}", 2 * node["bytes"])
         operations = list[Operation]()
         for k, own in enumerate(outputs):
             if k in self.statistics_of:
@@ -194,7 +207,11 @@ class _Builder:
             if "it" in measured:
                 cost, scratch = self._ns(measured["it"][0]), self._bytes(measured["iw"][0])
             found.append(Implementation(IN_PLACE, reads, outputs, cost, max(0, scratch + size), self.value_of[over]))
-        return [*found, *self._with_intermediate(k, found)]
+        found = [*found, *self._with_intermediate(k, found)]
+        if k in self.int64_of:  # by default they are scratch memory
+            made, scratch = (*outputs, self.int64_of[k]), max(0, found[0].workspace_bytes - 2 * size)
+            found.append(Implementation(INT64, reads, made, found[0].cost, scratch))
+        return found
 
     def _with_intermediate(self, k: int, found: Sequence[Implementation]) -> Iterator[Implementation]:
         """The same implementations, which also make the mask or the indices."""
@@ -229,6 +246,11 @@ class _Builder:
                 name = "_".join(filter(None, (each.name, OVER_GRADIENT)))
                 scratch = max(0, self._bytes(w) + self._bytes(node["bytes"]))
                 found.append(replace(each, name=name, workspace_bytes=scratch, overwrites=over))
+        if (pooled := node.get("backward_of")) in self.int64_of:
+            reads = *self._reads([v for v in node["reads"] if v >= self.loss]), self.int64_of[pooled]
+            cost = max(0, found[0].cost - self._ns(self.costs["operations"][pooled]["t"][0]))
+            scratch = max(0, found[0].workspace_bytes - 2 * self._bytes(self.nodes[pooled]["bytes"]))
+            found.append(Implementation(INT64, reads, (), cost, scratch))
         return found
 
     def _overwritten(self, k: int, reads: Sequence[int]) -> int | None:

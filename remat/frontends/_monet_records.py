@@ -67,7 +67,8 @@ def load_schedules(path: str | Path, costs: str | Path | None = None) -> Iterato
             stored = each["stored"]["total"]
             cost = None if stored < 0 else round(stored) * TICK_NS
             plan = _plan(each, measured, graphs[name])
-            found = Schedule(each["file"], levels[each["mode"]], each["budget_kib"] * KIB, graphs[name], plan, cost)
+            budget_bytes, file = each["budget_kib"] * KIB, str(each["file"])
+            found = Schedule(file, levels[each["mode"]], budget_bytes, graphs[name], plan, cost)
         yield found
 
 

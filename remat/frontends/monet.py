@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from remat.cost import apply_cost, load_gpu
 from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
+from remat.frontends._monet_costs import KEPT_INDICES, STATISTICS, load_costs, read_costs
 from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
-from remat.frontends._monet_costs import STATISTICS, load_costs, read_costs
 from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
 from remat.frontends._monet_implementations import LEVELS, add_implementations
 from remat.frontends._monet_records import load_schedules
@@ -36,8 +36,8 @@ from remat.graph import Graph, Work
 from remat.plan import Plan
 
 __all__ = [
-    "BATCHES", "LEVELS", "LEVELS_PUBLISHED", "NETWORKS", "STATISTICS", "load_costs", "load_schedules", "monet_graph",
-    "plain_pytorch", "read_costs", "training_graph", "with_gist",
+    "BATCHES", "KEPT_INDICES", "LEVELS", "LEVELS_PUBLISHED", "NETWORKS", "STATISTICS", "load_costs", "load_schedules",
+    "monet_graph", "plain_pytorch", "read_costs", "training_graph", "with_gist",
 ]  # fmt: skip
 
 KIB = 1024

@@ -1,5 +1,7 @@
 """Graphs from a clone of monet-schedules, which MONeT (Shah et al., ICLR 2021) profiled on a P100 and solved.
 
+Files of ``monet-solutions``, the same data as JSON, also have the schedules: `load_schedules`. The rest is of pickles.
+
 A solution file holds ``[SolverInfo, Solution]``: the training graph with the measured costs of its mode. A cost file
 holds the measurements alone, six lists per node. It becomes a graph if the clone has no solution of that model,
 batch and mode, and this project knows the network (mode ``normal``).
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +36,25 @@ from remat.errors import InvalidInput
 from remat.frontends import _monet_pickle as stored
 from remat.frontends._monet_pickle import read_pickle
 from remat.frontends._monet_solver import MODELS, SolverGraph, number, scratch, ticks
-from remat.frontends.monet import NETWORKS, monet_graph
+from remat.frontends.monet import NETWORKS, load_schedules, monet_graph
 from remat.graph import Graph
+from remat.plan import Plan
 
 _SOLUTION = re.compile(r"(?:checkmate_)?solution_(.+_\d+_[a-z_]+)_\d+(?:\.\d+)?(?:_ablation|_pipeline)*\.pkl")
 _COSTS = re.compile(r"cost_(.+)_(\d+)_([a-z_]+)\.pkl")
+_RECORDS = re.compile(r"(solutions_.+)\.json(?:\.gz)?")
 N_LISTS = 6  # of a cost file: workspace and time; when computed again; in place
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One file: its graph, or in `note` the reason that it has none."""
+    """A graph of a file, or in `note` the reason that it has none; [name] the file's plans for that graph."""
 
     path: Path
     graph: Graph | None = None
     note: str = ""
     is_error: bool = False
+    plans: dict[str, Plan] = field(default_factory=dict)
 
 
 class NoGraph(InvalidInput):
@@ -57,7 +62,7 @@ class NoGraph(InvalidInput):
 
 
 def import_clone(path: str | Path) -> Iterator[Imported]:
-    """Every graph of a clone of monet-schedules once, or that of one file; opens no other files.
+    """Every graph of a clone of monet-schedules, or of its files as JSON, once; or those of one file.
 
     Raises:
         InvalidInput: the path does not exist, or holds no file of monet-schedules.
@@ -68,14 +73,15 @@ def import_clone(path: str | Path) -> Iterator[Imported]:
     files = [*_files(path)] if path.is_dir() else [(path.stem, path)]
     if not files:
         raise InvalidInput(
-            f"{path}: no solution_*.pkl or cost_*.pkl in it; give a clone of utsaslab/monet-schedules, or a file of it"
+            f"{path}: no solution_*.pkl, cost_*.pkl or solutions_*.json in it; give a clone of "
+            "utsaslab/monet-schedules, or a file of it"
         )
     done: set[str] = set()
     for key, file in files:
         if key in done:
             continue
         try:
-            yield Imported(file, load_monet(file))
+            yield from _with_plans(file) if ".json" in file.suffixes else (Imported(file, load_monet(file)),)
             done.add(key)
         except InvalidInput as error:
             yield Imported(file, note=str(error), is_error=not isinstance(error, NoGraph))
@@ -86,12 +92,20 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
     Solutions come before cost files, because a solution holds the graph and all that a cost file holds.
     """
-    files = sorted(folder.rglob("*.pkl"))
-    for pattern in (_SOLUTION, _COSTS):
+    files = sorted([*folder.rglob("*.pkl"), *folder.rglob("solutions_*.json*")])
+    for pattern in (_SOLUTION, _COSTS, _RECORDS):
         for file in files:
             found = pattern.fullmatch(file.name)
             if found:
                 yield "_".join(found.groups()), file
+
+
+def _with_plans(path: Path) -> list[Imported]:
+    """The graphs in a file of ``monet-solutions``, each with its schedules."""
+    found: dict[str, Imported] = {}
+    for each in load_schedules(path):
+        found.setdefault(each.graph.name, Imported(path, each.graph)).plans[Path(each.file).stem] = each.plan
+    return [*found.values()]
 
 
 def load_monet(path: str | Path) -> Graph:
