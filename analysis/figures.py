@@ -72,6 +72,34 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel for each network and budget: overhead of plans that recompute, copy, or do both, by the link's rate."""
+    both, rule = style_of(OURS), style_of("offload_greedy")
+    problems = list(dict.fromkeys((row["network"], row["budget"]) for row in rows))
+    figure, grid = panels(len(problems), (2.5, 2.1), 4, xlabel="GB/s each way", ylabel="overhead (%)")
+    for axes, (network, budget) in zip(grid, problems, strict=True):
+        own = [row for row in rows if (row["network"], row["budget"]) == (network, budget)]
+        joint = [row for row in own if row["rate"] and row["strategy"] == OURS]
+        greedy = [row for row in own if row["rate"] and row["strategy"] != OURS]
+        plain = next((row["overhead"] for row in own if not row["rate"]), None)
+        rates = sorted(row["rate"] for row in joint)
+        for found, colour, marker, line, label, number in (
+            (greedy, rule.colour, rule.marker, rule.line, "copy only, greedily", lambda row: row["overhead"]),
+            (joint, both.colour, both.marker, both.line, "recompute and copy", lambda row: row["overhead"]),
+            (joint, BLACK, "", ":", "bound", lambda row: row["bound"] / row["total_cost"] - 1),
+        ):
+            known = [(row["rate"], 100 * number(row)) for row in found if number(row) is not None]
+            points(axes, sorted(known), colour, marker, line, label=label, size=4.5)
+        if plain is not None and rates:
+            axes.plot([rates[0], rates[-1]], [100 * plain] * 2, color=GREY, linestyle="--", label="recompute only")
+        size = f"{budget:.0%} of the peak" if budget < 1 else f"{budget:g} GiB"
+        axes.set(title=f"{LABELS.get(network, 'Llama, 32 layers')}, {size}", xscale="log")
+        axes.set_ylim(bottom=0, top=None if not plain else 115 * plain)
+        log_numbers(axes.xaxis)
+    legend_below(figure)
+    return figure
+
+
 def monet_overhead(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A panel for each network of MONeT: cost of plans with all implementations, and bounds, for each budget."""
     ours = style_of(OURS)

@@ -123,6 +123,8 @@ class Config:
     strategies: Any = "default"
     scope: str = "staged"
     accounting: str = "exact"
+    link: Any = None
+    offload: bool = False
     scale: str = "full"
     time_limit: float = 60.0
     work_limit: int | None = None

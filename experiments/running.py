@@ -108,7 +108,7 @@ def _introduce(console: Console, subject: Subject, settings: Settings, store_all
         f"{format_size(store_all_bytes)}, fixed {format_size(graph.fixed_bytes)}, one pass "
         f"{format_cost(graph.total_cost, graph.cost_unit)} ({subject.cost_model} costs"
         f"{'' if subject.cost_source == 'file' else f', {settings.gpu.name}'}"
-        f"{'' if subject.dtype is None else f', {subject.dtype}'}){_scope_note(settings.scope)}",
+        f"{'' if subject.dtype is None else f', {subject.dtype}'}){_scope_note(settings)}",
         markup=False,
         soft_wrap=True,
     )
@@ -119,7 +119,7 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
     asked = "budget sweep" if settings.budget_bytes is None else format_size(settings.budget_bytes)
     config = as_dict(cfg)
     return {
-        "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}{_scope_note(settings.scope)}",
+        "title": f"{graph.name}, {asked}, {subject.cost_model} costs, {gpu.name}{_scope_note(settings)}",
         "experiment": experiment,
         "model": subject.model,
         "gpu": config["gpu"],
@@ -129,8 +129,9 @@ def _head(cfg: DictConfig, settings: Settings, subject: Subject, experiment: str
     }
 
 
-def _scope_note(scope: str) -> str:
-    return "" if scope == "staged" else f", {scope} scope"
+def _scope_note(settings: Settings) -> str:
+    scope = "" if settings.scope == "staged" else f", {settings.scope} scope"
+    return scope if settings.link is None else f"{scope}, copies at {settings.link}"
 
 
 def _write_run(folder: Path, head: dict[str, Any], keys: list[str], families: list[str]) -> None:

@@ -20,6 +20,7 @@ from remat.cost.profile import DEVICES
 from remat.errors import InvalidInput
 from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
+from remat.link import Link, parse_link
 from remat.plan import parse_scope
 from remat.problem import ACCOUNTINGS
 from remat.registry import get_strategy, strategies
@@ -51,6 +52,7 @@ class Settings:
         engine: name of the engine that runs the solves.
         jobs: solves at once; None for as many as the engine has cores for.
         address: of a Ray cluster, or None.
+        link: to the host's memory, for plans that copy; None for none.
         time_limits: [strategy] seconds of a solve, where they are not `time_limit_s`.
     """
 
@@ -79,6 +81,7 @@ class Settings:
     address: str | None = None
     budgets_bytes: tuple[int, ...] = ()
     instances: str | None = None
+    link: Link | None = None
     time_limits: Mapping[str, float] = field(default_factory=dict)
 
     def limit_of(self, strategy: str) -> float:
@@ -89,6 +92,9 @@ class Settings:
         """What determines results, JSON-ready: all but where solves run and where a copy goes."""
         others = ("jobs", "engine", "address", "logger", "wandb_mode", "wandb_project", "instances")
         found = {name: value for name, value in asdict(self).items() if name not in others}
+        found["gpu"].pop("link")  # `link` says whether it is used
+        if self.link is None:  # rows of runs without one keep their keys
+            del found["link"]
         return json.loads(json.dumps(found, default=str))
 
 
@@ -122,14 +128,16 @@ def read_settings(cfg: DictConfig) -> Settings:
         one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     if cfg.instances is not None and not Path(cfg.instances).is_dir():
         raise InvalidInput(f"instances={cfg.instances}: no such folder")
+    gpu = _gpu(cfg)
     quick = cfg.scale == "quick"
-    names = _strategies(cfg.strategies)  # imports them, which takes longer than the other checks
+    link = _link(cfg, gpu)
+    names = _strategies(cfg.strategies, link is not None)  # imports them, which takes longer than the other checks
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
         graph_file=graph_file,
         cost="file" if graph_file else one_of("cost", cfg.cost.name, COSTS),
-        gpu=_gpu(cfg),
+        gpu=gpu,
         device=cfg.device,
         budget_bytes=budget_bytes,
         points=min(cfg.points, QUICK_POINTS) if quick else cfg.points,
@@ -151,6 +159,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         address=cfg.engine.address,
         budgets_bytes=several,
         instances=cfg.instances,
+        link=link,
     )
 
 
@@ -175,11 +184,16 @@ def _budget(budget: Any) -> int:
         raise InvalidInput(f"budget: {error}; or budget=sweep") from None
 
 
-def _strategies(given: Any) -> tuple[str, ...]:
+def _without_copies(has_link: bool) -> list[str]:
+    """Every strategy; without a link none that does nothing but copy."""
+    return [name for name in strategies() if has_link or get_strategy(name).copies != "own"]
+
+
+def _strategies(given: Any, has_link: bool) -> tuple[str, ...]:
     if OmegaConf.is_list(given):
         wanted = names_of("strategy", given, strategies())
     elif given == "default":  # for graphs with implementations, `for_implementations` adds the others
-        wanted = [name for name in strategies() if get_strategy(name).implementations != "own"]
+        wanted = [name for name in _without_copies(has_link) if get_strategy(name).implementations != "own"]
     elif given == "all":
         wanted = strategies()
     elif isinstance(given, str):
@@ -195,7 +209,7 @@ def for_implementations(cfg: DictConfig, settings: Settings) -> Settings:
     """Settings for a graph whose operations have several implementations: ``default`` means every strategy there."""
     if cfg.strategies != "default":
         return settings
-    names = tuple(strategies())
+    names = tuple(_without_copies(settings.link is not None))
     return replace(settings, strategies=names, options=_options(cfg, names))
 
 
@@ -228,6 +242,17 @@ def _gpu(cfg: DictConfig) -> Gpu:
         return Gpu(**as_dict(cfg.gpu))
     except TypeError as error:
         raise InvalidInput(f"gpu: {error}") from None
+
+
+def _link(cfg: DictConfig, gpu: Gpu) -> Link | None:
+    if cfg.link is not None and not isinstance(cfg.link, str):
+        raise InvalidInput(f"link={cfg.link} has no unit; write e.g. link=12GB/s")
+    if cfg.link is None and cfg.offload and not gpu.link:
+        raise InvalidInput(f"gpu '{gpu.name}' has no link to a host; write e.g. link=12GB/s")
+    link = parse_link(gpu.link if cfg.link is None and cfg.offload else cfg.link)
+    if link is not None and cfg.cost.name == "flops" and cfg.graph is None:
+        raise InvalidInput("a link needs costs in ns: cost=roofline or cost=profile")
+    return link
 
 
 def _graph_file(cfg: DictConfig) -> Path:

@@ -89,7 +89,7 @@ class GraphRun:
     def problem(self, budget_bytes: int) -> Problem:
         """The problem at one budget."""
         s = self.settings
-        return Problem(self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, self.cost_cap)
+        return Problem(self.subject.graph, budget_bytes, parse_scope(s.scope), s.accounting, self.cost_cap, s.link)
 
     def how(self, strategy: str) -> SolveOptions:
         """The limits and options of every solve of a strategy."""
@@ -115,6 +115,7 @@ class GraphRun:
                 "deterministic": s.deterministic,
                 "scope": s.scope,
                 "accounting": s.accounting,
+                **({} if s.link is None else {"link": s.link.document()}),
                 **({} if self.cost_cap is None or budget_bytes is None else {"cost_cap": self.cost_cap}),
                 **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
                 **({"starts": "families"} if budget_bytes is not None and strategy in self.starts else {}),

@@ -17,6 +17,7 @@ from remat.errors import InvalidGraph, InvalidInput, InvalidPlan, MissingPackage
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph, Operation, Value, Work
 from remat.incumbent import Incumbent, Progress
+from remat.link import Link
 from remat.plan import Plan, Scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import strategies, strategy
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidGraph",
     "InvalidInput",
     "InvalidPlan",
+    "Link",
     "Member",
     "MinBudget",
     "MissingPackage",

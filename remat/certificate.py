@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from remat.errors import InvalidInput
 from remat.files import UnknownKeys, read_json, write_text
 from remat.graph import text_problem
+from remat.link import Link
 from remat.plan import Scope, parse_scope
 
-FORMAT, WINDOW_FORMAT = "remat-bound/1", "remat-bound/2"  # rows of the staged LP; of the window relaxation
+# Rows of the staged LP; of the window relaxation; of that with copies over a link.
+FORMAT, WINDOW_FORMAT, LINK_FORMAT = "remat-bound/1", "remat-bound/2", "remat-bound/3"
 # [format] how many numbers, at least, name a row of each kind
 KINDS = {
     FORMAT: {"edge": 3, "continuity": 2, "memory": 1, "once": 2, "knapsack": 4},
@@ -23,6 +25,20 @@ KINDS = {
         "choice": 1, "chosen": 4, "knapsack": 4,
     },
 }  # fmt: skip
+KINDS[LINK_FORMAT] = {
+    **KINDS[WINDOW_FORMAT],
+    "need_out": 3,
+    "edge_out": 4,
+    "continuity_out": 3,
+    "out": 2,
+    "source": 3,
+    "one": 2,
+    "arrived": 2,
+    "stream_out": 1,
+    "stream_in": 1,
+    "arrival": 1,
+    "deadline": 3,
+}
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
 
@@ -60,6 +76,7 @@ class BoundCertificate:
         boundaries: of the window relaxation, operations in ascending order; empty for the staged LP.
         tree: of a branch and bound, the root first, children after their parents; empty for one LP. A tree's nodes have
             the multipliers.
+        link: that plans may copy values over; the bound is on their makespan then. None for plans without copies.
     """
 
     graph_name: str
@@ -71,11 +88,12 @@ class BoundCertificate:
     multipliers: Mapping[str, Sequence[Sequence[int]]]
     boundaries: Sequence[int] = ()
     tree: Sequence[TreeNode] = ()
+    link: Link | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `save` writes."""
         return {
-            "format": WINDOW_FORMAT if self.boundaries else FORMAT,
+            "format": LINK_FORMAT if self.link is not None else WINDOW_FORMAT if self.boundaries else FORMAT,
             "graph": self.graph_name,
             "graph_sha256": self.graph_sha256,
             "budget_bytes": self.budget_bytes,
@@ -85,6 +103,7 @@ class BoundCertificate:
             "multipliers": _listed(self.multipliers),
             **({"boundaries": list(self.boundaries)} if self.boundaries else {}),
             **({"tree": [node.to_dict() for node in self.tree]} if self.tree else {}),
+            **({"link": self.link.document()} if self.link is not None else {}),
         }
 
     @classmethod
@@ -111,13 +130,14 @@ class BoundCertificate:
         boundaries = _checked_boundaries(content, where)
         unknown = UnknownKeys()
         tree = _checked_tree(content, where)
-        more = (["boundaries"] if boundaries else []) + (["tree"] if tree else [])
+        link = _checked_link(content, where)
+        more = (["boundaries"] if boundaries else []) + (["tree"] if tree else []) + (["link"] if link else [])
         unknown.look(content, (*_KEYS, *more), "bound", "the bound")
         unknown.tell(where)
         return cls(
             content["graph"], content["graph_sha256"], content["budget_bytes"],
             scope, content["bound"], content["denominator"],
-            _checked_multipliers(content["multipliers"], KINDS[content["format"]], where), boundaries, tree,
+            _checked_multipliers(content["multipliers"], KINDS[content["format"]], where), boundaries, tree, link,
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -152,6 +172,16 @@ def _checked_boundaries(content: dict[str, Any], where: str) -> tuple[int, ...]:
     are_integers = isinstance(found, list) and bool(found) and all(map(_is_integer, found))
     _need(are_integers, f"{where}: boundaries must be a list of operations")
     return tuple(found)
+
+
+def _checked_link(content: dict[str, Any], where: str) -> Link | None:
+    """Of the third format; none in the others."""
+    if content["format"] != LINK_FORMAT:
+        return None
+    try:
+        return Link.from_document(content.get("link"))
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
 
 
 def _checked_tree(content: dict[str, Any], where: str) -> tuple[TreeNode, ...]:

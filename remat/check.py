@@ -17,7 +17,7 @@ from remat.files import read_json
 from remat.frontends.dtr_log import is_dtr_log
 from remat.frontends.json import GRAPH_FORMAT_NODES, GRAPH_FORMAT_VALUES, graph_of_file, load_graph
 from remat.graph import Graph
-from remat.plan import PLAN_FORMAT, WITHOUT_HASH, plan_problems
+from remat.plan import PLAN_FORMAT, PLAN_FORMAT_COPIES, WITHOUT_HASH, plan_problems
 from remat.simulator import load_and_simulate, plain_peak
 from remat.units import format_cost, format_size
 
@@ -46,11 +46,11 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
     if kind in (*GRAPH_FORMATS, LOG):
         own = partial(load_graph, where) if document is None else partial(graph_of_file, document, where)
         return _graph_line(where, str(kind), _whole(own))
-    if kind == PLAN_FORMAT:
+    if kind in (PLAN_FORMAT, PLAN_FORMAT_COPIES):
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind in BOUND_FORMATS:
         return _bound_line(where, document, graph)
-    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, *BOUND_FORMATS))
+    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, PLAN_FORMAT_COPIES, *BOUND_FORMATS))
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
@@ -82,7 +82,7 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     if problems:
         raise InvalidInput("\n".join(str(problem.of_file(where)) for problem in problems))
     computed = [step for step in document["steps"] if step[0] == "compute"]
-    head = f"{where}: {PLAN_FORMAT}, plan for graph '{document['graph']:.80}': {len(computed)} computations"
+    head = f"{where}: {document['format']}, plan for graph '{document['graph']:.80}': {len(computed)} computations"
     budget = document.get("budget_bytes")
     made_for = "" if budget is None else f", made for {format_size(budget)}"
     if graph is None:
@@ -90,6 +90,8 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
             warn(f"{where}: {WITHOUT_HASH}")
         stated = f", scope {document['scope']} as it says" if document.get("scope") else ""
         return f"{head}{stated}{made_for}; give --graph GRAPH to check that it can be executed"
+    if document["format"] == PLAN_FORMAT_COPIES and document.get("link") is None:
+        raise InvalidPlan(f"{where}: copies values, but has no 'link'")
     plan, trace = load_and_simulate(where, graph)
     if not graph.has_implementations and any(len(step) == 3 and step[2] for step in document["steps"]):
         warn(f"{where}: names implementations, but the graph has none: each operation runs as it is")
@@ -100,9 +102,11 @@ def _plan_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> 
     if budget is not None and trace.peak_bytes > budget:
         raise InvalidPlan(f"{where}: peaks at {format_size(trace.peak_bytes)}, above its budget {format_size(budget)}")
     overhead = f", overhead {trace.cost / graph.total_cost - 1:.2%}" if graph.total_cost else ""
+    copies = f", {len(trace.copies)} copies over {plan.link}" if plan.has_copies else ""
+    on_host = f", on the host {format_size(trace.host_peak_bytes)}" if plan.has_copies else ""
     return (
-        f"{head}, {len(computed) - len(graph)} of them repeated, scope {plan.scope}, cost "
-        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{made_for}"
+        f"{head}, {len(computed) - len(graph)} of them repeated{copies}, scope {plan.scope}, cost "
+        f"{format_cost(trace.cost, graph.cost_unit)}{overhead}, peak {format_size(trace.peak_bytes)}{on_host}{made_for}"
     )
 
 

@@ -36,6 +36,11 @@ class RunStrategy(Protocol):
         ...
 
 
+def incumbent_of(problem: Problem, **listeners: Any) -> Incumbent:
+    """An empty incumbent of a problem; `listeners` are those of `Incumbent`."""
+    return Incumbent(problem.graph, problem.budget_bytes, problem.scope, link=problem.link, **listeners)
+
+
 def _run_none(context: Context, strategy: str, *_: Any, **__: Any) -> Solution:
     raise RematError(f"this solve cannot run strategy '{strategy}'; begin it with remat.solving.dispatch.new_context")
 
@@ -61,7 +66,7 @@ class Context:
     @classmethod
     def of(cls, problem: Problem, options: SolveOptions, run_strategy: RunStrategy = _run_none) -> Context:
         """A solve that starts now, with an empty incumbent."""
-        incumbent = Incumbent(problem.graph, problem.budget_bytes, problem.scope, report=options.progress)
+        incumbent = incumbent_of(problem, report=options.progress)
         return cls(problem, options, time.monotonic() + options.time_limit_s, incumbent, run_strategy)
 
     def with_options(self, **changes: Any) -> Context:
@@ -79,7 +84,7 @@ class Context:
     def about(self, problem: Problem, incumbent: Incumbent | None = None) -> Context:
         """A solve of another problem on this clock, with `incumbent` or an empty one that reports to nobody."""
         if incumbent is None:
-            incumbent = Incumbent(problem.graph, problem.budget_bytes, problem.scope)
+            incumbent = incumbent_of(problem)
         return replace(self, problem=problem, incumbent=incumbent)
 
     def remaining_s(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from remat.errors import warn
 from remat.graph import Graph
+from remat.link import Link
 from remat.plan import Plan, Scope
 from remat.simulator import simulate
 
@@ -102,12 +103,13 @@ class Incumbent:
         budget_bytes: int,
         scope: Scope,
         *,
+        link: Link | None = None,
         report: Callable[[Progress], None] | None = None,
         record: Callable[[Found], None] | None = None,
     ):
         """`report`, a user's function, is called with each improvement, but not again once it raises;
         `record` is called with each improvement and its plan."""
-        self.graph, self.budget_bytes, self.scope = graph, budget_bytes, scope
+        self.graph, self.budget_bytes, self.scope, self.link = graph, budget_bytes, scope, link
         self.began = time.time()  # not monotonic, because processes compare it
         self.plan: Plan | None = None
         self.cost: int | None = None
@@ -132,7 +134,7 @@ class Incumbent:
         """
         if not self.scope.contains(plan.scope):
             return False
-        trace = simulate(self.graph, plan)
+        trace = simulate(self.graph, plan, link=self.link)
         return self.take(plan, trace.cost, trace.peak_bytes, who)
 
     def take(self, plan: Plan, cost: int, peak_bytes: int, who: str, *, at: float | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The plan: the order in which operations are computed, repeats included, and where values are freed."""
+"""The plan: the order in which operations are computed, repeats included, and where values are freed and copied."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from remat.errors import InvalidInput, InvalidPlan, plain, shown, unknown_name, 
 from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation, check_graph, text_problem
 from remat.implementation import DEFAULT, Implementation
+from remat.link import Link
 from remat.units import format_size
 
-COMPUTE, FREE = 0, 1
-_STEP_NAMES = ("compute", "free")
-PLAN_FORMAT = "remat-plan/1"
+COMPUTE, FREE, OFFLOAD, PREFETCH, DROP = range(5)
+_STEP_NAMES = ("compute", "free", "offload", "prefetch", "drop")
+PLAN_FORMAT, PLAN_FORMAT_COPIES = "remat-plan/1", "remat-plan/2"  # the second one if values are copied
 
 
 class Scope(StrEnum):
@@ -45,16 +46,20 @@ def parse_scope(scope: str) -> Scope:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan:
-    """A sequence of compute and free steps on one graph.
+    """A sequence of steps on one graph.
+
+    With a link, values are copied to the host (`OFFLOAD`) and back (`PREFETCH`), and the host's copy is given up
+    (`DROP`). A copy on the device stays until it is freed.
 
     Attributes:
         graph_name, graph_sha256: the graph it was made for.
-        kinds: [steps] uint8, `COMPUTE` or `FREE`.
-        ids: [steps] int32, operation id of a compute step, value id of a free step.
+        kinds: [steps] uint8, `COMPUTE`, `FREE`, `OFFLOAD`, `PREFETCH` or `DROP`.
+        ids: [steps] int32, operation id of a compute step, value id of any other.
         implementations: [steps] name of each compute step's implementation, '' for the default one and for frees; ()
             if all are the default.
         budget_bytes: the budget it was made for, or None.
         scope: derived from the compute steps.
+        link: that it was made for, or None.
     """
 
     graph_name: str
@@ -64,6 +69,7 @@ class Plan:
     scope: Scope
     budget_bytes: int | None = None
     implementations: tuple[str, ...] = ()
+    link: Link | None = None
 
     @classmethod
     def from_order(
@@ -100,6 +106,7 @@ class Plan:
         graph: Graph,
         steps: Iterable[tuple[int | str, int] | tuple[int | str, int, str]],
         budget_bytes: int | None = None,
+        link: Link | None = None,
     ) -> Plan:
         """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs; ``("compute", operation)`` is one, too.
 
@@ -112,7 +119,7 @@ class Plan:
         steps = _listed(steps, "steps")
         pairs = _pairs_of(steps)
         implementations = tuple(step[2] or "" if len(step) == 3 and step[2] != DEFAULT else "" for step in steps)
-        limits = np.where(pairs[:, 0] == FREE, len(graph.values), len(graph))
+        limits = np.where(pairs[:, 0] == COMPUTE, len(graph), len(graph.values))
         wrong = np.nonzero((pairs[:, 1] < 0) | (pairs[:, 1] >= limits))[0]
         if len(wrong):
             _check_id(graph, int(pairs[wrong[0], 0]), int(pairs[wrong[0], 1]), int(wrong[0]))
@@ -121,12 +128,13 @@ class Plan:
         if any(implementations):
             for step, (kind, k, name) in enumerate(zip(kinds.tolist(), ids.tolist(), implementations, strict=True)):
                 if name:
-                    if kind == FREE:
-                        raise InvalidPlan(f"a free has no implementation, but '{name}' is given", step)
+                    if kind != COMPUTE:
+                        raise InvalidPlan(f"a {_STEP_NAMES[kind]} has no implementation, but '{name}' is given", step)
                     implementation_of(graph, k, name, step)
         if not any(implementations):
             implementations = ()
-        return cls(graph.name, graph.sha256(), kinds, ids, scope, _checked_budget(budget_bytes), implementations)
+        budget = _checked_budget(budget_bytes)
+        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget, implementations, link)
 
     @classmethod
     def from_matrices(
@@ -151,10 +159,16 @@ class Plan:
     def __repr__(self) -> str:
         repeats = self.n_computations - len(np.unique(self.order))
         budget = "" if self.budget_bytes is None else f", made for {format_size(self.budget_bytes)}"
+        copies = f", {np.count_nonzero(self.kinds == PREFETCH)} copies from the host" if self.has_copies else ""
         return (
-            f"<Plan of '{self.graph_name}': {self.n_computations} computations, {repeats} of them repeats, "
+            f"<Plan of '{self.graph_name}': {self.n_computations} computations, {repeats} of them repeats{copies}, "
             f"{self.scope}{budget}>"
         )
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether values are copied to the host."""
+        return bool((self.kinds > FREE).any())
 
     @property
     def order(self) -> np.ndarray:
@@ -211,8 +225,8 @@ class Plan:
         seen = np.zeros(n, dtype=bool)
         stage, ended = 0, False
         for kind, i in zip(self.kinds.tolist(), self.ids.tolist(), strict=True):
-            if kind == FREE:
-                resident[i] = False
+            if kind != COMPUTE:
+                resident[i] = kind == PREFETCH or (kind != FREE and resident[i])
                 continue
             if ended and stage + 1 < n:
                 stage, ended = stage + 1, False
@@ -224,23 +238,25 @@ class Plan:
         return R_TN, S_TV
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as remat-plan/1 JSON, atomically."""
+        """Write the plan as JSON, atomically: remat-plan/1, or remat-plan/2 if values are copied to the host."""
         write_text(path, json.dumps(self.document(), separators=(",", ":")))
 
     def document(self) -> dict[str, Any]:
-        """The plan as remat-plan/1, as `save` writes it."""
-        return {
-            "format": PLAN_FORMAT,
+        """The plan as `save` writes it."""
+        head = {
+            "format": PLAN_FORMAT_COPIES if self.has_copies else PLAN_FORMAT,
             "graph": self.graph_name,
             "graph_sha256": self.graph_sha256,
             "budget_bytes": self.budget_bytes,
             "scope": str(self.scope),
-            "steps": self.steps,
         }
+        if self.has_copies and self.link is not None:
+            head["link"] = self.link.document()
+        return {**head, "steps": self.steps}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:
-        """Read a remat-plan/1 file made for `graph`; warn if the file does not name its graph by hash.
+        """Read a plan file made for `graph`; warn if the file does not name its graph by hash.
 
         Raises:
             InvalidPlan: names the file and the place; also if the plan was made for another graph.
@@ -258,7 +274,7 @@ class Plan:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], graph: Graph, where: str) -> Plan:
-        """The plan in a remat-plan/1 document; the graph that the document names is not checked.
+        """The plan in such a document; the graph that the document names is not checked.
 
         Raises:
             InvalidPlan: names `where` and the place.
@@ -271,7 +287,8 @@ class Plan:
         named = graph.has_implementations
         steps = [(_STEP_NAMES.index(kind), i, (name[0] or "") if named and name else "")
                  for kind, i, *name in document["steps"]]  # fmt: skip
-        return cls.from_steps(graph, steps, document.get("budget_bytes"))
+        link = None if document.get("link") is None else Link.from_document(document["link"])
+        return cls.from_steps(graph, steps, document.get("budget_bytes"), link)
 
 
 def check_plan(plan: object) -> None:
@@ -305,7 +322,7 @@ def _pairs_of(steps: Sequence[Any]) -> np.ndarray:
     if steps and (pairs.dtype.kind not in "iu" or not sizes <= {2, 3}):  # names, or no pairs
         return np.array([_pair_of(step, i) for i, step in enumerate(steps)], dtype=np.int64)
     pairs = pairs.astype(np.int64)
-    wrong = np.nonzero((pairs[:, 0] != COMPUTE) & (pairs[:, 0] != FREE))[0]
+    wrong = np.nonzero((pairs[:, 0] < COMPUTE) | (pairs[:, 0] > DROP))[0]
     if len(wrong):
         _pair_of(steps[wrong[0]], int(wrong[0]))
     return pairs
@@ -313,26 +330,28 @@ def _pairs_of(steps: Sequence[Any]) -> np.ndarray:
 
 def _pair_of(step: Any, i: int) -> tuple[int, int]:
     is_pair = isinstance(step, (tuple, list)) and 2 <= len(step) <= 3
-    kind = {"compute": COMPUTE, "free": FREE}.get(step[0], step[0]) if is_pair and isinstance(step[0], str) else None
-    kind = step[0] if is_pair and kind is None else kind
-    if not (isinstance(kind, (int, np.integer)) and kind in (COMPUTE, FREE) and isinstance(step[1], (int, np.integer))):
+    kind: Any = step[0] if is_pair else None
+    if isinstance(kind, str) and kind in _STEP_NAMES:
+        kind = _STEP_NAMES.index(kind)
+    is_number = isinstance(kind, (int, np.integer)) and isinstance(step[1], (int, np.integer))
+    if not is_number or not COMPUTE <= int(kind) <= DROP:
         raise InvalidPlan(f"not a (COMPUTE, operation) or (FREE, value) pair: {shown(step)}", i)
     return int(kind), max(-1, min(int(step[1]), 2**31))  # what is outside does not exist
 
 
-_DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "steps", "execution")
+_DOCUMENT_KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "link", "steps", "execution")
 WITHOUT_HASH = "has no 'graph_sha256', which every plan saved by remat has; it may have been made for another graph"
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a remat-plan/1 file, its steps unchecked. Warns once of unknown keys.
+    """The JSON object in a plan file, its steps unchecked. Warns once of unknown keys.
 
     Raises:
-        InvalidPlan: it cannot be read, or is no remat-plan/1.
+        InvalidPlan: it cannot be read, or is no plan.
     """
     document = read_json(path, InvalidPlan)
-    if not isinstance(document, dict) or document.get("format") != PLAN_FORMAT:
-        raise InvalidPlan(f"{os.fspath(path)}: 'format' must be '{PLAN_FORMAT}'")
+    if not isinstance(document, dict) or document.get("format") not in (PLAN_FORMAT, PLAN_FORMAT_COPIES):
+        raise InvalidPlan(f"{os.fspath(path)}: 'format' must be '{PLAN_FORMAT}' or '{PLAN_FORMAT_COPIES}'")
     unknown = UnknownKeys()
     unknown.look(document, _DOCUMENT_KEYS, "plan", "the plan")
     unknown.tell(path)
@@ -340,7 +359,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> list[InvalidPlan]:
-    """Everything wrong with the form of a remat-plan/1 document; with `graph`, also ids that do not exist in it."""
+    """Everything wrong with the form of a plan document; with `graph`, also ids that do not exist in it."""
     found = []
     if not isinstance(document.get("graph"), str):
         found.append(InvalidPlan("'graph' must be a graph's name"))
@@ -355,12 +374,18 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
     budget = document.get("budget_bytes")
     if budget is not None and (type(budget) is not int or budget < 0):
         found.append(InvalidPlan("'budget_bytes' must be a non-negative integer or null"))
+    if document.get("link") is not None:
+        try:
+            Link.from_document(document["link"])
+        except InvalidPlan as error:
+            found.append(error)
     steps = document.get("steps")
     if not isinstance(steps, list):
         return [*found, InvalidPlan("'steps' must be a list")]
+    names = _STEP_NAMES if document.get("format") == PLAN_FORMAT_COPIES else _STEP_NAMES[: FREE + 1]
     for i, step in enumerate(steps):
         try:
-            _check_step(step, i, graph)
+            _check_step(step, i, graph, names)
         except InvalidPlan as error:
             found.append(error)
         if len(found) >= MOST_PROBLEMS:
@@ -368,14 +393,15 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
     return found
 
 
-def _check_step(step: Any, i: int, graph: Graph | None) -> None:
-    if not isinstance(step, list) or not 2 <= len(step) <= 3 or step[0] not in _STEP_NAMES or type(step[1]) is not int:
-        raise InvalidPlan(f"not a ['compute', operation] or ['free', value] pair: {step!r:.80}", i)
+def _check_step(step: Any, i: int, graph: Graph | None, names: Sequence[str]) -> None:
+    if not isinstance(step, list) or not 2 <= len(step) <= 3 or step[0] not in names or type(step[1]) is not int:
+        more = "" if len(names) == FREE + 1 else f", and no {', '.join(names[FREE + 1 :])} of a value"
+        raise InvalidPlan(f"not a ['compute', operation] or ['free', value] pair{more}: {step!r:.80}", i)
     name = step[2] if len(step) == 3 and step[2] is not None else ""
     if not isinstance(name, str):
         raise InvalidPlan(f"the implementation must be a name, not {name!r:.60}", i)
-    if name and step[0] == _STEP_NAMES[FREE]:
-        raise InvalidPlan(f"a free has no implementation, but {name!r:.60} is given", i)
+    if name and step[0] != _STEP_NAMES[COMPUTE]:
+        raise InvalidPlan(f"a {step[0]} has no implementation, but {name!r:.60} is given", i)
     if graph is None:
         return
     kind = _STEP_NAMES.index(step[0])
@@ -385,9 +411,9 @@ def _check_step(step: Any, i: int, graph: Graph | None) -> None:
 
 
 def _check_id(graph: Graph, kind: int, i: int, step: int) -> None:
-    limit = len(graph.values) if kind == FREE else len(graph)
+    limit = len(graph) if kind == COMPUTE else len(graph.values)
     if not 0 <= i < limit:
-        what = "value" if kind == FREE else "operation"
+        what = "operation" if kind == COMPUTE else "value"
         raise InvalidPlan(f"{what} {i} does not exist (the graph has {limit})", step)
 
 

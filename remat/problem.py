@@ -11,6 +11,7 @@ from typing import Any
 from remat.errors import InvalidInput, shown, unknown_name
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
+from remat.link import Link
 from remat.plan import Plan, Scope
 from remat.units import check_time_limit
 
@@ -28,6 +29,10 @@ class Problem:
         accounting: ``exact`` or ``published`` (Checkmate's artifact; docs/decisions/0006-baselines.md).
         cost_cap: if given, the question is only whether some plan costs at most this: the solve ends at such a
             plan, or at a bound above it, at any gap.
+        link: that values may be copied over; cost and bound are makespans in ns then. None for no copies.
+
+    Raises:
+        InvalidInput: a link that does not go with the graph's costs or the accounting.
     """
 
     graph: Graph
@@ -35,6 +40,15 @@ class Problem:
     scope: Scope = Scope.STAGED
     accounting: str = "exact"
     cost_cap: int | None = None
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.link is not None and self.graph.cost_unit != "ns":
+            raise InvalidInput(
+                f"a link needs costs in ns, but those of '{self.graph.name}' are in {self.graph.cost_unit}"
+            )
+        if self.link is not None and self.accounting != "exact":
+            raise InvalidInput("a link needs accounting=exact: the published one knows no copies")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class Strategy:
             strategy waits for ``python -m remat.search`` (`remat.search.ready`).
         gives_starts: within seconds it finds plans of a kind that annealing misses on graphs of a few hundred
             operations; there `portfolio` begins from them.
+        copies: what it makes of a link: nothing (``none``); plans with copies by a ``search`` around it; or it copies
+            values by its ``own`` rules.
         begins_greedily: its first plans are those of greedy eviction. Where it runs in a separate process, the caller's
             process finds them while that one starts.
     """
@@ -81,6 +83,7 @@ class Strategy:
     prepare: Callable[[Any, Graph], Any] | None = None
     compiles: Any = None
     gives_starts: bool = False
+    copies: str = "none"
     begins_greedily: bool = False
 
     def __call__(self, context: Context, options: Mapping[str, Any]) -> Any:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remat.errors import InvalidPlan
-from remat.graph import Graph, check_graph
+from remat.errors import InvalidInput, InvalidPlan
+from remat.graph import Graph, Operation, check_graph
 from remat.implementation import Implementation
-from remat.plan import FREE, Plan, check_plan, implementation_of
+from remat.link import Link
+from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan, check_plan, implementation_of
 from remat.units import format_size
+
+NO_COPIES = np.empty((0, 4), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -23,15 +26,19 @@ class Trace:
     """Cost and memory of a plan, computation by computation (C computations).
 
     Attributes:
-        cost: sum of the costs of all computations, in the graph's `cost_unit`.
-        peak_bytes: most bytes held while any operation runs, or at the end; `fixed_bytes` included.
-        peak_computation: index of the first computation that reaches the peak, -1 if there is no computation.
+        cost: sum of the costs of all computations, in the graph's `cost_unit`; with copies the makespan, in ns.
+        peak_bytes: most bytes held on the device while any operation runs, where a copy from the host takes its place,
+            or at the end; `fixed_bytes` included. Counted on the order of the steps: it does not depend on any time.
+        peak_computation: index of the first computation that reaches the peak, or that a copy which does follows; -1
+            if there is no computation.
         order: [C] operation computed.
         running_bytes: [C] int64, held while it runs: residents, its outputs, its workspace, fixed bytes.
         resident_bytes: [C] int64, held after it ran, before the frees that follow it.
-        end_cost: [C] int64, cumulative cost at its end; Python integers if 64 bits are too few.
+        end_cost: [C] int64, cumulative cost at its end, with copies the time; Python integers if 64 bits are too few.
         computations: [N] how often each operation is computed.
         final_bytes: held when the plan ends.
+        host_peak_bytes: most bytes of copies on the host.
+        copies: [copies, 4] int64, (`OFFLOAD` or `PREFETCH`, value, start, end) in ns.
     """
 
     cost: int
@@ -43,6 +50,8 @@ class Trace:
     end_cost: np.ndarray
     computations: np.ndarray
     final_bytes: int
+    host_peak_bytes: int = 0
+    copies: np.ndarray = field(default_factory=lambda: NO_COPIES)
 
     def __repr__(self) -> str:
         return f"<Trace: {len(self.order)} computations, cost {self.cost}, peak {format_size(self.peak_bytes)}>"
@@ -52,35 +61,39 @@ class Trace:
 Sharing = Sequence[Sequence[tuple[int, int]]]
 
 
-def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
+def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | None = None) -> Trace:
     """Replay `plan` on `graph`.
 
     Args:
         sharing: pairs in which the output is written over an input that the plan frees right after the operation,
             as some frameworks do; the two count once while it runs. Each storage is reused at most once.
+        link: that copies go over; by default the one that the plan was made for.
 
     Raises:
         InvalidPlan: with the step and the reason: an input is not resident, a single-output operation is
             recomputed while its output is resident, a freed value is not resident, an operation is never
-            computed (or repeated though it must run once), a value with `keep` is missing at the end.
+            computed (or repeated though it must run once), a value with `keep` is missing at the end; a value is copied
+            from where it is not, or the host has no room for it.
+        InvalidInput: the plan copies values, but there is no link, or costs are not in ns.
     """
     _check_both(graph, plan)
-    n, n_values, size = len(graph), len(graph.values), [value.bytes for value in graph.values]
+    n, size = len(graph), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
     calls = [*graph.operations, *chosen]
     output_bytes = [sum(size[v] for v in call.outputs) for call in calls]
     overwritten = {j: each.overwrites for j, each in enumerate(chosen, n) if each.overwrites is not None}
-    resident, count, held, elapsed = bytearray(n_values), [0] * n, graph.fixed_bytes, 0
+    resident, count, held, elapsed = bytearray(len(size)), [0] * n, graph.fixed_bytes, 0
     running, after, elapsed_at = list[int](), list[int](), list[int]()
     saved = _reused_bytes(plan, sharing, size) if any(sharing) else {}
+    streams = Streams(graph, link or plan.link) if plan.has_copies else None
     for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
-        if kind == FREE:
-            if not 0 <= i < n_values:
-                raise InvalidPlan(f"frees value {i}, which does not exist", step)
-            if not resident[i]:
-                raise InvalidPlan(f"frees value {_named(graph, i)}, which is not resident", step)
-            resident[i] = 0
-            held -= size[i]
+        if kind != COMPUTE:
+            _check_movable(graph, resident, kind, i, step)
+            if streams is not None:
+                streams.move(kind, i, step, held, len(running))
+            if kind in (FREE, PREFETCH):
+                resident[i] = kind == PREFETCH
+                held += size[i] if resident[i] else -size[i]
             continue
         if not 0 <= i < n:
             raise InvalidPlan(f"computes operation {i}, which does not exist", step)
@@ -88,6 +101,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
         for v in call.inputs:
             if not resident[v]:
                 raise InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
+        elapsed = elapsed + call.cost if streams is None else streams.compute(call, resident)
         during = held + output_bytes[j]
         if j in overwritten:
             during -= size[overwritten[j]]  # the first output takes its storage
@@ -101,17 +115,100 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Trace:
                 held -= size[v]  # both copies count while it runs; the duplicate is freed now
             resident[v] = 1
         count[i] += 1
-        elapsed += call.cost
         running.append(during + call.workspace_bytes)
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
     _check_end(graph, count, resident)
     at = max(range(len(running)), key=running.__getitem__, default=-1)
-    return Trace(
+    trace = Trace(
         elapsed, running[at] if running else held, at, plan.order, np.array(running, dtype=np.int64),
         np.array(after, dtype=np.int64), np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
         np.array(count, dtype=np.int64), held,
     )  # fmt: skip
+    return trace if streams is None else streams.completed(trace)
+
+
+class Streams:
+    """The time of a plan with copies, and its memory on the host, in exact integers.
+
+    Computations, copies to the host and copies from it are three streams, each in the order of the plan. A computation
+    waits for the copies of its inputs. A copy waits for all that the computations before it in the plan waited for, and
+    for the copy that made what it copies. The stream of computations waits for a copy before memory that it reads or
+    writes is given back, on either side.
+    """
+
+    def __init__(self, graph: Graph, link: Link | None):
+        if link is None:
+            raise InvalidInput("the plan copies values to the host: its cost needs a link, e.g. link=Link('12GB/s')")
+        if graph.cost_unit != "ns":
+            raise InvalidInput(f"a link needs costs in ns; those of '{graph.name}' are in {graph.cost_unit}")
+        self.graph, self.link = graph, link
+        self.time = self.out_time = self.in_time = 0  # when each stream has ended what it was given so far
+        self.out_end: dict[int, int] = {}  # [value on the host]
+        self.in_end: dict[int, int] = {}  # [value on the device that came from the host]
+        self.host_bytes = self.host_peak_bytes = 0
+        self.peak = (0, -1)  # most bytes held on the device when a copy took its place, after which computation
+        self.copies: list[tuple[int, int, int, int]] = []
+
+    def compute(self, call: Operation | Implementation, resident: bytearray) -> int:
+        """Run an operation; when it ends."""
+        waits = [self.in_end.get(v, 0) for v in call.inputs]
+        written = [v for v in call.outputs if resident[v]]
+        if isinstance(call, Implementation) and call.overwrites is not None:
+            written.append(call.overwrites)
+        waits += [end.get(v, 0) for v in written for end in (self.in_end, self.out_end)]
+        self.time = max([self.time, *waits]) + call.cost
+        for v in call.outputs:
+            self.in_end.pop(v, None)
+        return self.time
+
+    def move(self, kind: int, v: int, step: int, held: int, n_computed: int) -> None:
+        """Copy or free a value; `held` bytes are on the device before."""
+        size, ends = self.graph.values[v].bytes, (self.out_end.get(v, 0), self.in_end.get(v, 0))
+        is_on_host = v in self.out_end
+        if is_on_host != (kind in (PREFETCH, DROP)) and kind != FREE:
+            what = f"{'copies' if kind != DROP else 'drops'} value {_named(self.graph, v)}"
+            raise InvalidPlan(f"{what}, which is {'already' if is_on_host else 'not'} on the host", step)
+        if kind in (FREE, DROP):
+            self.time = max(self.time, *ends)
+            self.in_end.pop(v, None) if kind == FREE else self.out_end.pop(v)
+            self.host_bytes -= size if kind == DROP else 0
+            return
+        if kind == OFFLOAD:
+            start = max(self.out_time, self.time, ends[1])
+            end = self.out_time = self.out_end[v] = start + self.link.out_ns(size)
+            self.host_bytes += size
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+            most = self.link.host_bytes
+            if most is not None and self.host_bytes > most:
+                needed = f"{format_size(self.host_bytes)} are on the host then, which has {format_size(most)}"
+                raise InvalidPlan(f"copies value {_named(self.graph, v)}: {needed}", step)
+        else:
+            start = max(self.in_time, self.time, ends[0])
+            end = self.in_time = self.in_end[v] = start + self.link.in_ns(size)
+            self.peak = max(self.peak, (held + size, n_computed - 1), key=lambda peak: peak[0])
+        self.copies.append((kind, v, start, end))
+
+    def completed(self, trace: Trace) -> Trace:
+        """The trace with what the copies add: the plan ends when kept values have arrived."""
+        kept = [self.in_end.get(v, 0) for v, value in enumerate(self.graph.values) if value.keep]
+        peak, after = max((trace.peak_bytes, trace.peak_computation), self.peak, key=lambda peak: peak[0])
+        copies = np.array(self.copies, dtype=np.int64).reshape(-1, 4)
+        return replace(
+            trace, cost=max([self.time, *kept]), peak_bytes=peak, peak_computation=after,
+            host_peak_bytes=self.host_peak_bytes, copies=copies,
+        )  # fmt: skip
+
+
+def _check_movable(graph: Graph, resident: bytearray, kind: int, v: int, step: int) -> None:
+    """Raise `InvalidPlan` unless a value is on the device, or for a copy from the host is not."""
+    does = {FREE: "frees", OFFLOAD: "copies", PREFETCH: "fetches", DROP: "drops"}[kind]
+    if not 0 <= v < len(resident):
+        raise InvalidPlan(f"{does} value {v}, which does not exist", step)
+    if kind in (FREE, OFFLOAD) and not resident[v]:
+        raise InvalidPlan(f"{does} value {_named(graph, v)}, which is not resident", step)
+    if kind == PREFETCH and resident[v]:
+        raise InvalidPlan(f"{does} value {_named(graph, v)}, which is still resident", step)
 
 
 def _check_both(graph: Graph, plan: Plan) -> None:
@@ -142,7 +239,7 @@ def load_and_simulate(path: str | os.PathLike[str], graph: Graph) -> tuple[Plan,
 def _chosen_calls(graph: Graph, plan: Plan) -> tuple[list[Implementation], list[int]]:
     """(implementations that the plan chooses instead of the default, [steps] call of each compute step).
 
-    Call k < N is operation k by default; the chosen implementations follow. A free has its value in place of a call.
+    Call k < N is operation k by default; the chosen implementations follow. Other steps have their value there.
     """
     chosen: list[Implementation] = []
     call_of = plan.ids.tolist()
@@ -150,7 +247,7 @@ def _chosen_calls(graph: Graph, plan: Plan) -> tuple[list[Implementation], list[
     for step, (kind, k, name) in enumerate(
         zip(plan.kinds.tolist(), plan.ids.tolist(), plan.implementations, strict=False)
     ):
-        if kind == FREE or not name:
+        if kind != COMPUTE or not name:
             continue
         if (k, name) not in number:
             number[k, name] = len(graph) + len(chosen)
@@ -185,8 +282,8 @@ def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int
     freed: set[int] = set()
     kinds, ids = plan.kinds.tolist(), plan.ids.tolist()
     for step in range(len(kinds) - 1, -1, -1):
-        if kinds[step] == FREE:
-            freed.add(ids[step])
+        if kinds[step] != COMPUTE:
+            freed |= {ids[step]} if kinds[step] == FREE else set()
             continue
         used: set[int] = set()
         for source, target in sharing[ids[step]]:

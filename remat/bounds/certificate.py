@@ -31,10 +31,11 @@ import os
 from collections.abc import Mapping, Sequence
 
 from remat.bounds.relax import relaxed
-from remat.bounds.window_rows import Column, Row, RowSums, Terms, WindowRows, within
+from remat.bounds.window_rows import Column, LinkRows, Row, RowSums, Terms, WindowRows, within
 from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
+from remat.link import Link
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
 
@@ -89,7 +90,7 @@ def verify_bound(
     else:
         proven = proven_bound(
             graph, certificate.budget_bytes, certificate.scope, certificate.multipliers, certificate.denominator,
-            certificate.boundaries,
+            certificate.boundaries, certificate.link,
         )  # fmt: skip
     if certificate.bound > proven:
         raise InvalidInput(f"the certificate claims a bound of {certificate.bound}, but proves only {proven}")
@@ -108,6 +109,7 @@ def proven_bound(
     multipliers: Mapping[str, Sequence[Sequence[int]]],
     denominator: int,
     boundaries: Sequence[int] = (),
+    link: Link | None = None,
 ) -> int:
     """The bound that the multipliers prove, rounded up to an integer.
 
@@ -120,12 +122,15 @@ def proven_bound(
         raise InvalidInput("rows without boundaries presume the order of first runs; they prove nothing for scope free")
     _refuse_staged_rows(multipliers, scope)
     rows: RowSums
-    if boundaries:
+    if link is not None:
+        rows = LinkRows(graph, budget_bytes, boundaries, scope, link)
+    elif boundaries:
         rows = WindowRows(graph, budget_bytes, boundaries, scope)
     else:
         rows = _Rows(relaxed(graph), budget_bytes, scope)
     _add_rows(rows, multipliers)
-    return graph.least_cost + -(-rows.value(denominator) // denominator)
+    bound = graph.least_cost + -(-rows.value(denominator) // denominator)
+    return min(bound, rows.idle) if isinstance(rows, LinkRows) else bound
 
 
 def proven_by_tree(

@@ -14,6 +14,7 @@ from typing import Any
 from remat.bounds.cuts import MOST, is_valid
 from remat.errors import InvalidInput
 from remat.graph import Graph
+from remat.link import Link
 from remat.plan import Scope
 
 MOST_RUNS = 500_000  # operations times boundaries, so that the checker stays within seconds and megabytes
@@ -352,6 +353,143 @@ class WindowRows(RowSums):
         while m > k and not self._can_run(m, i):
             m -= 1
         return factor, ("R", k, m, i)
+
+
+class LinkRows(WindowRows):
+    """The rows of the window relaxation with copies to the host (`remat.programs.link_windows`)."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], scope: Scope, link: Link) -> None:
+        if scope is Scope.FREE or graph.has_implementations:
+            raise InvalidInput("a bound with a link is one of scope staged or fixed_order, without implementations")
+        super().__init__(graph, budget_bytes, boundaries, scope)
+        self.has_slots = False
+        self.K = len(self.t)
+        self.out_ns = [link.out_ns(value.bytes) for value in graph.values]
+        self.in_ns = [link.in_ns(value.bytes) for value in graph.values]
+        self.idle = graph.total_cost + sum(self.out_ns) + sum(self.in_ns) + 1
+        self.begins = [0, *itertools.accumulate(op.cost for op in graph.operations)]
+
+    def _cost(self, column: Column) -> int:
+        return self.idle if column[0] == "Z" else super()._cost(column)
+
+    def need(self, k: int, m: int, v: int) -> Row | None:
+        """S[k,v] + R[k,m,p] + B[j,v] of the window's stretches j, A of the last one >= 1."""
+        return self._with_copies(super().need(k, m, v), k, m, v, "A")
+
+    def edge(self, k: int, m: int, i: int, v: int) -> Row | None:
+        """The same - R[k,m,i] >= 0."""
+        return self._with_copies(super().edge(k, m, i, v), k, m, v, "A")
+
+    def continuity(self, k: int, m: int, v: int) -> Row | None:
+        """S[k,v] + R[k,m,p] + B[j,v] of the window's stretches j - S[m+1,v] >= 0."""
+        return self._with_copies(super().continuity(k, m, v), k, m, v, "B")
+
+    def need_out(self, k: int, m: int, v: int) -> Row | None:
+        """S[k,v] + R[k,m,p] + W[j,v] of the stretches j before the window >= 1."""
+        return self._with_out(super().need(k, m, v), k, v)
+
+    def edge_out(self, k: int, m: int, i: int, v: int) -> Row | None:
+        """The same - R[k,m,i] >= 0."""
+        return self._with_out(super().edge(k, m, i, v), k, v)
+
+    def continuity_out(self, k: int, m: int, v: int) -> Row | None:
+        """The same - S[m+1,v] >= 0."""
+        return self._with_out(super().continuity(k, m, v), k, v)
+
+    def out(self, j: int, v: int) -> Row | None:
+        """Sum of W[i,v] for i <= j - B[j,v] >= 0."""
+        return ([*self._outs(v, 0, j), (-1, ("B", j, j, v))], 0) if self._may_come(j, v) else None
+
+    def arrived(self, j: int, v: int) -> Row | None:
+        """B[j,v] - A[j,v] >= 0."""
+        return ([(1, ("B", j, j, v)), (-1, ("A", j, j, v))], 0) if self._may_come(j, v) else None
+
+    def one(self, _: int, v: int) -> Row | None:
+        """Sum of W[j,v] <= 1."""
+        if not 0 <= v < len(self.producer):
+            return None
+        return [(-1, column) for _, column in self._outs(v, 0, self.K)], -1
+
+    def source(self, k: int, m: int, v: int) -> Row | None:
+        """S[k,v] + R[k,m,p] - W[j,v] of the window's stretches j >= 0."""
+        if not self._is_window(k, m) or not self._can_lack(k, v):
+            return None
+        return [*self._provided(k, m, v), *((-1, column) for _, column in self._outs(v, k + 1, m + 1))], 0
+
+    def stream_out(self, j: int) -> Row | None:
+        """T[j] - d W[j,v] - most P[j-1] + most P[j] >= 0."""
+        if not 0 <= j <= self.K:
+            return None
+        copies: Terms = [(-d, ("W", j, j, v)) for v, d in enumerate(self.out_ns) if self._may_go(j, v)]
+        return self._stream(j, "P", 1, copies, max(self.out_ns, default=0))
+
+    def stream_in(self, j: int) -> Row | None:
+        """T[j] - d B[j,v] - most Q[j-1] + most Q[j] >= 0."""
+        if not 1 <= j <= self.K:
+            return None
+        copies: Terms = [(-d, ("B", j, j, v)) for v, d in enumerate(self.in_ns) if self._may_come(j, v)]
+        return self._stream(j, "Q", 2, copies, max(self.in_ns, default=0))
+
+    def arrival(self, j: int) -> Row | None:
+        """T[j] - cost of t_j - d A[j,v] >= 0."""
+        if not 1 <= j < self.K:
+            return None
+        terms, constant = self._duration(j)
+        terms += [(-d, ("A", j, j, v)) for v, d in enumerate(self.in_ns) if self._may_come(j, v)]
+        return terms, self.graph.operations[self.t[j]].cost - constant
+
+    def deadline(self, k: int, m: int, e: int) -> Row | None:
+        """T[j] of the window - first runs from e on in it - d (1 - S[k,v] - R[k,m,p]) >= 0, v read first up to e."""
+        if not self._is_window(k, m) or not 0 <= e < len(self.graph) or not self._runs_first(k, m, e):
+            return None
+        terms, due = Terms(), 0
+        for j in range(k + 1, m + 2):
+            terms += self._duration(j)[0]
+        for v, d in enumerate(self.in_ns):
+            if self._can_lack(k, v) and any(self.t[k] < user <= e for user in self.users[v]):
+                due += d
+                terms += [(d * factor, column) for factor, column in self._provided(k, m, v)]
+        return terms, due - (self.begins[e] - self.begins[self.t[k] + 1])
+
+    def _duration(self, j: int) -> tuple[Terms, int]:
+        """(terms, constant) of T[j]."""
+        first = 0 if j == 0 else self.t[j - 1] + 1
+        last = len(self.graph) if j == self.K else self.t[j] + 1
+        runs: Terms = []
+        if j > 0:
+            runs = [
+                (op.cost, ("R", j - 1, j - 1, i))
+                for i, op in enumerate(self.graph.operations)
+                if self._can_run(j - 1, i)
+            ]
+        return [(self.idle, ("Z", j, j, 0)), *runs], self.begins[last] - self.begins[first]
+
+    def _stream(self, j: int, flight: str, first: int, copies: Terms, most: int) -> Row:
+        terms, constant = self._duration(j)
+        before: Terms = [(-most, (flight, j - 1, j - 1, 0))] if j >= first else []
+        after: Terms = [(most, (flight, j, j, 0))] if j < self.K else []
+        return [*terms, *copies, *before, *after], -constant
+
+    def _with_copies(self, row: Row | None, k: int, m: int, v: int, last: str) -> Row | None:
+        if row is None:
+            return None
+        come: Terms = [(1, ("B" if j <= m else last, j, j, v)) for j in range(k + 1, m + 2) if self._may_come(j, v)]
+        return [*row[0], *come], row[1]
+
+    def _with_out(self, row: Row | None, k: int, v: int) -> Row | None:
+        return None if row is None else ([*row[0], *self._outs(v, 0, k)], row[1])
+
+    def _outs(self, v: int, first: int, last: int) -> Terms:
+        return [(1, ("W", j, j, v)) for j in range(first, last + 1) if self._may_go(j, v)]
+
+    def _may_go(self, j: int, v: int) -> bool:
+        """Whether W[j,v] has a column."""
+        return j == self.K or self.producer[v] < self.t[j]
+
+    def _may_come(self, j: int, v: int) -> bool:
+        """Whether B[j,v] and A[j,v] have columns."""
+        is_place = 1 <= j <= self.K and 0 <= v < len(self.producer)
+        return is_place and self.producer[v] <= self.t[j - 1] and bool(self.wanted[v] >> j - 1 & 1)
 
 
 def within(room: int, terms: Terms) -> Row:

@@ -16,10 +16,11 @@ import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.cuts import cuts_of_rows
-from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate
+from remat.certificate import KINDS, LINK_FORMAT, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
+from remat.programs.link_windows import build_link_model
 from remat.programs.windows import (
     CHOICE,
     CHOSEN,
@@ -120,6 +121,9 @@ class WindowBound:
     def model(self, boundaries: Sequence[int]) -> WindowModel:
         """The relaxation with these boundaries and every window between them."""
         windows = list(itertools.combinations(range(len(boundaries)), 2))
+        if self.problem.link is not None:
+            model = build_link_model(self._arrays, self.problem.budget_bytes, boundaries, windows, self.problem.link)
+            return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
         is_staged = self.problem.scope is Scope.STAGED
         model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
         return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
@@ -152,7 +156,7 @@ class WindowBound:
         self.columns = len(x)
         for cut in model.cuts:
             self._cuts.setdefault(cut.boundary, {})[cut] = None
-        certificate = _certify(self.problem, model, y)
+        certificate = certify(self.problem, model, y)
         once = self.problem.graph.least_cost
         before = once if self.best is None else self.best.bound
         self._gained.append(certificate.bound - before)
@@ -211,7 +215,8 @@ def solve_windows(
     n = len(program.cost)
     if not n:
         return model, np.zeros(0), np.zeros(len(row_scale))
-    simplex, value = Simplex(program, model.is_bytes if first is None else model.is_bytes | first), -math.inf
+    always = model.is_bytes | model.is_time
+    simplex, value = Simplex(program, always if first is None else always | first), -math.inf
     while True:
         solved = simplex.solve(
             np.zeros(n), np.ones(n), time_limit_s=deadline - time.monotonic(), should_stop=should_stop
@@ -234,7 +239,7 @@ def alike(model: WindowModel, other: WindowModel, chosen: np.ndarray) -> np.ndar
     begin = np.searchsorted(old, t, side="right") - 1
     end = np.append(np.searchsorted(old, t[1:], side="left") - 1, len(old) - 1)
     key = model.row_key.copy()
-    in_interval = model.row_kind != CHOICE
+    in_interval = (model.row_kind != CHOICE) & (model.row_kind <= KNAPSACK)
     key[in_interval, 0] = begin[key[in_interval, 0]]
     in_window = np.isin(model.row_kind, (NEED, EDGE, CONTINUITY, JOIN, EACH, CHOSEN))
     key[in_window, 1] = end[key[in_window, 1]]
@@ -266,21 +271,24 @@ def missed_cuts(model: WindowModel, x: np.ndarray) -> list[Cut]:
     return found
 
 
-def _certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
+def certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertificate:
     """Round the multipliers to integers over a common denominator and count exactly what they prove."""
     graph = problem.graph
     denominator = denominator_for(float(np.min(y[y > 0], initial=1.0)))
     multipliers = multipliers_of(model, y, denominator)
-    bound = proven_bound(graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries)
+    bound = proven_bound(
+        graph, problem.budget_bytes, problem.scope, multipliers, denominator, model.boundaries, problem.link
+    )
     return BoundCertificate(
         graph.name, graph.sha256(), problem.budget_bytes, problem.scope, bound, denominator, multipliers,
-        model.boundaries,
+        model.boundaries, link=problem.link,
     )  # fmt: skip
 
 
 def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[str, list[list[int]]]:
     """[kind of rows] the multipliers `y` [rows] as a certificate holds them, rounded down."""
-    multipliers: dict[str, list[list[int]]] = {name: [] for name in NAMES}
+    kinds = KINDS[LINK_FORMAT if model.B else WINDOW_FORMAT]
+    multipliers: dict[str, list[list[int]]] = {name: [] for name in kinds}
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
         key = model.row_key[row].tolist()
@@ -288,7 +296,7 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
             cut = model.cuts[key[1]]
             key = [key[0], cut.most, *(number for weight in cut.weights for number in weight)]
         else:
-            key = key[: KINDS[WINDOW_FORMAT][name]]
+            key = key[: kinds[name]]
         if amount:
             multipliers[name].append([*key, amount])
     return multipliers
@@ -310,7 +318,8 @@ def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
         runs[runs < HELD] = 0
         before = _held_at(model, x, k)
         before[a.producer > start] = 0
-        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1))
+        fetched = _values_of(model.B[k + 1], x) if model.B else np.zeros(len(a.size))
+        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1), fetched)
     workspace = np.array([op.workspace_bytes for op in a.graph.operations], dtype=np.float64)
     return held.total() + workspace
 
@@ -332,9 +341,13 @@ def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _interval(
-    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray
-) -> None:
-    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`."""
+    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray,
+    fetched: np.ndarray | float = 0.0,
+) -> None:  # fmt: skip
+    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`.
+
+    [V] `fetched` from the host are taken to come right before their first use, too.
+    """
     n = len(a.cost)
     inside = (a.reader > start) & (a.reader <= end)
     first, last = np.full(len(a.size), n), np.full(len(a.size), -1)
@@ -348,7 +361,7 @@ def _interval(
         for v in operation.inputs:
             first[v], last[v] = min(first[v], stage), max(last[v], stage)
     old = a.producer <= start
-    share = np.minimum(1.0, before + runs[a.producer])
+    share = np.minimum(1.0, before + runs[a.producer] + fetched)
     last = np.maximum(last, start)
     size, later = a.size.astype(np.float64), np.maximum(first, start + 1)
     kept = np.minimum(before, share) * old

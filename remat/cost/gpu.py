@@ -12,6 +12,7 @@ from typing import Any
 
 from remat.errors import InvalidInput, unknown_name
 from remat.files import read_json
+from remat.link import LINKS
 
 GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
@@ -50,6 +51,7 @@ class Gpu:
         efficiency: achieved fractions of the peaks: ``convolution`` and ``matmul`` of the arithmetic,
             ``memory``, ``normalization``, ``pooling`` and ``pooling_backward`` of the bandwidth.
         compute_capability: of a CUDA GPU, times 10: PyTorch chooses kernels by it. 0 for other devices.
+        link: name of its link to the host's memory (`remat.link.LINKS`), or ''.
 
     Raises:
         InvalidInput: a rate that is missing, not positive, or a fraction outside (0, 1].
@@ -62,6 +64,7 @@ class Gpu:
     peak_flops: dict[str, float]
     efficiency: dict[str, float] = field(default_factory=lambda: dict(EFFICIENCY))
     compute_capability: int = 0
+    link: str = ""
 
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops:
@@ -75,6 +78,8 @@ class Gpu:
         if self.efficiency.keys() != EFFICIENCY.keys():
             wrong = ", ".join(sorted(self.efficiency.keys() ^ EFFICIENCY.keys()))
             raise InvalidInput(f"gpu '{self.name}': efficiency needs exactly {', '.join(EFFICIENCY)}; not so: {wrong}")
+        if self.link and self.link not in LINKS:
+            raise InvalidInput(f"gpu '{self.name}': link must be {', '.join(LINKS)}, not '{self.link}'")
         for what, fraction in self.efficiency.items():
             if not 0 < fraction <= 1:
                 raise InvalidInput(f"gpu '{self.name}': efficiency.{what} must be in (0, 1], not {fraction}")

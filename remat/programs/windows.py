@@ -97,6 +97,11 @@ from remat.simulator import simulate
 # Kinds of rows.
 NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN, KNAPSACK = range(12)
 NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot", "choice", "chosen", "knapsack")
+# Of copies to the host, see `remat.programs.link_windows`.
+NEED_OUT, EDGE_OUT, CONTINUITY_OUT, OUT, SOURCE, ONE, ARRIVED, STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE = range(12, 23)
+NAMES += ("need_out", "edge_out", "continuity_out", "out", "source", "one", "arrived")
+NAMES += ("stream_out", "stream_in", "arrival", "deadline")
+TIMES = (STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,10 @@ class Arrays:
             self._sides[t] = Sides(before, after, can_run, can_hold)
         return self._sides[t]
 
+    def serving_after(self, t: int) -> np.ndarray:
+        """[V] whether a value made at or before operation t may be of use after it."""
+        return self._serving(self._ancestors(t))[1]
+
     def certain_bytes(self, t: int) -> int:
         """Bytes of the values made before and surely read after operation t runs first, and of its working set."""
         is_read = np.zeros(len(self.size), dtype=bool)
@@ -297,6 +306,7 @@ class WindowModel:
     U: dict[tuple[int, int, int], int]
     X: dict[int, np.ndarray]
     cuts: tuple[Cut, ...] = ()
+    B: tuple[np.ndarray, ...] = ()  # of copies from the host, see `remat.programs.link_windows`
 
     def with_cuts(self, cuts: Sequence[Cut]) -> WindowModel:
         """The same with more rows KNAPSACK, each at one of the boundaries."""
@@ -333,6 +343,11 @@ class WindowModel:
         return (self.row_kind == MEMORY) | (self.row_kind == SLOT)
 
     @cached_property
+    def is_time(self) -> np.ndarray:
+        """[rows] whether the row counts time."""
+        return np.isin(self.row_kind, TIMES)
+
+    @cached_property
     def units(self) -> np.ndarray:
         """[rows] greatest common divisor of the row's factors."""
         rows = np.split(self.matrix.data, self.matrix.indptr[1:-1])
@@ -359,7 +374,7 @@ class WindowModel:
         """(the linear program for a solver, [rows] factor of each row, factor of the cost)."""
         cost_scale = scale_of(float(self.cost.sum(dtype=np.float64)))
         room = float(self.budget_bytes - self.arrays.graph.fixed_bytes)
-        row_scale = np.where(self.is_bytes, scale_of(room), 1.0)
+        row_scale = np.where(self.is_bytes, scale_of(room), np.where(self.is_time, cost_scale, 1.0))
         program = Program(
             matrix=sp.csr_array(sp.diags_array(row_scale) @ self.matrix.astype(np.float64)),
             cost=self.cost * cost_scale,
@@ -380,14 +395,14 @@ def build_window_model(
         windows: (k, m) with k < m, intervals from 0; single intervals are always there.
         slots: with the rows that hold in scope staged only; not for a graph with implementations.
     """
-    builder = _Builder(arrays, budget_bytes, boundaries, windows)
+    builder = Builder(arrays, budget_bytes, boundaries, windows)
     for k in range(len(boundaries) - 1):
         if slots and not arrays.choices and boundaries[k + 1] == boundaries[k] + 1:
             builder.add_slots(k)
     return builder.model()
 
 
-class _Builder:
+class Builder:
     """Columns first, then the rows of each window."""
 
     def __init__(
@@ -409,11 +424,24 @@ class _Builder:
         self.R: dict[tuple[int, int], np.ndarray] = {}
         self.U: dict[tuple[int, int, int], int] = {}
         self.X: dict[int, np.ndarray] = {}
+        self.B: list[np.ndarray] = []
+        self._copy_columns()
         for window in self.windows:
             self.R[window] = self._run_columns(*window)
             self._window_rows(*window)
         for k in range(self.K):
             self._memory_row(k)
+        self._copy_rows()
+
+    def _copy_columns(self) -> None:
+        """Columns of copies to the host, see `remat.programs.link_windows`; here there are none."""
+
+    def _copy_rows(self) -> None:
+        """Their rows."""
+
+    def _provided(self, k: int, m: int, v: np.ndarray, *, is_read: bool = True) -> list[tuple[np.ndarray, int]]:
+        """Columns, some of which is 1 if the values v [rows] are there in the window, to be read or only held."""
+        return [(self.S[k][v], 1), (self.R[k, m][self.arrays.producer[v]], 1)]
 
     def model(self) -> WindowModel:
         rows = self.rows
@@ -421,7 +449,7 @@ class _Builder:
             self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
-            self.U, self.X,
+            self.U, self.X, B=tuple(self.B),
         )  # fmt: skip
 
     def add_slots(self, k: int) -> None:
@@ -532,13 +560,14 @@ class _Builder:
         needed &= old
         key = (k, m)
         v = np.nonzero(needed)[0]
-        self._add(NEED, [(S[v], 1), (R[a.producer[v]], 1)], 1, key, v)
+        self._add(NEED, self._provided(k, m, v), 1, key, v)
         edges = old[a.read] & ~needed[a.read] & (R[a.reader] >= 0) & a.always
         i, v = a.reader[edges], a.read[edges]
-        self._add(EDGE, [(S[v], 1), (R[a.producer[v]], 1), (R[i], -1)], 0, key, i, v)
+        self._add(EDGE, [*self._provided(k, m, v), (R[i], -1)], 0, key, i, v)
         if not is_last:
             v = np.nonzero(old & ~needed & (self.S[m + 1] >= 0))[0]
-            self._add(CONTINUITY, [(S[v], 1), (R[a.producer[v]], 1), (self.S[m + 1][v], -1)], 0, key, v)
+            held = (self.S[m + 1][v], -1)
+            self._add(CONTINUITY, [*self._provided(k, m, v, is_read=False), held], 0, key, v)
         for i, v in np.stack([a.reader, a.read])[:, first_runs & ~a.always & (old & ~needed)[a.read]].T.tolist():
             chosen = [(int(column), 1) for column in (S[v], R[a.producer[v]]) if column >= 0]
             chosen += [(int(self._choice(i)[w]), -1) for w in a.choices[i].readers[v]]

@@ -12,6 +12,7 @@ from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy, strategies
 from remat.search.anneal import minimise_cost
 from remat.search.joint import compile_joint
+from remat.search.offload import compile_offload
 from remat.search.online import online_plan
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.sequence import STAGED, Sequencer
@@ -32,6 +33,7 @@ def main() -> None:
         if chosen.gives_starts and chosen.compiles is not None and not is_compiled(chosen.compiles):
             list(candidates_of(chosen(Context.of(problem, SolveOptions()), {})))
     compile_joint()
+    compile_offload()
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from remat import child
 from remat.compiled import is_compiled
-from remat.search import joint, kernel, online, sequence
+from remat.search import joint, kernel, offload, online, sequence
 from remat.search.ordering import kernel as ordering
 
 COLD_START_S = 40.0  # with less time nothing is compiled
@@ -39,27 +39,32 @@ def is_joint_ready() -> bool:
     return is_compiled(joint.anneal)
 
 
-def begin_compiling(seconds: float, *, joint: bool = False) -> Callable[[], bool]:
+def is_offload_ready() -> bool:
+    """Whether the search for repeats and copies together is compiled."""
+    return is_compiled(offload.anneal)
+
+
+def begin_compiling(seconds: float, *, too: Callable[[], bool] = is_ready) -> Callable[[], bool]:
     """Let a child compile the search, unless it is ready; with fewer seconds than `COLD_START_S` none is started.
 
     Args:
-        joint: whether `is_joint_ready` counts, too.
+        too: what must be ready besides, e.g. `is_joint_ready`.
 
     Returns:
         A function that tells cheaply whether the search became ready since; False for ever where no child runs.
     """
-    process = None if is_ready() and (is_joint_ready() or not joint) else _child(seconds)
+    process = None if is_ready() and too() else _child(seconds)
     return lambda: process is not None and process.poll() == 0
 
 
-def ready_by(deadline: float, *, joint: bool = False) -> bool:
+def ready_by(deadline: float, *, too: Callable[[], bool] = is_ready) -> bool:
     """Whether the search is ready; waits for a child that compiles it until the `deadline` (`time.monotonic`)."""
-    if is_ready() and (is_joint_ready() or not joint):
+    if is_ready() and too():
         return True
     process = _child(deadline - time.monotonic())
     while process is not None and process.poll() is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return process is not None and is_ready()
+    return process is not None and is_ready() and too()
 
 
 def _child(seconds: float) -> subprocess.Popen[bytes] | None:

@@ -76,8 +76,8 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     """
     prepared = prepare(context.problem.graph)
     if context.repeats:
-        ready_by(context.deadline, joint=prepared is not None)
-    begin_compiling(context.remaining_s(), joint=prepared is not None)
+        ready_by(context.deadline, too=is_joint_ready if prepared is not None else is_ready)
+    begin_compiling(context.remaining_s(), too=is_joint_ready if prepared is not None else is_ready)
     if context.problem.scope is Scope.FREE:
         return _solve_free(context, strategy, options)
     proves = bool(strategy.members)  # only a strategy that combines others has time for more than plans

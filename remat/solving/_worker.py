@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from remat.context import incumbent_of
 from remat.files import write_text
 from remat.frontends.json import graph_from_dict
 from remat.frontends.spec import ModelSpec
-from remat.incumbent import Found, Incumbent
+from remat.incumbent import Found
+from remat.link import Link
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
@@ -35,7 +37,9 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     graph = graph_from_dict(job["graph"])
     events = Events(events_path)
     events.watch()
-    problem = Problem(graph, **job["problem"] | {"scope": parse_scope(job["problem"]["scope"])})
+    asked = job["problem"]
+    link = None if asked["link"] is None else Link.from_document(asked["link"])
+    problem = Problem(graph, **asked | {"scope": parse_scope(asked["scope"]), "link": link})
     warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
     prepare = get_strategy(job["strategy"]).prepare  # imports the strategies, as part of the start of the process
@@ -47,7 +51,7 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     if job["family"]:
         row = family_to_row(run_family(context, job["strategy"], job["options"], events.member))
     else:
-        incumbent = Incumbent(graph, problem.budget_bytes, problem.scope, record=events.found)
+        incumbent = incumbent_of(problem, record=events.found)
         solution = solve_here(context.about(problem, incumbent), job["strategy"], job["options"])
         solution = replace(solution, solver_memory_bytes=peak_memory_bytes() + solution.solver_memory_bytes)
         row = {"solution": solution_to_row(solution), "began": began}
@@ -70,6 +74,7 @@ class Events:
         event: dict[str, Any] = {"at": time.time(), "who": progress.who}
         if found.plan is not None:
             event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "implementations": found.plan.choices}
+            event |= {"steps": found.plan.steps} if found.plan.has_copies else {}
         else:
             event |= {"bound": found.bound, "by": found.proven_by}
         self.append(event)

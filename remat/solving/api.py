@@ -10,6 +10,7 @@ from typing import Any
 
 from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
+from remat.link import Link, parse_link
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions, check_accounting
 from remat.registry import Strategy, get_strategy
@@ -29,6 +30,7 @@ def solve(
     scope: str = "staged",
     *,
     accounting: str = "exact",
+    link: Link | str | None = None,
     **options: Any,
 ) -> Solution:
     """Find a plan for `graph` within `budget`.
@@ -38,6 +40,8 @@ def solve(
         strategy: a name from `remat.strategies()`.
         scope: ``staged``, ``fixed_order`` or ``free``.
         accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
+        link: to the host's memory, to which values may be copied: a `remat.Link`, a rate (``12GB/s``) or a name
+            (``pcie5``). Costs and bounds are makespans then.
         options: `remat.SolveOptions` (`time_limit_s`, `seed`, `threads`, ...) and keyword options of the strategy.
 
     Returns:
@@ -47,7 +51,7 @@ def solve(
     Raises:
         InvalidInput: unknown strategy or option, unreadable size or limit.
     """
-    return solve_sweep(graph, [budget], strategy, scope, accounting=accounting, **options)[0]
+    return solve_sweep(graph, [budget], strategy, scope, accounting=accounting, link=link, **options)[0]
 
 
 def solve_sweep(
@@ -57,6 +61,7 @@ def solve_sweep(
     scope: str = "staged",
     *,
     accounting: str = "exact",
+    link: Link | str | None = None,
     isolate: bool | None = None,
     **options: Any,
 ) -> list[Solution]:
@@ -71,7 +76,8 @@ def solve_sweep(
     chosen = get_strategy(strategy)  # a process's first call imports all strategies, which counts as time of the solve
     how, own = SolveOptions.split(options)
     chosen.check_options(own)
-    question = Problem(_checked(graph, how.warm_start), 0, parse_scope(scope), check_accounting(accounting))
+    _checked(graph, how.warm_start)
+    question = Problem(graph, 0, parse_scope(scope), check_accounting(accounting), link=parse_link(link))
     if isolate is not None and not isinstance(isolate, bool):
         raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
     if isinstance(budgets, (str, bytes)) or not _is_list(budgets):
@@ -83,7 +89,7 @@ def solve_sweep(
     default = graph.default()
     plain = replace(how, warm_start=_without_choices(how.warm_start, default))
     solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
-    found = [restated(graph, solution) for solution in solutions]
+    found = [restated(graph, solution, "with default implementations") for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]

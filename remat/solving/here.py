@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from remat.context import Context
+from remat.context import Context, incumbent_of
 from remat.errors import InvalidPlan, Skip
+from remat.incumbent import Found
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy
 from remat.solution import Ending, Family, Member, Outcome, Solution, Status, candidates_of
@@ -20,6 +21,7 @@ from remat.solving.judgement import (
     judge,
     reason_of,
     refuse_if_impossible,
+    restated,
     without_plan,
 )
 from remat.solving.patience import in_runs
@@ -27,9 +29,19 @@ from remat.solving.patience import in_runs
 
 def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> Solution:
     """Run one strategy in this process; plans and bounds that it offered count even if it crashes."""
-    began = time.monotonic()
-    solution = refuse_if_impossible(context.problem, strategy) or _run(context, get_strategy(strategy), options)
-    return replace(solution, wall_s=time.monotonic() - began)
+    began, chosen, problem = time.monotonic(), get_strategy(strategy), context.problem
+    solution = refuse_if_impossible(problem, strategy)
+    if solution is None and problem.link is not None and chosen.copies == "none":
+        without = replace(problem, link=None)
+        inner = context.about(without, incumbent_of(without, record=lambda found: _pass_on(found, context)))
+        solution = restated(problem.graph, _run(inner, chosen, options), "without copies")
+    return replace(solution or _run(context, chosen, options), wall_s=time.monotonic() - began)
+
+
+def _pass_on(found: Found, context: Context) -> None:
+    """Offer a plan without copies; its bound holds for such plans alone."""
+    if found.plan is not None:
+        context.offer(found.plan, found.progress.who)
 
 
 def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:
@@ -37,6 +49,7 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
     try:
         run = partial(_produced, strategy=strategy, options=options)
         is_patient = context.options.least_gain is None or context.repeats or not strategy.members
+        is_patient |= context.problem.link is not None
         produced = run(context) if is_patient else in_runs(context, run)
         outcome = produced if isinstance(produced, Outcome) else Outcome()
         members, rejected = judge(context, candidates_of(produced), name)
@@ -58,6 +71,10 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
 
 def _produced(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Any:
     """What a strategy returns, not judged yet."""
+    if context.problem.link is not None and strategy.copies == "search":
+        from remat.solvers.offload import solve_with_link  # here, because it imports Numba and SciPy
+
+        return solve_with_link(context, strategy, options)
     if context.problem.graph.has_implementations and strategy.implementations == "search":
         from remat.solvers.choose import choose_and_solve  # here, because it imports Numba and SciPy
 

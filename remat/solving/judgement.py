@@ -37,7 +37,7 @@ def judge(
         if not problem.scope.contains(plan.scope):
             rejected = f"its plan is {plan.scope}, but {problem.scope} was asked for"
         else:
-            trace: Trace = simulate(problem.graph, plan)
+            trace: Trace = simulate(problem.graph, plan, link=problem.link)
             members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
             on_member(members[-1])
             finder = str(candidate.parameters.get("from", who))
@@ -129,7 +129,7 @@ def _with_plan(
         budget_bytes=problem.budget_bytes,
         scope=problem.scope,
         accounting=problem.accounting,
-        plan=replace(best.plan, budget_bytes=problem.budget_bytes),
+        plan=replace(best.plan, budget_bytes=problem.budget_bytes, link=problem.link if best.plan.has_copies else None),
         cost=best.cost,
         peak_bytes=best.peak_bytes,
         overhead=best.cost / graph.total_cost - 1 if graph.total_cost else 0.0,
@@ -174,7 +174,7 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     """The solution, or the warm start if that is cheaper and fits."""
     if solution.status in (Status.FAILED, Status.SKIPPED) or not problem.scope.contains(warm_start.scope):
         return solution
-    trace = simulate(problem.graph, warm_start)
+    trace = simulate(problem.graph, warm_start, link=problem.link)
     if trace.peak_bytes > problem.budget_bytes or (solution.cost is not None and solution.cost <= trace.cost):
         return solution
     known = Outcome(
@@ -189,10 +189,13 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     )  # fmt: skip
 
 
-def restated(graph: Graph, solution: Solution) -> Solution:
-    """A solution for `graph.default()`, restated for `graph`, whose ids are the same.
+def restated(graph: Graph, solution: Solution, without: str) -> Solution:
+    """A solution of a narrower problem, restated for `graph`, whose ids are the same.
 
-    A bound or an INFEASIBLE of the default graph does not hold here: other implementations may be cheaper or smaller.
+    Its bound or INFEASIBLE does not hold here: other implementations, or copies, may be cheaper or smaller.
+
+    Args:
+        without: what makes the problem narrower.
     """
     stats = dict(solution.stats)
     if solution.bound is not None:
@@ -201,7 +204,7 @@ def restated(graph: Graph, solution: Solution) -> Solution:
     if solution.plan is None or solution.cost is None:
         if solution.status is not Status.INFEASIBLE:
             return lifted
-        return replace(lifted, status=Status.NO_PLAN, message=f"with default implementations: {solution.message}")
+        return replace(lifted, status=Status.NO_PLAN, message=f"{without}: {solution.message}")
     gap = relative_gap(solution.cost, graph.least_cost)
     status = Status.OPTIMAL if is_proven(solution.cost, graph.least_cost, "") else Status.FEASIBLE
     plan = replace(solution.plan, graph_sha256=graph.sha256())

@@ -229,6 +229,8 @@ class _Events:
             return
         try:
             plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["implementations"])
+            if "steps" in event:
+                plan = Plan.from_steps(problem.graph, event["steps"], problem.budget_bytes, problem.link)
             trace = simulate(problem.graph, plan)
         except InvalidPlan as error:
             best.contradict(f"{event['who']} reported a wrong plan: {error}")
@@ -317,6 +319,7 @@ def _exchange(
                 "scope": str(question.scope),
                 "accounting": question.accounting,
                 "cost_cap": question.cost_cap,
+                "link": None if question.link is None else question.link.document(),
             },
             "options_of_solve": {
                 field.name: getattr(context.options, field.name)

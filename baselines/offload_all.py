@@ -1,0 +1,17 @@
+"""Copy everything to the host that the backward pass reads."""
+
+from __future__ import annotations
+
+from baselines._offload import offloaded
+from remat import Candidate, Plan, Problem, strategy
+
+
+@strategy("offload_all", baseline=True, copies="own")
+def offload_all(problem: Problem) -> Candidate:
+    """Nothing runs again: what the forward pass made goes to the host, and comes back when the backward pass reads it.
+
+    What vDNN (Rhu et al., MICRO 2016, "all") and PyTorch's ``save_on_cpu`` do. Copies back begin as late as they can
+    without making the computations wait, where the link is fast enough.
+    """
+    graph = problem.graph
+    return Candidate(offloaded(problem, Plan.from_order(graph, range(len(graph)))))

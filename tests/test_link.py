@@ -1,0 +1,310 @@
+"""Plans that copy values to the host: the link, the judge, the files, and the search against exact optima."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute_force import KINDS as GRAPHS
+from brute_force import random_graph
+from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
+
+import remat
+from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
+from remat.bounds.window_rows import LinkRows
+from remat.bounds.windows import WindowBound, certify, solve_windows
+from remat.certificate import KINDS, LINK_FORMAT
+from remat.frontends.synthetic import chain
+from remat.link import parse_link
+from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
+from remat.simulator import plain_peak
+
+# Two forward operations, and a backward pass that reads the first one's value last.
+STEP = Graph.from_nodes("step", [[], [0], [1], [0, 2]], [4, 2, 2, 1], [10, 20, 10, 10], cost_unit="ns")
+SLOW = Link(to_host=10**9, from_host=5 * 10**8, latency_s=0)  # 1 ns a byte to the host, 2 ns back
+AWAY = [
+    ("compute", 0), ("offload", 0), ("compute", 1), ("free", 0), ("compute", 2), ("free", 1), ("prefetch", 0),
+    ("compute", 3),
+]  # fmt: skip
+
+
+def test_times_of_three_streams_by_hand() -> None:
+    trace = simulate(STEP, Plan.from_steps(STEP, AWAY, link=SLOW))
+    # computed at 10, 30 and 40; copied out from 10 to 14, in from 40 to 48; the last one waits for that
+    assert trace.end_cost.tolist() == [10, 30, 40, 58]
+    assert trace.cost == 58
+    assert trace.copies.tolist() == [[2, 0, 10, 14], [3, 0, 40, 48]]
+    assert trace.host_peak_bytes == 4
+    assert trace.running_bytes.tolist() == [4, 6, 4, 7]
+    assert trace.peak_bytes == 7
+
+
+def test_a_copy_counts_where_it_takes_its_place() -> None:
+    early = [*AWAY[:4], ("prefetch", 0), *AWAY[4:6], ("compute", 3)]
+    trace = simulate(STEP, Plan.from_steps(STEP, early, link=SLOW))
+    assert trace.cost == 50  # in from 30 to 38, while operation 2 runs
+    assert trace.peak_bytes == 8
+
+
+def test_freeing_waits_for_the_copy() -> None:
+    link = Link(to_host=10**8, from_host=10**9, latency_s=0)  # 40 ns to the host
+    trace = simulate(STEP, Plan.from_steps(STEP, AWAY, link=link))
+    assert trace.end_cost.tolist() == [10, 30, 60, 74]  # operation 2 begins at 50
+
+
+def test_a_latency_and_a_busy_link_cost_time() -> None:
+    link = Link(to_host=10**9, from_host=10**9, latency_s=1e-9, duplex=0.5)
+    assert (link.out_ns(4), link.in_ns(3)) == (9, 7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        ([("compute", 0), ("prefetch", 0)], "still resident"),
+        ([("compute", 0), ("free", 0), ("prefetch", 0)], "not on the host"),
+        ([("offload", 0)], "not resident"),
+        ([("compute", 0), ("offload", 0), ("offload", 0)], "already on the host"),
+        ([("compute", 0), ("drop", 0)], "not on the host"),
+        ([("compute", 0), ("offload", 0), ("drop", 0), ("free", 0), ("prefetch", 0)], "not on the host"),
+    ],
+)
+def test_a_copy_from_where_the_value_is_not_is_refused(steps: list[tuple[str, int]], says: str) -> None:
+    with pytest.raises(InvalidPlan, match=says):
+        simulate(STEP, Plan.from_steps(STEP, steps, link=SLOW))
+
+
+def test_a_full_host_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match="on the host then"):
+        simulate(STEP, Plan.from_steps(STEP, AWAY, link=Link(10**9, 10**9, host_bytes=3)))
+
+
+def test_copies_need_a_link_and_times() -> None:
+    with pytest.raises(InvalidInput, match="needs a link"):
+        simulate(STEP, Plan.from_steps(STEP, AWAY))
+    flops = Graph.from_nodes("step", [[], [0], [1], [0, 2]], [4, 2, 2, 1], [10, 20, 10, 10], cost_unit="flop")
+    with pytest.raises(InvalidInput, match="costs in ns"):
+        simulate(flops, Plan.from_steps(flops, AWAY, link=SLOW))
+    with pytest.raises(InvalidInput, match="costs in ns"):
+        remat.solve(flops, 8, link="12GB/s")
+
+
+@pytest.mark.parametrize("wrong", ["12", "12GB", "GB/s", "-1GB/s", "1GB/s,2GB/s,3GB/s", "pcie9", 12, "", True])
+def test_a_link_without_a_rate_is_refused_in_one_line(wrong: object) -> None:
+    with pytest.raises(InvalidInput) as error:
+        parse_link(wrong)  # pyright: ignore[reportArgumentType]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"to_host": -1}, {"latency_s": -1}, {"duplex": 0}, {"host_bytes": -4}])
+def test_a_link_of_wrong_numbers_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        Link(**{"to_host": 1, "from_host": 1, **wrong})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_link_without_bandwidth_is_none() -> None:
+    assert parse_link("0GB/s") is None
+    assert parse_link(Link(0, 10**9)) is None
+    assert parse_link(None) is None
+
+
+def test_a_plan_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
+    plan = Plan.from_steps(STEP, AWAY, 7, SLOW)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json", STEP)
+    assert again.steps == AWAY
+    assert again.link == SLOW
+    assert simulate(STEP, again).cost == 58
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "remat-plan/2"
+    no_copies = Plan.from_order(STEP, [0, 1, 2, 3])
+    assert no_copies.document()["format"] == "remat-plan/1"
+    document = plan.document() | {"format": "remat-plan/1", "steps": [list(step) for step in plan.steps]}
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidPlan, match="not a"):
+        Plan.load(tmp_path / "old.json", STEP)
+
+
+def test_matrices_show_what_is_on_the_device() -> None:
+    _, S_TV = Plan.from_steps(STEP, AWAY, link=SLOW).matrices(STEP)
+    assert S_TV[:, 0].tolist() == [False, True, False, True]
+
+
+def tiny_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
+    """Random problems in which something must be repeated or copied."""
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        graph = tiny_graph(rng, int(rng.integers(4, 6)))
+        least, most = graph.largest_working_set()[0], plain_peak(graph)
+        if least < most:
+            found.append((graph, int(rng.integers(least, most)), tiny_link(rng, host=rng.random() < 0.3)))
+    return found
+
+
+def check_tiny(seeds: range) -> tuple[int, int]:
+    """(problems, those in which the search is at the optimum); everything else must hold in all."""
+    equal, problems = 0, 0
+    for graph, budget, link in tiny_problems(seeds):
+        loose = loose_optimum(graph, budget, link)
+        least, steps = strict_optimum(graph, budget, link)
+        if loose is None or least is None:
+            continue
+        assert least == loose, (graph, budget, link)
+        if least == float("inf"):
+            continue
+        problems += 1
+        trace = simulate(graph, plan_of(graph, steps, budget, link))
+        assert (trace.cost, trace.peak_bytes <= budget) == (least, True)
+        search = OffloadSearch(graph, budget, link, 0, plain_peak(graph))
+        for _ in range(3):
+            search.run(1e-1, 1e-3, 2000)
+        if search.least < float("inf"):
+            found = simulate(graph, search.plan())
+            assert found.cost == search.least >= least
+            assert found.peak_bytes <= budget
+            assert link.host_bytes is None or found.host_peak_bytes <= link.host_bytes
+            equal += found.cost == least
+    return problems, equal
+
+
+def test_the_search_is_at_exact_optima_and_never_below() -> None:
+    problems, equal = check_tiny(range(24))
+    assert problems >= 10
+    assert equal >= 0.7 * problems
+
+
+@pytest.mark.slow
+def test_plans_lose_nothing_against_copies_at_any_moment() -> None:
+    problems, equal = check_tiny(range(100, 3000))
+    assert problems > 1000
+    assert equal > 0.7 * problems
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = tiny_graph(rng, int(rng.integers(8, 40)))
+    if seed % 2:
+        kinds = GRAPHS[seed // 2 % len(GRAPHS)]
+        graph = replace(random_graph(rng, int(rng.integers(8, 40)), **kinds), cost_unit="ns")  # pyright: ignore[reportArgumentType]
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    link = tiny_link(rng, host=seed % 3 == 0)
+    search = OffloadSearch(graph, int(rng.integers(min(least, most), max(least, most) + 1)), link, seed, most)
+    search.genes.away[:] = rng.random(search.genes.away.shape) < rng.random()
+    search.genes.numbers[1] = rng.integers(0, 50)
+    for _ in range(int(rng.integers(0, len(graph)))):
+        t = int(rng.integers(1, len(graph)))
+        i = int(rng.integers(0, t))
+        if not graph.operations[i].run_once:
+            insert(search.genes, t, i, len(graph))
+    trace = simulate(graph, search.plan(search.genes), link=replace(link, host_bytes=None))
+    found = search.works[0].found
+    assert trace.cost == found[MAKESPAN]
+    host = 0 if link.host_bytes is None else trace.host_peak_bytes - link.host_bytes
+    assert max(0, trace.peak_bytes - search.limits[1], host) == found[MOST_EXCESS]
+
+
+def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[int]) -> BoundCertificate:
+    """The certificate of the window relaxation with copies and these boundaries."""
+    problem = Problem(graph, budget, Scope.STAGED, link=link)
+    windows = WindowBound(problem)
+    solved = solve_windows(windows.model(boundaries), time.monotonic() + 60, None)
+    assert solved is not None
+    return certify(problem, solved[0], solved[2])
+
+
+def check_bounds(seeds: range) -> tuple[int, int]:
+    """(problems, those where the bound is above the cost of running everything once); no bound is above an optimum."""
+    n = above = 0
+    for seed, (graph, budget, link) in zip(seeds, tiny_problems(seeds), strict=False):
+        rng = np.random.default_rng(seed)
+        best = loose_optimum(graph, budget, link, 60_000)
+        boundaries = sorted(rng.choice(len(graph) - 1, int(rng.integers(1, len(graph))), replace=False).tolist())
+        if best is None:
+            continue
+        certificate = proven_with_copies(graph, budget, link, boundaries)
+        assert verify_bound(graph, certificate) == certificate.bound <= best, (seed, boundaries)
+        assert invented_bound(graph, budget, link, boundaries, rng) <= best, (seed, boundaries)
+        n, above = n + 1, above + (certificate.bound > graph.total_cost)
+    return n, above
+
+
+def invented_bound(graph: Graph, budget: int, link: Link, boundaries: list[int], rng: np.random.Generator) -> int:
+    """The highest bound of random multipliers, over every row that the checker takes."""
+    rows = LinkRows(graph, budget, boundaries, Scope.STAGED, link)
+    most = max(len(graph), len(graph.values), len(boundaries) + 1)
+    known = [
+        (kind, *row)
+        for kind, width in KINDS[LINK_FORMAT].items() if kind != "knapsack"
+        for row in itertools.product(range(most), repeat=width) if rows.add(kind, row, 0)
+    ]  # fmt: skip
+    multipliers, best = np.zeros(len(known), dtype=int), graph.total_cost
+    for _ in range(200):
+        changed = multipliers.copy()
+        for i in rng.integers(len(known), size=rng.integers(1, 5)):
+            changed[i] = max(0, changed[i] + int(rng.choice([-2, -1, 1, 2, 4])))
+        rows.clear()
+        for i in np.nonzero(changed)[0].tolist():
+            rows.add(known[i][0], known[i][1:], int(changed[i]))
+        bound = min(rows.idle, graph.total_cost + -(-rows.value(2) // 2))
+        if bound >= best:
+            best, multipliers = bound, changed
+    return best
+
+
+def test_no_bound_with_copies_is_above_an_optimum() -> None:
+    problems, above = check_bounds(range(40))
+    assert problems >= 15
+    assert above >= 5
+
+
+@pytest.mark.slow
+def test_no_bound_with_copies_is_above_any_of_many_optima() -> None:
+    problems, _ = check_bounds(range(5000, 9000))
+    assert problems > 2000
+
+
+def test_a_bound_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
+    graph, budget, link = tiny_problems(range(3, 30))[0]
+    certificate = proven_with_copies(graph, budget, link, [len(graph) // 2])
+    certificate.save(tmp_path / "bound.json")
+    again = BoundCertificate.load(tmp_path / "bound.json")
+    assert again.link == link
+    assert json.loads((tmp_path / "bound.json").read_text())["format"] == "remat-bound/3"
+    assert verify_bound(graph, again) == certificate.bound
+    with pytest.raises(InvalidInput, match="proves only"):
+        verify_bound(graph, replace(certificate, bound=certificate.bound + 1))
+    with pytest.raises(InvalidInput):
+        verify_bound(graph, replace(certificate, scope=Scope.FREE))
+
+
+def test_a_solve_with_a_link_copies_and_proves() -> None:
+    graph = replace(chain(n=16), cost_unit="ns")
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    budget = (2 * least + most) // 3
+    plain = remat.solve(graph, budget, time_limit_s=10)
+    fast = remat.solve(graph, budget, time_limit_s=10, link=Link(10**13, 10**13, latency_s=0))
+    assert plain.cost is not None
+    assert fast.cost is not None
+    assert fast.cost <= plain.cost
+    assert fast.plan is not None
+    assert simulate(graph, fast.plan).cost == fast.cost
+    assert fast.bound is not None
+    assert fast.bound <= fast.cost
+    if fast.certificate is not None:
+        assert verify_bound(graph, fast.certificate) <= fast.bound
+
+
+def test_strategies_without_copies_prove_nothing_about_a_link() -> None:
+    graph = replace(chain(n=8), cost_unit="ns")
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    for strategy in ("checkmate_milp", "chen_sqrtn"):
+        solution = remat.solve(graph, budget, strategy, link="12GB/s", time_limit_s=10)
+        assert solution.bound in (None, graph.total_cost)
+        assert solution.certificate is None
+    assert remat.solve(graph, budget, "offload_all").status == "SKIPPED"
+    assert remat.solve(graph, budget, "offload_greedy", link=Link(10**12, 10**12)).plan is not None
