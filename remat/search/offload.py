@@ -158,7 +158,7 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
             is_away = away[stage[q], v] and stage[start] < stage[q]
             gap_from[n_gaps], gap_to[n_gaps], gap_value[n_gaps], gap_away[n_gaps] = start, q, v, is_away
             if is_away:
-                note_away(work, n_gaps, v, start, size[v])
+                note_away(work, n_gaps, int(v), int(start), int(size[v]))
             else:  # `held` has differences so far
                 held[start + 1] += size[v]
                 held[q] -= size[v]
