@@ -8,7 +8,7 @@ from remat import Candidate, Plan, Problem, strategy
 
 @strategy("offload_all", baseline=True, copies="own")
 def offload_all(problem: Problem) -> Candidate:
-    """Nothing runs again: what the forward pass made goes to the host, and comes back when the backward pass reads it.
+    """Copy what the forward pass makes to the host, and back when the backward pass reads it; repeat nothing.
 
     What vDNN (Rhu et al., MICRO 2016, "all") and PyTorch's ``save_on_cpu`` do. Copies back begin as late as they can
     without making the computations wait, where the link is fast enough.

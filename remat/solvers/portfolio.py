@@ -81,7 +81,7 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compil
     implementations="search",
     members=("search", "checkmate_milp"),
     begins_greedily=True,
-    copies="search",
+    copies="annealed",
     version=4,
 )
 def portfolio(problem: Problem, context: Context) -> Outcome:

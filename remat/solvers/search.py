@@ -41,7 +41,7 @@ DEADLINE_MARGIN_S = 0.05  # for the last simulation
 COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
-@strategy("search", implementations="search", begins_greedily=True, copies="search", version=2)
+@strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=2)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing from a greedy eviction, of retention intervals and of sequences of computations in turn.
 

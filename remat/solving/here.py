@@ -71,7 +71,7 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
 
 def _produced(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Any:
     """What a strategy returns, not judged yet."""
-    if context.problem.link is not None and strategy.copies == "search":
+    if context.problem.link is not None and strategy.copies == "annealed":
         from remat.solvers.offload import solve_with_link  # here, because it imports Numba and SciPy
 
         return solve_with_link(context, strategy, options)
