@@ -104,3 +104,13 @@ def test_no_behaviour_hangs_on_the_name_of_a_strategy() -> None:
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     assert len(files) > 250
     assert not {path.name: found for path in files if (found := list(compared_names(path.read_text())))}
+
+
+def test_every_public_name_of_the_pytorch_room_is_imported_at_its_first_use() -> None:
+    tree = ast.parse((ROOT / "remat" / "torch" / "__init__.py").read_text())
+    named = {
+        target.id: ast.literal_eval(node.value)
+        for node in tree.body if isinstance(node, ast.Assign)
+        for target in node.targets if isinstance(target, ast.Name) and target.id in ("_HOMES", "__all__")
+    }  # fmt: skip
+    assert set(named["_HOMES"]) == set(named["__all__"])
