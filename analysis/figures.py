@@ -73,11 +73,14 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel for each network and budget: overhead of plans that recompute, copy, or do both, by the link's rate."""
+    """A panel for each network and budget with several rates: overhead of plans that recompute, copy, or do both."""
     both, rule = style_of(OURS), style_of("offload_greedy")
-    problems = list(dict.fromkeys((row["network"], row["budget"]) for row in rows))
-    figure, grid = panels(len(problems), (2.5, 2.1), 4, xlabel="GB/s each way", ylabel="overhead (%)")
-    for axes, (network, budget) in zip(grid, problems, strict=True):
+    rates_of: dict[tuple[str, float], set[float]] = {}
+    for row in rows:
+        rates_of.setdefault((row["network"], row["budget"]), set()).update({row["rate"]} - {0.0})
+    problems = [problem for problem, rates in rates_of.items() if len(rates) > 1]
+    figure, grid = panels(max(1, len(problems)), (2.5, 2.1), 4, xlabel="GB/s each way", ylabel="overhead (%)")
+    for axes, (network, budget) in zip(grid, problems, strict=False):
         own = [row for row in rows if (row["network"], row["budget"]) == (network, budget)]
         joint = [row for row in own if row["rate"] and row["strategy"] == OURS]
         greedy = [row for row in own if row["rate"] and row["strategy"] != OURS]
@@ -96,7 +99,7 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set(title=f"{LABELS.get(network, 'Llama, 32 layers')}, {size}", xscale="log")
         axes.set_ylim(bottom=0, top=None if not plain else 115 * plain)
         log_numbers(axes.xaxis)
-    legend_below(figure)
+    legend_below(figure, 2)
     return figure
 
 
