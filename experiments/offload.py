@@ -60,7 +60,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         if strategy != JOINT or not rate:
             continue
         both = found[network, budget, rate, JOINT]
-        plain, rule = (found.get((network, budget, *key)) for key in ((0.0, JOINT), (rate, RULE)))
+        plain, rule = found.get((network, budget, 0.0, JOINT)), found.get((network, budget, rate, RULE))
         bound = None if both["bound"] is None else both["bound"] / both["total_cost"] - 1
         gap = None if both["cost"] is None or bound is None else both["gap"]
         lines.append([

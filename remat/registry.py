@@ -59,8 +59,8 @@ class Strategy:
             strategy waits for ``python -m remat.search`` (`remat.search.ready`).
         gives_starts: within seconds it finds plans of a kind that annealing misses on graphs of a few hundred
             operations; there `portfolio` begins from them.
-        copies: what it makes of a link: nothing (``none``), plans with copies that are ``annealed`` around it, or copies
-            by its ``own`` rules.
+        copies: what it makes of a link: nothing (``none``), plans with copies that are ``annealed`` around it, or
+            copies by its ``own`` rules.
         begins_greedily: its first plans are those of greedy eviction. Where it runs in a separate process, the caller's
             process finds them while that one starts.
     """
