@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from remat.errors import RematError
-from remat.incumbent import Incumbent
+from remat.incumbent import Found, Incumbent
 from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.solution import Solution
@@ -135,6 +135,11 @@ class Context:
             InvalidPlan: the plan cannot be executed.
         """
         return self.incumbent.offer(plan, who)
+
+    def take_plan(self, found: Found) -> None:
+        """Offer what is found of a narrower problem: its plan; its bound holds there alone."""
+        if found.plan is not None:
+            self.offer(found.plan, found.progress.who)
 
     def offer_bound(self, bound: int, who: str, by: str = "") -> bool:
         """Offer a proven lower bound on every plan of this problem; whether it is the best so far.

@@ -308,3 +308,13 @@ def test_strategies_without_copies_prove_nothing_about_a_link() -> None:
         assert solution.certificate is None
     assert remat.solve(graph, budget, "offload_all").status == "SKIPPED"
     assert remat.solve(graph, budget, "offload_greedy", link=Link(10**12, 10**12)).plan is not None
+
+
+def test_a_warm_start_with_copies_needs_a_link() -> None:
+    plan = Plan.from_steps(STEP, AWAY, 7, SLOW)
+    with pytest.raises(InvalidInput, match="give the solve a link"):
+        remat.solve(STEP, 7, warm_start=plan)
+    for strategy in ("portfolio", "interval_cp"):
+        solution = remat.solve(STEP, 7, strategy, warm_start=plan, link=SLOW, time_limit_s=5)
+        assert solution.cost is not None
+        assert solution.cost <= 58

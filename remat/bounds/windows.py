@@ -121,11 +121,12 @@ class WindowBound:
     def model(self, boundaries: Sequence[int]) -> WindowModel:
         """The relaxation with these boundaries and every window between them."""
         windows = list(itertools.combinations(range(len(boundaries)), 2))
-        if self.problem.link is not None:
-            model = build_link_model(self._arrays, self.problem.budget_bytes, boundaries, windows, self.problem.link)
-            return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
-        is_staged = self.problem.scope is Scope.STAGED
-        model = build_window_model(self._arrays, self.problem.budget_bytes, boundaries, windows, slots=is_staged)
+        arrays, budget, link = self._arrays, self.problem.budget_bytes, self.problem.link
+        if link is not None:
+            model = build_link_model(arrays, budget, boundaries, windows, link)
+        else:
+            is_staged = self.problem.scope is Scope.STAGED
+            model = build_window_model(arrays, budget, boundaries, windows, slots=is_staged)
         return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
 
     def solve(

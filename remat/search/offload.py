@@ -593,11 +593,12 @@ class OffloadSearch:
     """Annealing on one graph within one budget and over one link; one thread.
 
     Attributes:
+        seed: of its random choices.
         least: makespan of the best plan so far, in ns; infinite without one.
     """
 
     def __init__(self, graph: Graph, budget_bytes: int, link: Link, seed: int, plain_peak_bytes: int):
-        self.graph, self.link, self.x = graph, link, instance_of(graph, link)
+        self.graph, self.link, self.seed, self.x = graph, link, seed, instance_of(graph, link)
         self.total = max(1, graph.total_cost)
         host = MAX_BYTES if link.host_bytes is None else link.host_bytes
         self.limits = graph.fixed_bytes, budget_bytes, host

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from remat.graph import Graph
 from remat.plan import FREE, Plan
+
+
+def replayed(graph: Graph, plan: Plan) -> Iterator[tuple[int, list[int], list[int]]]:
+    """The steps of a plan: (operation, values that it makes, values that it makes again while they are held).
+
+    A free is (-1, [], [value]). What is made again is held twice while the operation runs, as `simulate` counts.
+    """
+    held = set[int]()
+    for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
+        if kind == FREE:
+            held.discard(i)
+            yield -1, [], [i]
+            continue
+        outputs = graph.operations[i].outputs
+        new, again = [v for v in outputs if v not in held], [v for v in outputs if v in held]
+        held.update(new)
+        yield i, new, again
 
 
 class Sizes:
@@ -39,15 +57,13 @@ class Timeline:
     def of(cls, graph: Graph, plan: Plan) -> Timeline:
         """Of a plan for this graph."""
         made, freed, again = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
-        held, at = set[int](), 0
-        for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-            if kind == FREE:
-                held.discard(i)
-                freed.append((at, i))
+        at = 0
+        for k, new, others in replayed(graph, plan):
+            if k < 0:
+                freed += [(at, v) for v in others]
                 continue
-            for v in graph.operations[i].outputs:
-                (again if v in held else made).append((at, v))
-                held.add(v)
+            made += [(at, v) for v in new]
+            again += [(at, v) for v in others]
             at += 1
         return cls(plan.order, *(np.array(pairs, dtype=np.int64).reshape(-1, 2).T for pairs in (made, freed, again)))
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from remat.bounds.windows import TRIES, WindowBound
@@ -61,14 +61,6 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
     )  # fmt: skip
 
 
-@dataclass
-class _Start:
-    """A search and the seed of its next round."""
-
-    search: OffloadSearch
-    seed: int
-
-
 class _Run:
     """One call; `context.incumbent` keeps its plans."""
 
@@ -89,8 +81,8 @@ class _Run:
         aside = context.about(problem).with_options(time_limit_s=limit_s, progress=None, warm_start=None)
         aside = aside.until(min(context.deadline, time.monotonic() + limit_s))
         solution = context.run_strategy(aside, self.strategy.name, self.options, isolate=False)
-        if solution.plan is not None and problem.budget_bytes == context.problem.budget_bytes:
-            context.offer(solution.plan, self.strategy.name)
+        if solution.plan is not None:
+            self._offer(solution.plan)
         return solution.plan
 
     def search_and_prove(self) -> None:
@@ -139,13 +131,13 @@ class _Run:
             return
         starts = list(self._starts())
         for share, most in zip(ROUND_SHARES, GO_ON, strict=True):
-            starts = sorted(starts, key=lambda start: start.search.least)[: most or None]
+            starts = sorted(starts, key=lambda start: start.least)[: most or None]
             if context.is_over() or context.is_solved():
                 return
             until = time.monotonic() + share * context.remaining_s()
             self._round(starts, until, share, is_first=not most)
 
-    def _starts(self) -> Iterator[_Start]:
+    def _starts(self) -> Iterator[OffloadSearch]:
         budget, best = self.context.problem.budget_bytes, self.context.incumbent.plan
         plans = [best if best is not None and not best.implementations else None]
         for share in LARGER:
@@ -154,22 +146,22 @@ class _Run:
         plans.append(Plan.from_order(self.graph, range(len(self.graph))))
         for i, plan in enumerate(plan for plan in plans if plan is not None):
             start = self._start(self.context.options.seed + SEED_STEP * i)
-            start.search.load(plan)
+            start.load(plan)
             yield start
 
-    def _start(self, seed: int) -> _Start:
+    def _start(self, seed: int) -> OffloadSearch:
         problem = self.context.problem
         assert problem.link is not None
-        return _Start(OffloadSearch(self.graph, problem.budget_bytes, problem.link, seed, self.peak), seed)
+        return OffloadSearch(self.graph, problem.budget_bytes, problem.link, seed, self.peak)
 
-    def _round(self, starts: Sequence[_Start], until: float, share: float, is_first: bool) -> None:
+    def _round(self, starts: Sequence[OffloadSearch], until: float, share: float, is_first: bool) -> None:
         """Anneal each start for an equal part of the time, as many beside each other as there are threads."""
         context = self.context
         threads = self.threads
         todo = [*starts]
         for i in range(1, threads - len(starts) + 1):  # several threads go on from one plan
             todo.append(self._start(starts[0].seed + SEED_STEP * 100 * i))
-            todo[-1].search.take_best(starts[0].search)
+            todo[-1].take_best(starts[0])
         slice_s = (until - time.monotonic()) / -(-len(todo) // threads)
         moves = context.steps_in(share * MOVES_PER_S / len(todo)) if context.repeats else None
 
@@ -178,12 +170,12 @@ class _Run:
                 if self._is_over():
                     return
                 if is_first:
-                    start.search.offload_greedily(context.is_over)
-                self._cool(start.search, HOT if is_first else WARM, slice_s, moves)
+                    start.offload_greedily(context.is_over)
+                self._cool(start, HOT if is_first else WARM, slice_s, moves)
 
         self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
-        starts[0].search.take_best(min((each.search for each in todo), key=lambda search: search.least))
+        starts[0].take_best(min(todo, key=lambda search: search.least))
 
     def _cool(self, search: OffloadSearch, hot: float, seconds: float, moves: int | None) -> None:
         """Anneal from one temperature to `COLD`; offer what it finds."""
@@ -202,16 +194,14 @@ class _Run:
                 n = max(LEAST_CHUNK, min(int(n * CHUNK_S / max(1e-4, time.monotonic() - now)), 4 * n))
             if search.least < offered and time.monotonic() - offered_at > OFFER_S:
                 offered, offered_at = search.least, time.monotonic()
-                self._offer(search)
+                self._offer(search.plan())
         if search.least < offered:
-            self._offer(search)
+            self._offer(search.plan())
         self.moves += done
 
     def _is_over(self) -> bool:
         return self.stopped.is_set() or self.context.is_over() or self.context.is_solved()
 
-    def _offer(self, search: OffloadSearch) -> None:
-        plan = search.plan()
-        if self.graph is not self.context.problem.graph:
-            plan = replace(plan, graph_sha256=self.context.problem.graph.sha256())
-        self.context.offer(plan, self.strategy.name)
+    def _offer(self, plan: Plan) -> None:
+        """Offer a plan of the graph, or of its default implementations, whose ids are the same."""
+        self.context.offer(replace(plan, graph_sha256=self.context.problem.graph.sha256()), self.strategy.name)

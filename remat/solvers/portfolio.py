@@ -14,8 +14,8 @@ from remat.bounds.min_budget import min_budget
 from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
-from remat.context import Context
-from remat.incumbent import Found, Incumbent, is_closed
+from remat.context import Context, incumbent_of
+from remat.incumbent import Incumbent, is_closed
 from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
@@ -208,12 +208,8 @@ class _Run:
         if best.plan is not None and best.plan.scope is Scope.FREE:
             return
 
-        def offer(found: Found) -> None:
-            if found.plan is not None:
-                context.offer(found.plan, found.progress.who)
-
         staged = replace(context.problem, scope=Scope.STAGED)
-        own = Incumbent(staged.graph, staged.budget_bytes, Scope.STAGED, record=offer)
+        own = incumbent_of(staged, record=context.take_plan)
         share = STAGED_SHARE_LEAN if best.plan is None else STAGED_SHARE
         aside = context.about(staged, own).with_options(warm_start=best.plan, least_gain=STAGED_GAIN)
         context.run_strategy(aside.until(context.share_ends(share)), "portfolio", {}, isolate=False)

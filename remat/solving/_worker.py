@@ -69,12 +69,15 @@ class Events:
         os.write(self._file, json.dumps(event).encode() + b"\n")
 
     def found(self, found: Found) -> None:
-        """Report a plan, as the order of its computations, or a bound."""
+        """Report a plan, as the order of its computations or with copies as its steps, or a bound."""
         progress = found.progress
         event: dict[str, Any] = {"at": time.time(), "who": progress.who}
         if found.plan is not None:
-            event |= {"cost": progress.cost, "order": found.plan.order.tolist(), "implementations": found.plan.choices}
-            event |= {"steps": found.plan.steps} if found.plan.has_copies else {}
+            event["cost"] = progress.cost
+            if found.plan.has_copies:
+                event["steps"] = found.plan.steps
+            else:
+                event |= {"order": found.plan.order.tolist(), "implementations": found.plan.choices}
         else:
             event |= {"bound": found.bound, "by": found.proven_by}
         self.append(event)

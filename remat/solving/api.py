@@ -76,8 +76,11 @@ def solve_sweep(
     chosen = get_strategy(strategy)  # a process's first call imports all strategies, which counts as time of the solve
     how, own = SolveOptions.split(options)
     chosen.check_options(own)
-    _checked(graph, how.warm_start)
-    question = Problem(graph, 0, parse_scope(scope), check_accounting(accounting), link=parse_link(link))
+    way = parse_link(link)
+    if how.warm_start is not None and how.warm_start.has_copies and way is None:
+        raise InvalidInput("warm_start copies values to the host; give the solve a link, too, e.g. link=12GB/s")
+    checked = _checked(graph, how.warm_start)
+    question = Problem(checked, 0, parse_scope(scope), check_accounting(accounting), link=way)
     if isolate is not None and not isinstance(isolate, bool):
         raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
     if isinstance(budgets, (str, bytes)) or not _is_list(budgets):

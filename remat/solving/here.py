@@ -10,7 +10,6 @@ from typing import Any
 
 from remat.context import Context, incumbent_of
 from remat.errors import InvalidPlan, Skip
-from remat.incumbent import Found
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy
 from remat.solution import Ending, Family, Member, Outcome, Solution, Status, candidates_of
@@ -32,16 +31,12 @@ def solve_here(context: Context, strategy: str, options: Mapping[str, Any]) -> S
     began, chosen, problem = time.monotonic(), get_strategy(strategy), context.problem
     solution = refuse_if_impossible(problem, strategy)
     if solution is None and problem.link is not None and chosen.copies == "none":
-        without = replace(problem, link=None)
-        inner = context.about(without, incumbent_of(without, record=lambda found: _pass_on(found, context)))
+        without, start = replace(problem, link=None), context.options.warm_start
+        inner = context.about(without, incumbent_of(without, record=context.take_plan))
+        if start is not None and start.has_copies:
+            inner = inner.with_options(warm_start=None)
         solution = restated(problem.graph, _run(inner, chosen, options), "without copies")
     return replace(solution or _run(context, chosen, options), wall_s=time.monotonic() - began)
-
-
-def _pass_on(found: Found, context: Context) -> None:
-    """Offer a plan without copies; its bound holds for such plans alone."""
-    if found.plan is not None:
-        context.offer(found.plan, found.progress.who)
 
 
 def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Solution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -55,23 +54,20 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
     # A child compiles the search first, and what needs no search goes on meanwhile.
     size = max(LEAST, len(context.problem.graph.every_implementation()) / IMPLEMENTATIONS)
     seconds = FIRST_S * size if is_ready() else math.inf
-    certificates, stats = [], {}
-    for n in itertools.count():
+    known, stats, n = None, {}, 0
+    while True:
         own = context.with_options(
             least_gain=None, seed=context.options.seed + SEED_STEP * n,
             warm_start=incumbent.plan or context.options.warm_start,
         )  # fmt: skip
         is_last = seconds * (1 + 1 / GROWTH) >= context.remaining_s()  # rather than a short one after it
         outcome = run(own if is_last else own.until(time.monotonic() + seconds))
-        certificates.append(outcome.certificate)
         stats |= outcome.stats
-        known = certificates[0]
-        for proof in certificates[1:]:
-            known = proof if known is None or (proof is not None and proof.bound > known.bound) else known
+        proof = outcome.certificate
+        known = proof if known is None or (proof is not None and proof.bound > known.bound) else known
         outcome = replace(outcome, certificate=known, stats=stats)
         is_over = is_last or context.is_solved() or outcome.infeasible
         now = time.time() - incumbent.began
         if is_over or is_enough(incumbent.costs(), incumbent.bound, now, least_gain, PATIENCE_S * size):
             return outcome
-        seconds *= GROWTH
-    raise AssertionError
+        seconds, n = seconds * GROWTH, n + 1

@@ -225,12 +225,13 @@ class _Events:
         if "bound" in event:
             best.offer_bound(event["bound"], event["who"], event["by"], at=event["at"])
             outer.offer_bound(event["bound"], event["who"], event["by"])
-        if "order" not in event:
+        if not event.keys() & {"order", "steps"}:
             return
         try:
-            plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["implementations"])
             if "steps" in event:
                 plan = Plan.from_steps(problem.graph, event["steps"], problem.budget_bytes, problem.link)
+            else:
+                plan = Plan.from_order(problem.graph, event["order"], problem.budget_bytes, event["implementations"])
             trace = simulate(problem.graph, plan)
         except InvalidPlan as error:
             best.contradict(f"{event['who']} reported a wrong plan: {error}")

@@ -10,7 +10,8 @@ import numpy as np
 
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.torch.planning.replay import group_of, replayed
+from remat.search.timeline import replayed
+from remat.torch.planning.replay import group_of
 from remat.units import format_size
 
 COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#ee8866", "#bbbbbb")  # Paul Tol's

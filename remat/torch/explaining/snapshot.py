@@ -8,7 +8,8 @@ from typing import Any
 
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.torch.planning.replay import STEP, replayed
+from remat.search.timeline import replayed
+from remat.torch.planning.replay import STEP
 
 PROTOCOL = 4  # the visualizer reads no later one
 FIRST_ADDRESS = 1 << 32
