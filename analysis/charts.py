@@ -64,6 +64,8 @@ def panels(
     grid = figure.subplots(lines, across, squeeze=False, **shared).ravel()
     for i, axes in enumerate(grid[:n]):
         axes.set(xlabel=xlabel if i + across >= n else "", ylabel=ylabel if i % across == 0 else "")
+        if i + across >= n:  # also above an empty place, where shared axes would have none
+            axes.tick_params(labelbottom=True)
     for axes in grid[n:]:
         axes.set_axis_off()
     return figure, list(grid[:n])

@@ -108,14 +108,14 @@ def compare(
         return Holding.of(model, gpu, optimizer, shard)
 
     made = StepFactory(factory, options, families[0][0], lambda model: holding_of(model).beside_bytes, shard, training)
-    found, there, told = list[OnGpu](), 0, ""
+    found, there, trained = list[OnGpu](), 0, ""
     for those in families:
         if there > those[-1].memory_bytes:
             found += [OnGpu(gpu, None, there, price=per_hour.get(gpu.name)) for gpu in those]
             continue
         made.use(those[0])
         step, known, model = made.step({})
-        told = training.told(model)
+        trained = training.describe(model)
         holding = {gpu.name: holding_of(model, gpu) for gpu in those}
         graphs = {gpu.name: holding[gpu.name].costed(holding[gpu.name].held(step.graph)) for gpu in those}
         first = graphs[those[-1].name]
@@ -129,7 +129,7 @@ def compare(
             need = min(peak, least + graph.fixed_bytes - first.fixed_bytes)
             found.append(_on_gpu(gpu, graph, peak, need, plans, per_hour.get(gpu.name)))
     found.sort(key=lambda each: (each.gpu.memory_bytes, each.gpu.name))
-    return Comparison(", ".join(filter(None, (made.name, made.told_sizes()))), told, tuple(found))
+    return Comparison(", ".join(filter(None, (made.name, made.describe_sizes()))), trained, tuple(found))
 
 
 def _on_gpu(gpu: Gpu, graph: Graph, peak: int, least: int, plans: KnownPlans, price: float | None) -> OnGpu:

@@ -167,7 +167,7 @@ def explain(
     largest, refused = _largest(made, holding, budget_bytes, plans)
     found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
     return Explanation(
-        made.name, device, shard, training.told(model), graph, step.modules, step.captured,
+        made.name, device, shard, training.describe(model), graph, step.modules, step.captured,
         holding.bytes_by_name(graph), budget_bytes, plain_peak_bytes, Plan.from_order(graph, range(len(graph))),
         plans.known(graph, budget_bytes), least,
         {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,

@@ -73,7 +73,7 @@ class StepFactory:
         if gpu is not self.gpu:
             self.gpu, self.copies, self.steps = gpu, None, {}
 
-    def told_sizes(self) -> str:
+    def describe_sizes(self) -> str:
         """``batch_size=4, length=8192``: the sizes of the step."""
         sizes = {name: self.options.get(name) or self._default(name) for name in ("batch_size", *LENGTHS)}
         return ", ".join(f"{name}={size}" for name, size in sizes.items() if size)

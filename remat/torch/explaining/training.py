@@ -60,7 +60,7 @@ class Training:
         if self.lora is not None and not any(isinstance(module, Adapted) for module in model.modules()):
             adapt(model, self.lora)
 
-    def told(self, model: nn.Module) -> str:
+    def describe(self, model: nn.Module) -> str:
         """What is trained of a prepared model, in one line."""
         dtypes, numbers = Counter[torch.dtype](), Counter[bool]()
         for p in model.parameters():
