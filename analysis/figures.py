@@ -138,7 +138,7 @@ def monet_ablation(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
             points(axes, found, colour, marker, "-", label=label, size=4)
         axes.set_title(f"{name}{words}", fontsize=8)
         axes.set(xlim=(4.5, 10.5), ylim=(min(0.0, axes.get_ylim()[0]), None))
-        if not any(len(line.get_xdata()) for line in axes.lines):  # none of these levels was solved
+        if not any(np.size(line.get_xdata()) for line in axes.lines):  # none of these levels was solved
             axes.set_axis_off()
             axes.set_title("")
     legend_below(figure)
