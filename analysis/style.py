@@ -98,6 +98,8 @@ STYLES: dict[str, Style] = {
     "offload_all": Style("Offload all", "#5577AA", "v", "-."),
     "offload_greedy": Style("Offload, greedy", "#225544", "^", ":"),
     "offload_checkpoints": Style("Offload checkpoints", "#CCAA22", "s", ":"),
+    "capuchin": Style("Capuchin", "#AA44FF", "<", "--"),
+    "torchtitan": Style("torchtitan", "#0055AA", ">", "-."),
     "gist": Style("Gist", "#99BB88", "X", ":"),
     "torch_mincut": Style("PyTorch min-cut", "#996600", "d", "-."),
     "torch_budget": Style("PyTorch memory budget", "#EE4499", "d", ":"),

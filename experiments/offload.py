@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from analysis import figures
 from analysis.charts import save_in_run
+from analysis.style import style_of
 from experiments.arguments import names_of
 from experiments.documents import Drawing, markdown_table
 from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
@@ -21,7 +22,8 @@ NETWORKS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vgg16": ("p100/vgg16_b176.json", (8, 10)),
     "llama_32": ("results/graphs/llama_32.json.gz", (0.7, 0.5, 0.3)),
 }
-JOINT, RULE = "portfolio", "offload_greedy"
+JOINT = "portfolio"
+RULES = ("offload_greedy", "offload_checkpoints", "capuchin", "torchtitan")
 
 
 @experiment(page="results/offload.md", has_graphs=True)
@@ -45,7 +47,7 @@ def offload(
             of = {**limits, "network": name, "budget": budget}
             yield solve_case(source, graph, JOINT, budget_bytes, **of, rate=0.0)
             for rate in rates:
-                for strategy in (RULE, JOINT):
+                for strategy in (*RULES, JOINT):
                     link = {"link": f"{rate:g}GB/s"}
                     yield solve_case(source, graph, strategy, budget_bytes, options=link, **of, rate=rate)
 
@@ -54,22 +56,32 @@ def offload(
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each budget and rate, and the figure."""
     found = {(row["network"], row["budget"], row["rate"], row["strategy"]): row for row in rows}
-    heads = ["network", "budget", "GB/s", "recompute only", "offload only", "both", "bound", "gap"]
+    heads = [
+        "network",
+        "budget",
+        "GB/s",
+        *(style_of(rule).label for rule in RULES),
+        "recompute only",
+        "both",
+        "bound",
+        "gap",
+    ]
     lines = []
     for network, budget, rate, strategy in found:
         if strategy != JOINT or not rate:
             continue
         both = found[network, budget, rate, JOINT]
-        plain, rule = found.get((network, budget, 0.0, JOINT)), found.get((network, budget, rate, RULE))
+        others = [found.get((network, budget, rate, rule)) for rule in RULES]
+        others.append(found.get((network, budget, 0.0, JOINT)))
         bound = None if both["bound"] is None else both["bound"] / both["total_cost"] - 1
         gap = None if both["cost"] is None or bound is None else both["gap"]
         lines.append([
             network, f"{budget:.0%}" if budget < 1 else f"{budget:g} GiB", f"{rate:g}",
-            *(_percent(None if row is None else row["overhead"]) for row in (plain, rule, both)), _percent(bound),
+            *(_percent(None if row is None else row["overhead"]) for row in (*others, both)), _percent(bound),
             _percent(gap),
         ])  # fmt: skip
     drawn = save_in_run(RUNS_FOLDER / "offload", "offload", figures.offload, rows)
-    table = markdown_table(heads, lines, "lrrrrrrr")
+    table = markdown_table(heads, lines, "lr" + "r" * (len(heads) - 2))
     return Drawing(f"{where_made(rows)}.\n\n{table}", figures={"offload": drawn[0]})
 
 

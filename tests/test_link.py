@@ -13,9 +13,11 @@ import pytest
 from brute_force import KINDS as GRAPHS
 from brute_force import random_graph
 from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
+from helpers import step_of
 
 import remat
 from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
+from remat.bounds.min_budget import min_budget
 from remat.bounds.window_rows import LinkRows
 from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
@@ -318,3 +320,34 @@ def test_a_warm_start_with_copies_needs_a_link() -> None:
         solution = remat.solve(STEP, 7, strategy, warm_start=plan, link=SLOW, time_limit_s=5)
         assert solution.cost is not None
         assert solution.cost <= 58
+
+
+def test_capuchin_copies_the_longest_unused_value_and_else_drops_the_cheapest() -> None:
+    deps = [[], [0], [1], [2], [3, 2], [4, 1], [5, 0]]
+    graph = Graph.from_nodes(
+        "chain", deps, [4, 4, 4, 1, 1, 1, 1], [10, 1, 5, 2, 2, 2, 2], backward=[False] * 4 + [True] * 3, loss=3,
+        cost_unit="ns",
+    )  # fmt: skip
+    budget = plain_peak(graph) - 2
+    fast, slow = Link(4 * 10**9, 4 * 10**9, latency_s=0), Link(10**8, 10**8, latency_s=0)
+    copied = remat.solve(graph, budget, "capuchin", link=fast)
+    assert (copied.parameters, copied.cost) == ({"copied": 1, "rebuilt": 0}, graph.total_cost)
+    assert copied.plan is not None
+    assert ("offload", 0) in copied.plan.steps
+    dropped = remat.solve(graph, budget, "capuchin", link=slow)
+    assert (dropped.parameters, dropped.cost) == ({"copied": 0, "rebuilt": 1}, graph.total_cost + 1)
+
+
+def test_torchtitan_copies_over_a_fast_link_and_rebuilds_over_a_slow_one() -> None:
+    small = step_of(6)
+    values = tuple(replace(value, bytes=value.bytes << 20) for value in small.values)
+    graph = replace(small, values=values, cost_unit="ns")
+    budget = (min_budget(graph).bytes + 2 * plain_peak(graph)) // 3
+    costs = []
+    for link in (Link(10**18, 10**18, latency_s=0), Link(10**3, 10**3)):
+        solution = remat.solve(graph, budget, "torchtitan", link=link)
+        assert solution.plan is not None
+        assert simulate(graph, solution.plan).peak_bytes <= budget
+        costs.append(solution.cost)
+        assert solution.plan.has_copies == (link.latency_s == 0)
+    assert graph.total_cost <= costs[0] < costs[1]
