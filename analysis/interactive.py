@@ -19,6 +19,8 @@ from analysis.scales import Scale, byte_scale, show_cost, show_mapping, show_per
 from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
 from analysis.style import BACKWARD, FORWARD, GREY, Style, style_of
 from remat.graph import Graph
+from remat.plan import OFFLOAD, PREFETCH
+from remat.simulator import Trace
 from remat.units import format_size
 
 FONT = {"family": 'system-ui, "Segoe UI", "DejaVu Sans", sans-serif', "size": 13, "color": "#1b1f24"}
@@ -245,12 +247,22 @@ def _plan(graph: Graph, one: ShownPlan, time: Scale, scale: Scale) -> dict[str, 
         "again": np.nonzero(line.again)[0].tolist(),
         "backwardAt": None if line.backward_at is None else round(line.backward_at / time.factor, 6),
         "facts": facts,
+        "copies": [_copies(graph, one.trace, kind, time) for kind in (OFFLOAD, PREFETCH)],
     }
     if len(graph) <= MAX_OPERATIONS:
         R, S, block = cells(graph, one.plan, MOST_CELLS)
         code = np.where(R > 0, R, np.where(0.5 / block <= S, RESIDENT, NOTHING))
         payload |= {"block": block, "cells": ["".join(map(str, line)) for line in code.tolist()]}
     return payload
+
+
+def _copies(graph: Graph, trace: Trace, kind: int, time: Scale) -> dict[str, Any]:
+    """Copies of a direction as a line with holes."""
+    found = trace.copies[trace.copies[:, 0] == kind]
+    edges = _list((found[:, 2:] / time.factor).ravel(), digits=7)
+    names = [shown_as_it_is(graph.values[v].name) for v in found[:, 1].tolist()]
+    return {"x": [x for a, b in zip(edges[::2], edges[1::2], strict=True) for x in (a, b, None)],
+            "text": [text for name in names for text in (name, name, "")]}  # fmt: skip
 
 
 def _steps(line: Timeline, time: Scale, scale: Scale) -> dict[str, Any]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.scales import Scale, byte_scale, cost_scale
 from analysis.shown_plans import ShownPlan
-from analysis.style import AGAIN, BLACK, GREY, LIGHT_GREY, PALE, style_of
+from analysis.style import AGAIN, BLACK, BLUE, GREEN, GREY, LIGHT_GREY, PALE, style_of
 from remat.graph import Graph
+from remat.plan import OFFLOAD, PREFETCH
 from remat.simulator import Trace
 
 
@@ -72,7 +74,8 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
     time, label = time_axis(graph, mine.edges[-1], mine.by_cost)
     style = style_of(shown.strategy)
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
-    axes, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(12, 1))
+    heights = (12, 1, 1.6) if len(shown.trace.copies) else (12, 1)
+    axes, ticks, *link = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     axes.stairs(
         base.held_bytes / scale.factor, base.edges / time.factor, color=GREY, lw=1.0, ls=(0, (2, 1.2)), baseline=None
     )
@@ -105,9 +108,23 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
     ticks.set_ylim(0, 1)
     ticks.grid(visible=False)
     ticks.tick_params(axis="y", length=0)
-    ticks.set_xlabel(label, parse_math=False)
+    for lanes in link:
+        _draw_copies(lanes, shown.trace, time, least)
+    (*link, ticks)[0].set_xlabel(label, parse_math=False)
     figure.legend(handles=_legend(graph, shown, plain, mine, scale), loc="outside lower center", ncols=3)
     return figure
+
+
+def _draw_copies(axes: Axes, trace: Trace, time: Scale, least: float) -> None:
+    """A lane for each direction of the link."""
+    for lane, kind in enumerate((OFFLOAD, PREFETCH)):
+        times = trace.copies[trace.copies[:, 0] == kind, 2:] / time.factor
+        spans = [(start, max(end - start, least / time.factor)) for start, end in times.tolist()]
+        axes.broken_barh(spans, (0.6 - 0.5 * lane, 0.3), facecolors=(BLUE, GREEN)[lane], lw=0)
+    axes.set_yticks([0.25, 0.75], ["from the host", "to the host"], fontsize=7.5)
+    axes.set_ylim(0, 1)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0)
 
 
 def _legend(graph: Graph, shown: ShownPlan, plain: Trace, mine: Timeline, scale: Scale) -> list[Line2D | Patch]:

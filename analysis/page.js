@@ -50,6 +50,14 @@
         marker: { symbol: "line-ns", size: 14, line: { color: "#d55e00", width: 2 } }, cliponaxis: false,
         hovertemplate: "%{text}<extra>Recomputed</extra>" });
     }
+    const copying = plan.copies.some((copies) => copies.x.length);
+    plan.copies.forEach(({ x, text }, lane) => {
+      if (x.length) {
+        const name = ["To the host", "From the host"][lane];
+        traces.push({ x, text, y: x.map(() => 1 - lane), yaxis: "y2", name, mode: "lines", connectgaps: false,
+          line: { color: ["#0077bb", "#228833"][lane], width: 9 }, hovertemplate: "%{text}<extra>" + name + "</extra>" });
+      }
+    });
     const shapes = [], annotations = [];
     if (plan.backwardAt !== null) {
       shapes.push({ type: "line", x0: plan.backwardAt, x1: plan.backwardAt, y0: 0, y1: 1, yref: "paper",
@@ -59,8 +67,11 @@
     }
     Plotly.react("memory", traces, {
       font, shapes, annotations, height: 430, margin: { l: 70, r: 20, t: 40, b: 50 }, hovermode: "closest",
-      xaxis: { ...grid, title: { text: data.timeLabel }, range: [0, Math.max(end, data.plain.edges.at(-1)) * 1.005] },
-      yaxis: { ...grid, title: { text: "Memory held (" + data.byteUnit + ")" }, rangemode: "tozero" },
+      xaxis: { ...grid, title: { text: data.timeLabel }, range: [0, Math.max(end, data.plain.edges.at(-1)) * 1.005],
+        anchor: copying ? "y2" : "y" },
+      yaxis: { ...grid, title: { text: "Memory held (" + data.byteUnit + ")" }, rangemode: "tozero",
+        domain: [copying ? 0.2 : 0, 1] },
+      yaxis2: { domain: [0, 0.12], range: [-0.6, 1.6], tickvals: [0, 1], ticktext: ["in", "out"], visible: copying },
       legend: { orientation: "h", y: -0.22 },
     }, config);
 

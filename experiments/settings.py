@@ -15,12 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.arguments import names_of, one_of
 from experiments.config import CONF_FOLDER, as_dict
 from experiments.engine import ENGINES
-from remat.cost.gpu import Gpu
+from remat.cost.gpu import Gpu, link_of
 from remat.cost.profile import DEVICES
 from remat.errors import InvalidInput
 from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
-from remat.link import Link, parse_link
+from remat.link import Link
 from remat.plan import parse_scope
 from remat.problem import ACCOUNTINGS
 from remat.registry import get_strategy, strategies
@@ -247,9 +247,7 @@ def _gpu(cfg: DictConfig) -> Gpu:
 def _link(cfg: DictConfig, gpu: Gpu) -> Link | None:
     if cfg.link is not None and not isinstance(cfg.link, str):
         raise InvalidInput(f"link={cfg.link} has no unit; write e.g. link=12GB/s")
-    if cfg.link is None and cfg.offload and not gpu.link:
-        raise InvalidInput(f"gpu '{gpu.name}' has no link to a host; write e.g. link=12GB/s")
-    link = parse_link(gpu.link if cfg.link is None and cfg.offload else cfg.link)
+    link = link_of(gpu, "auto" if cfg.link is None and cfg.offload else cfg.link)
     if link is not None and cfg.cost.name == "flops" and cfg.graph is None:
         raise InvalidInput("a link needs costs in ns: cost=roofline or cost=profile")
     return link

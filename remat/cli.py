@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shard", action=_Once, type=int, metavar="RANKS", help="the answer is for one of so many ranks of FSDP2"
     )
     explain.add_argument(
+        "--link", action=_Once, help="what copies to the host change: pcie5, 50GB/s, or auto for the GPU's own link"
+    )
+    explain.add_argument(
         "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
     )
     explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
@@ -148,7 +151,7 @@ def _explain(given: argparse.Namespace) -> int:
         raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
         factory, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        precision=given.precision, lora=given.lora, time_limit_s=given.time_limit, **options,
+        precision=given.precision, lora=given.lora, link=given.link, time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(explained)
     if given.out is not None:
@@ -178,7 +181,7 @@ def _compare(given: argparse.Namespace, factory: Any, options: dict[str, Any]) -
     names = [] if given.gpus == "all" else given.gpus.split(",")
     table = compare(
         factory, names, prices=prices, optimizer=given.optimizer, shard=given.shard, precision=given.precision,
-        lora=given.lora, time_limit_s=given.time_limit, **options,
+        lora=given.lora, link=given.link, time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(table)
     return 0

@@ -20,6 +20,7 @@ from remat.frontends.spec import ModelSpec
 from remat.simulator import plain_peak, simulate
 from remat.solving.api import solve
 from remat.torch.explaining.explain import held_values
+from remat.torch.explaining.page import OTHERS, held_by_module
 from remat.torch.explaining.sizes import StepAtSize, StepAtSizes
 from remat.torch.frontend.graphs import extract, step_with_loss
 from remat.torch.measuring.measure import peak_of_step
@@ -93,6 +94,26 @@ def test_what_is_held_adds_up_to_the_peak(explained: rt.Explanation) -> None:
     assert explained.graph.fixed_bytes + held + workspace == trace.peak_bytes
     assert sum(n for _, n in explained.held_at_peak(explained.plain)) == held
     assert {"blocks.0.feed", "head"} <= {module for module, _ in explained.held_at_peak(explained.plain)}
+
+
+@pytest.mark.long
+def test_copies_to_the_host_never_cost_more_than_recomputing_alone(tmp_path) -> None:
+    told = rt.explain(llama, gpu="cpu", budget="3.2MB", link="20GB/s", time_limit_s=0.2, batch_size=4, **SMALL)
+    copying = told.copying
+    assert copying is not None
+    assert copying.least_bytes < told.least_bytes
+    for share, overhead in told.overheads.items():
+        assert (copying.overheads[share] or 0) <= (overhead or float("inf"))
+    for what, largest in told.largest.items():
+        assert all((copying.largest[what][overhead] or 0) >= (size or 0) for overhead, size in largest.items())
+    plan = copying.plan
+    assert plan is not None
+    assert plan.has_copies
+    trace = simulate(told.graph, plan)
+    assert held_by_module(told.graph, told.modules, plan, [OTHERS]).sum(0).tolist() == trace.running_bytes.tolist()
+    told.save(tmp_path / "page.html")
+    assert "to the host" in (tmp_path / "page.html").read_text()
+    assert "with copies to the host, 20 GB/s" in str(told)
 
 
 def test_bytes_are_those_of_the_model(explained: rt.Explanation) -> None:
@@ -313,6 +334,8 @@ LLAMA_OF_8 = "width=8 hidden=8 n_layers=1 vocabulary=9 n_heads=2"
         ("gpu=h100", "gpu is an option of remat explain; write it as --gpu"),
         ("time_limit_s=3 --gpu v100", "write it as --time-limit"),
         ("batch_size=0 --gpu v100", "batch_size must be a positive integer, not 0"),
+        ("--gpu v100 --link 12", "has no unit per second"),
+        ("--gpu cpu --link auto", "gpu 'cpu' has no link to a host"),
         ("length=0 --gpu v100", "length must be a positive integer, not 0"),
         ("n_layer=2 --gpu v100", "unexpected keyword argument 'n_layer'"),
         ("--budget 3XB", "cannot read '3XB' as a size"),

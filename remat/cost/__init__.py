@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from remat.cost.gpu import Gpu, gpu_names, load_gpu
+from remat.cost.gpu import Gpu, gpu_names, link_of, load_gpu
 from remat.cost.profile import NEGLIGIBLE, Noise, Profile, profile_costs
 from remat.cost.roofline import modelled_costs
 from remat.errors import CostWarning, InvalidInput, unknown_name, warn
@@ -15,7 +15,17 @@ from remat.graph import Graph
 
 COST_MODELS = ("flops", "roofline", "profile")
 
-__all__ = ["COST_MODELS", "CostWarning", "Gpu", "Noise", "apply_cost", "costs_and_noise", "gpu_names", "load_gpu"]
+__all__ = [
+    "COST_MODELS",
+    "CostWarning",
+    "Gpu",
+    "Noise",
+    "apply_cost",
+    "costs_and_noise",
+    "gpu_names",
+    "link_of",
+    "load_gpu",
+]
 
 
 def apply_cost(

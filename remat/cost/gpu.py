@@ -12,7 +12,7 @@ from typing import Any
 
 from remat.errors import InvalidInput, unknown_name
 from remat.files import read_json
-from remat.link import LINKS
+from remat.link import LINKS, Link, parse_link
 
 GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
@@ -133,3 +133,16 @@ def describe_gpu(name: str) -> dict[str, Any]:
 def load_gpu(name: str = DEFAULT_GPU) -> Gpu:
     """The device of that name; raises as `describe_gpu`."""
     return Gpu(**describe_gpu(name))
+
+
+def link_of(gpu: Gpu, link: Link | str | None) -> Link | None:
+    """A link as `remat.link.parse_link` reads it, or the GPU's own for ``auto``.
+
+    Raises:
+        InvalidInput: no link, or the GPU has none.
+    """
+    if link != "auto":
+        return parse_link(link)
+    if not gpu.link:
+        raise InvalidInput(f"gpu '{gpu.name}' has no link to a host; write e.g. link=12GB/s")
+    return parse_link(gpu.link)

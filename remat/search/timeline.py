@@ -8,19 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.graph import Graph
-from remat.plan import FREE, Plan
+from remat.plan import COMPUTE, FREE, PREFETCH, Plan
 
 
 def replayed(graph: Graph, plan: Plan) -> Iterator[tuple[int, list[int], list[int]]]:
     """The steps of a plan: (operation, values that it makes, values that it makes again while they are held).
 
-    A free is (-1, [], [value]). What is made again is held twice while the operation runs, as `simulate` counts.
+    A free is (-1, [], [value]), a copy from the host (-1, [value], []); copies to the host change nothing here. What is
+    made again is held twice while the operation runs, as `simulate` counts.
     """
     held = set[int]()
     for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-        if kind == FREE:
-            held.discard(i)
-            yield -1, [], [i]
+        if kind in (FREE, PREFETCH):
+            (held.discard if kind == FREE else held.add)(i)
+            yield (-1, [], [i]) if kind == FREE else (-1, [i], [])
+        if kind != COMPUTE:
             continue
         outputs = graph.operations[i].outputs
         new, again = [v for v in outputs if v not in held], [v for v in outputs if v in held]
@@ -59,10 +61,10 @@ class Timeline:
         made, freed, again = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
         at = 0
         for k, new, others in replayed(graph, plan):
+            made += [(at, v) for v in new]
             if k < 0:
                 freed += [(at, v) for v in others]
                 continue
-            made += [(at, v) for v in new]
             again += [(at, v) for v in others]
             at += 1
         return cls(plan.order, *(np.array(pairs, dtype=np.int64).reshape(-1, 2).T for pairs in (made, freed, again)))

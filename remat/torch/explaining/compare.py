@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from remat.cost import Gpu, gpu_names, load_gpu
+from remat.cost import Gpu, gpu_names, link_of, load_gpu
 from remat.errors import InvalidInput, plain, unknown_name
 from remat.graph import Graph
+from remat.link import Link
 from remat.simulator import simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.gpu_kernels import kernel_family
@@ -35,6 +36,7 @@ class OnGpu:
         overhead: of the cheapest plan found within the memory, 0 if the plain step fits; None without a plan.
         step_s: seconds of forward and backward pass by the roofline, under that plan.
         price: for an hour; None if none was given.
+        copies: whether that plan copies to the host.
     """
 
     gpu: Gpu
@@ -43,6 +45,7 @@ class OnGpu:
     overhead: float | None = None
     step_s: float | None = None
     price: float | None = None
+    copies: bool = False
 
     @property
     def step_price(self) -> float | None:
@@ -81,13 +84,15 @@ class Comparison:
 def compare(
     factory: str | Callable[..., Any], gpus: Sequence[str] = (), *, prices: Mapping[str, str | float] | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
-    precision: str | None = None, lora: int | None = None, time_limit_s: float = 2.0, threads: int = 2, **options: Any,
+    precision: str | None = None, lora: int | None = None, link: Link | str | None = None, time_limit_s: float = 2.0,
+    threads: int = 2, **options: Any,
 ) -> Comparison:  # fmt: skip
     """What `explain` says of one step, for many GPUs at once: each with its own kernels, memory and speed.
 
     Args:
         gpus: their names; by default all that remat knows.
         prices: [GPU] for an hour, a number or e.g. ``2.5/h``.
+        link: with it, plans copy to the host too; ``auto`` is each GPU's own, and GPUs without one recompute only.
 
     Raises: as `explain`.
     """
@@ -127,20 +132,24 @@ def compare(
         for gpu in those:
             graph, peak = graphs[gpu.name], holding[gpu.name].framework_peak(graphs[gpu.name], known.needs)
             need = min(peak, least + graph.fixed_bytes - first.fixed_bytes)
-            found.append(_on_gpu(gpu, graph, peak, need, plans, per_hour.get(gpu.name)))
+            over = None if link is None or (link == "auto" and not gpu.link) else link_of(gpu, link)
+            with_copies = plans if over is None else plans.over(over)
+            if over is not None:
+                need = min(need, with_copies.least_copying(graph))
+            found.append(_on_gpu(gpu, graph, peak, need, with_copies, per_hour.get(gpu.name)))
     found.sort(key=lambda each: (each.gpu.memory_bytes, each.gpu.name))
     return Comparison(", ".join(filter(None, (made.name, made.describe_sizes()))), trained, tuple(found))
 
 
 def _on_gpu(gpu: Gpu, graph: Graph, peak: int, least: int, plans: KnownPlans, price: float | None) -> OnGpu:
-    step_s, overhead = graph.total_cost / 1e9, 0.0
+    step_s, overhead, copies = graph.total_cost / 1e9, 0.0, False
     if peak > gpu.memory_bytes:
         plan = plans.cheapest(graph, gpu.memory_bytes) if least <= gpu.memory_bytes else None
         if plan is None:
             return OnGpu(gpu, peak, least, price=price)
         cost = simulate(graph, plan).cost
-        step_s, overhead = cost / 1e9, cost / graph.total_cost - 1
-    return OnGpu(gpu, peak, least, overhead, step_s, price)
+        step_s, overhead, copies = cost / 1e9, cost / graph.total_cost - 1, plan.has_copies
+    return OnGpu(gpu, peak, least, overhead, step_s, price, copies)
 
 
 def _per_hour(name: str, price: str | float) -> float:
@@ -185,6 +194,8 @@ def _lines(found: Comparison) -> Iterator[str]:
 def _fits(each: OnGpu) -> str:
     if each.overhead is None:
         return f"no, {'at least' if each.plain_peak_bytes is None else 'needs'} {_short(each.least_bytes)}"
+    if each.copies:
+        return f"copying, {each.overhead:.1%} longer"
     return "yes" if each.overhead == 0 else f"recomputing, {each.overhead:.1%} longer"
 
 

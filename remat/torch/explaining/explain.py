@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
 from torch import nn
 
-from remat.cost import Gpu, load_gpu
+from remat.cost import Gpu, link_of, load_gpu
 from remat.errors import InvalidInput
 from remat.files import write_bytes, write_text
 from remat.graph import Graph
+from remat.link import Link
 from remat.plan import Plan
 from remat.simulator import simulate
 from remat.torch.explaining.factory import StepFactory
@@ -29,8 +31,23 @@ from remat.units import check_time_limit, format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
+WITH_COPIES = (0.0, 0.01, 0.05, 0.1, 0.2)  # copies that hide cost next to nothing, seldom nothing
 NEAR = 0.01  # of the plain peak: less is not worth a line
 MOST_KINDS = 6  # kinds of tensors at the peak
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What copies to the host change.
+
+    Attributes: as of `Explanation`, of plans that recompute and copy.
+    """
+
+    link: Link
+    plan: Plan | None
+    least_bytes: int
+    overheads: Mapping[float, float | None]
+    largest: Mapping[str, Mapping[float, int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,7 @@ class Explanation:
         largest: [what grows, then overhead] largest size of which a step fits; None if not even the smallest does.
         changes: [what else] bytes that it adds to the plain peak; negative where it saves.
         refused: [what grows] why its largest sizes are not known.
+        copying: with copies over a link, if one was given.
     """
 
     name: str
@@ -71,6 +89,7 @@ class Explanation:
     largest: Mapping[str, Mapping[float, int | None]]
     changes: Mapping[str, int]
     refused: Mapping[str, str]
+    copying: Copying | None = None
 
     @property
     def fits(self) -> bool:
@@ -101,6 +120,8 @@ class Explanation:
         plans = {"As captured, everything kept": self.plain}
         if self.plan is not None and not self.fits:
             plans["The plan within the budget"] = self.plan
+        if self.copying is not None and self.copying.plan is not None and self.copying.plan.has_copies:
+            plans[f"The plan within the budget that copies over {self.copying.link}"] = self.copying.plan
         return plans
 
     def __str__(self) -> str:
@@ -110,7 +131,7 @@ class Explanation:
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
-    precision: str | None = None, lora: int | None = None,
+    precision: str | None = None, lora: int | None = None, link: Link | str | None = None,
     time_limit_s: float = 2.0, threads: int = 2, **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
@@ -130,6 +151,8 @@ def explain(
         precision: ``bf16``, ``fp32``, or ``mixed`` (parameters in float32, autocast to bfloat16); None: as the factory
             made the model.
         lora: rank of adapters beside the linear layers of the model's blocks; the rest is frozen.
+        link: to the host's memory, e.g. ``pcie5`` or ``50GB/s``; ``auto`` is the GPU's own. It is also said then what
+            plans that copy need.
         time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
@@ -142,6 +165,7 @@ def explain(
         raise InvalidInput("name a GPU or a budget, e.g. gpu=h100 or budget=24GB")
     check_time_limit(time_limit_s)
     device = load_gpu(gpu or "h100")
+    copies_over = link_of(device, link)
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
@@ -159,43 +183,70 @@ def explain(
     plain_peak_bytes = holding.framework_peak(graph, known.needs)
     plans = KnownPlans(graph, time_limit_s, threads)
     least = min(plans.least(graph), plain_peak_bytes)
-    budgets = [round(share * plain_peak_bytes) for share in SHARES]
-    for each in (*budgets, budget_bytes):
-        if each >= least:
-            plans.cheapest(graph, each)
-    plans.limit_s = time_limit_s / 2
-    largest, refused = _largest(made, holding, budget_bytes, plans)
-    found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
+    shares = {share: round(share * plain_peak_bytes) for share in SHARES}
+    growing = _Sizes(made, holding, budget_bytes)
+    found, largest, refused = _answers(graph, shares, least, plans, growing, OVERHEADS)
+    copying = None
+    if copies_over is not None:
+        over = plans.over(copies_over)
+        least_copying = min(least, over.least_copying(graph))
+        with_copies, most, _ = _answers(graph, shares, least_copying, over, growing, WITH_COPIES)
+        copying = Copying(copies_over, over.known(graph, budget_bytes), least_copying, with_copies, most)
     return Explanation(
         made.name, device, shard, training.describe(model), graph, step.modules, step.captured,
         holding.bytes_by_name(graph), budget_bytes, plain_peak_bytes, Plan.from_order(graph, range(len(graph))),
-        plans.known(graph, budget_bytes), least,
-        {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
-        changes(step.graph, model, holding, optimizer), refused,
+        plans.known(graph, budget_bytes), least, found, largest, changes(step.graph, model, holding, optimizer),
+        refused, copying,
     )  # fmt: skip
 
 
-def _largest(
-    made: StepFactory, holding: Holding, budget_bytes: int, plans: KnownPlans
-) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
-    """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
-    largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
-    for what, parameter, degree, unit in made.growing():
-        try:
-            sized = made.sized(parameter, degree, unit)
+def _answers(
+    graph: Graph, shares: Mapping[float, int], least: int, plans: KnownPlans, sizes: _Sizes, overheads: Sequence[float]
+) -> tuple[dict[float, float | None], dict[str, dict[float, int | None]], dict[str, str]]:
+    """([share] overhead of a plan at so many bytes, then as `_Sizes.largest`)."""
+    limit_s = plans.limit_s
+    for each in (*shares.values(), sizes.budget_bytes):
+        if each >= least:
+            plans.cheapest(graph, each)
+    plans.limit_s = limit_s / 2
+    largest, refused = sizes.largest(plans, overheads)
+    plans.limit_s = limit_s
+    found = {share: plans.known(graph, budget) for share, budget in shares.items()}
+    return {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest, refused
 
-            def held_at(n: int, sized: StepAtSizes = sized) -> tuple[Graph, int]:
-                step = sized.at(n)
-                graph = holding.held(step.graph)
-                return graph, holding.framework_peak(graph, step.needs)
 
-            growing = Growing(held_at, holding.costed, budget_bytes, plans, unit, learns=degree > 1)
-            largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n)
-            )
-        except InvalidInput as error:
-            refused[what] = str(error)
-    return largest, refused
+class _Sizes:
+    """The step at other sizes; each is captured once."""
+
+    def __init__(self, made: StepFactory, holding: Holding, budget_bytes: int):
+        self.made, self.holding, self.budget_bytes = made, holding, budget_bytes
+        self.known = dict[str, tuple[StepAtSizes, dict[int, tuple[Graph, int]]]]()
+
+    def largest(
+        self, plans: KnownPlans, overheads: Sequence[float]
+    ) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
+        """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
+        largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
+        for what, parameter, degree, unit in self.made.growing():
+            try:
+                if what not in self.known:
+                    self.known[what] = self.made.sized(parameter, degree, unit), {}
+                sized, steps = self.known[what]
+                growing = Growing(
+                    partial(self._held_at, sized), self.holding.costed, self.budget_bytes, plans, unit,
+                    learns=degree > 1 and plans.link is None, steps=steps,
+                )  # fmt: skip
+                largest[what] = growing.largest(
+                    overheads, lambda n, p=parameter, sized=sized: sized.check_needs(self.made.needs({p: n}), n)
+                )
+            except InvalidInput as error:
+                refused[what] = str(error)
+        return largest, refused
+
+    def _held_at(self, sized: StepAtSizes, n: int) -> tuple[Graph, int]:
+        step = sized.at(n)
+        graph = self.holding.held(step.graph)
+        return graph, self.holding.framework_peak(graph, step.needs)
 
 
 def _overhead(graph: Graph, plan: Plan) -> float:
@@ -203,7 +254,7 @@ def _overhead(graph: Graph, plan: Plan) -> float:
 
 
 def _lines(explained: Explanation) -> Iterator[str]:
-    size, graph, peak_bytes = format_size, explained.graph, explained.plain_peak_bytes
+    size, peak_bytes = format_size, explained.plain_peak_bytes
     rank = "" if explained.shard is None else f", one of {explained.shard} ranks"
     yield f"{explained.name} on {explained.gpu.name}{rank}, within {size(explained.budget_bytes)}"
     if explained.captured:
@@ -213,23 +264,32 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  {what:<19} {size(n_bytes)}"
     yield f"  plain peak          {size(peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
     yield from _lines_of_peak(explained)
-    yield f"  smallest budget     {size(explained.least_bytes, up=True)} (the smallest known to suffice)"
-    if not explained.fits:
-        within = explained.plan
-        overhead = None if within is None else _overhead(graph, within)
-        yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
-    for share, overhead in explained.overheads.items():
-        price = (overhead or 0) * graph.total_cost / 1e6 / ((1 - share) * peak_bytes / 2**30)  # ms, GiB
-        price_of = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
-        yield f"  at {share:.0%} of the peak  {price_of}"
-    for what, sizes in explained.largest.items():
-        sizes_at = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
-        yield f"  largest {what:<11} {sizes_at}"
+    yield from _lines_of_plans(explained, explained)
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
+    if explained.copying is not None:
+        yield f"  with copies to the host, {explained.copying.link}"
+        yield from (f"  {line}" for line in _lines_of_plans(explained, explained.copying))
     yield "  the plain peak changes with"
     for what, n_bytes in explained.changes.items():
         yield f"    {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
+
+
+def _lines_of_plans(explained: Explanation, found: Explanation | Copying) -> Iterator[str]:
+    """What plans need, and what fits with them."""
+    graph = explained.graph
+    yield f"  smallest budget     {format_size(found.least_bytes, up=True)} (the smallest known to suffice)"
+    if not explained.fits:
+        overhead = None if found.plan is None else _overhead(graph, found.plan)
+        yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
+    for share, overhead in found.overheads.items():
+        saved_gib = (1 - share) * explained.plain_peak_bytes / 2**30
+        price = (overhead or 0) * graph.total_cost / 1e6 / saved_gib
+        price_of = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
+        yield f"  at {share:.0%} of the peak  {price_of}"
+    for what, sizes in found.largest.items():
+        sizes_at = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
+        yield f"  largest {what:<11} {sizes_at}"
 
 
 def _lines_of_peak(explained: Explanation) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,10 @@ from remat.errors import InvalidInput
 from remat.execution import cheapest_fitting
 from remat.graph import Graph
 from remat.largest import GREATEST, SizeSearch
+from remat.link import Link
 from remat.plan import Plan
 from remat.search.timeline import Sizes, Timeline
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 from remat.solving.api import solve
 
 if TYPE_CHECKING:
@@ -25,14 +27,25 @@ LARGE = 500  # operations from which a short search adds nothing to a chain of p
 
 
 class KnownPlans:
-    """Orders that were found for a step at any size. Each is an order of the step at every other size too."""
+    """Orders that were found for a step at any size. Each is an order of the step at every other size too.
+
+    With a `link`, plans that copy are looked for too.
+    """
 
     def __init__(self, graph: Graph, limit_s: float, threads: int):
         self.limit_s, self.threads = limit_s, threads
+        self.link: Link | None = None
         self.orders: dict[bytes, Timeline] = {}
+        self.copying: list[Plan] = []
         self._know(graph, Plan.from_order(graph, range(len(graph))))
         self.blocks: list[BlockPlans] = []
         self.learn_blocks(graph)
+
+    def over(self, link: Link) -> KnownPlans:
+        """These plans, and those that copy over a link."""
+        with_copies = copy(self)
+        with_copies.link, with_copies.copying = link, []
+        return with_copies
 
     def learn_blocks(self, graph: Graph) -> None:
         """Look for plans of one block at the size of this graph, with costs."""
@@ -49,12 +62,26 @@ class KnownPlans:
         plans = [plan for blocks in self.blocks if (plan := blocks.least()) is not None]
         return min([found.bytes, *(simulate(graph, self._know(graph, plan)).peak_bytes for plan in plans)])
 
+    def least_copying(self, graph: Graph) -> int:
+        """The peak of a plan that sends every value away between two uses."""
+        if self.link is None:
+            raise ValueError("there is no link")
+        from remat.search.offload import OffloadSearch  # imports Numba
+
+        search = OffloadSearch(graph, graph.largest_working_set()[0], self.link, 0, plain_peak(graph))
+        search.genes.away[:] = True
+        return simulate(graph, self._know(graph, search.plan(search.genes))).peak_bytes
+
     def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
         """The cheapest plan within the budget whose order is known."""
         sizes = Sizes(graph)
         by_cost = sorted(self.orders.values(), key=lambda known: known.cost(sizes))
         found = next((known for known in by_cost if known.running_bytes(sizes).max(initial=0) <= budget_bytes), None)
-        return None if found is None else Plan.from_order(graph, found.order.tolist(), budget_bytes)
+        without = [] if found is None else [Plan.from_order(graph, found.order.tolist(), budget_bytes)]
+        if not self.copying:
+            return next(iter(without), None)
+        there = [Plan.from_steps(graph, plan.steps, budget_bytes, self.link) for plan in self.copying]
+        return cheapest_fitting(graph, [*without, *there], budget_bytes)
 
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
@@ -70,6 +97,8 @@ class KnownPlans:
         for plan in chained:
             self._know(graph, plan)
         best = cheapest_fitting(graph, [*chained, *([best] if best else [])], budget_bytes)
+        if self.link is not None:
+            return self._searched(graph, budget_bytes, enough, best)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
         if not self.blocks or (len(graph) < LARGE and (is_first or not chained)):
             best = self._searched(graph, budget_bytes, enough, best)
@@ -80,11 +109,14 @@ class KnownPlans:
             return start
         found = solve(
             graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads, warm_start=start,
-            target_gap=max(1e-4, enough / (1 + enough)),
+            target_gap=max(1e-4, enough / (1 + enough)), link=self.link,
         )  # fmt: skip
         return start if found.plan is None else self._know(graph, found.plan)
 
     def _know(self, graph: Graph, plan: Plan) -> Plan:
+        if plan.has_copies:
+            self.copying.append(plan)
+            return plan
         key = plan.order.tobytes()
         if key not in self.orders:
             self.orders[key] = Timeline.of(graph, plan)
@@ -127,7 +159,7 @@ class Growing:
         if most and self.plans.blocks and self.learns:
             self.plans.learn_blocks(self.costed(self._at(most)[0]))
             self._grow(found, overheads[1:])
-        for size in {found[0.0], max(found.values())}:
+        for size in {found[0.0], max(found.values())} - {0}:
             check(max(2, size * self.unit))
         return {overhead: size * self.unit or None for overhead, size in found.items()}
 

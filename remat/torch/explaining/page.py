@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from remat.graph import Graph
-from remat.plan import Plan
+from remat.plan import OFFLOAD, PREFETCH, Plan
 from remat.search.timeline import replayed
+from remat.simulator import simulate
 from remat.torch.planning.replay import group_of
 from remat.units import format_size
 
@@ -34,11 +35,12 @@ def page_of(
         plans: [heading] to draw.
     """
     title, groups = html.escape(title), _groups(graph, modules)
-    held = {heading: _held(graph, modules, plan, groups) for heading, plan in plans.items()}
+    held = {heading: held_by_module(graph, modules, plan, groups) for heading, plan in plans.items()}
     peak = max(int(rows.sum(0).max()) for rows in held.values())
     top = max(peak, budget_bytes) if budget_bytes <= 1.5 * peak else peak
     figures = "".join(
-        f"<h2>{heading}</h2>{_figure(rows, top, budget_bytes, heading)}" for heading, rows in held.items()
+        f"<h2>{heading}</h2>{_figure(rows, top, budget_bytes, heading)}{_copies(graph, plans[heading])}"
+        for heading, rows in held.items()
     )
     legend = " ".join(
         f'<span class="name"><span class="key" style="background:{colour}"></span>{html.escape(name)}</span>'
@@ -59,7 +61,7 @@ def _groups(graph: Graph, modules: Sequence[str]) -> list[str]:
     return [*(name for name, _ in sizes.most_common(len(COLOURS) - 1)), OTHERS]
 
 
-def _held(graph: Graph, modules: Sequence[str], plan: Plan, groups: Sequence[str]) -> np.ndarray:
+def held_by_module(graph: Graph, modules: Sequence[str], plan: Plan, groups: Sequence[str]) -> np.ndarray:
     """[always there, each group, workspace][computations] bytes."""
     row = {name: i + 1 for i, name in enumerate(groups)}
     row_of = [row.get(group_of(module), row[OTHERS]) for module in modules]
@@ -67,12 +69,12 @@ def _held(graph: Graph, modules: Sequence[str], plan: Plan, groups: Sequence[str
     now[0] = graph.fixed_bytes
     columns = list[np.ndarray]()
     for k, new, others in replayed(graph, plan):
+        for v in new:
+            now[row_of[v]] += graph.values[v].bytes
         if k < 0:
             for v in others:
                 now[row_of[v]] -= graph.values[v].bytes
             continue
-        for v in new:
-            now[row_of[v]] += graph.values[v].bytes
         column = now.copy()
         for v in others:
             column[row_of[v]] += graph.values[v].bytes
@@ -112,4 +114,28 @@ def _figure(rows: np.ndarray, top: int, budget_bytes: int, heading: str) -> str:
         f'<svg viewBox="0 -14 {MARGIN + WIDTH + 10} {HEIGHT + 44}" role="img" aria-label="{heading}">{"".join(areas)}'
         f'{line}{marks}<text x="{MARGIN}" y="{HEIGHT + 20}">first operation</text><text x="{MARGIN + WIDTH}" '
         f'y="{HEIGHT + 20}" text-anchor="end">last operation</text></svg>'
+    )
+
+
+def _copies(graph: Graph, plan: Plan) -> str:
+    """A lane for each direction: where the link is busy, on the axis of the computations that run meanwhile."""
+    if not plan.has_copies:
+        return ""
+    trace = simulate(graph, plan)
+    place = WIDTH / len(trace.order)
+    lanes = []
+    for lane, (kind, says) in enumerate(((OFFLOAD, "to the host"), (PREFETCH, "from it"))):
+        times = trace.copies[trace.copies[:, 0] == kind, 2:]
+        x = MARGIN + place * np.interp(times, np.r_[0, trace.end_cost], np.arange(len(trace.order) + 1))
+        bars = "".join(
+            f'<rect x="{a:.1f}" y="{20 * lane}" width="{max(0.5, b - a):.1f}" height="14"/>' for a, b in x.tolist()
+        )
+        lanes.append(
+            f'<text x="{MARGIN - 8}" y="{20 * lane + 11}" text-anchor="end">{says}</text><g fill="{COLOURS[lane]}">'
+            f"{bars}</g>"
+        )
+    most = format_size(trace.host_peak_bytes)
+    return (
+        f'<svg viewBox="0 -4 {MARGIN + WIDTH + 10} 64" role="img" aria-label="copies">{"".join(lanes)}<text '
+        f'x="{MARGIN}" y="54">{len(trace.copies)} copies; at most {most} on the host</text></svg>'
     )

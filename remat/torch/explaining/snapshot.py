@@ -51,13 +51,14 @@ class _Trace:
     def _run(self, plan: Plan) -> None:
         clock, workspaces = 0, len(self.sizes) - 1
         for k, new, others in replayed(self.graph, plan):
+            for v in new:
+                frame = self._frame(self.graph.producer[v], self.modules[v])
+                self._allocate(self.first + v, self.sizes[self.first + v], frame, clock)
             if k < 0:
                 for v in others:
                     self._free(self.first + v, self.sizes[self.first + v], clock)
                 continue
             op = self.graph.operations[k]
-            for v in new:
-                self._allocate(self.first + v, self.sizes[self.first + v], self._frame(k, self.modules[v]), clock)
             place = self.modules[op.outputs[0]] if op.outputs else ""
             frame = self._frame(k, place) | {"name": f"workspace of {op.name} ({op.kind})"}
             size = op.workspace_bytes + sum(self.graph.values[v].bytes for v in others)

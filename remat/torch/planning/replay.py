@@ -22,11 +22,11 @@ def held_values(graph: Graph, plan: Plan, i: int) -> set[int]:
     """Values that are held while computation `i` of a plan runs, its outputs included."""
     held, computed = set[int](), -1
     for k, new, others in replayed(graph, plan):
+        held.update(new)
         if k < 0:
             held.difference_update(others)
             continue
         computed += 1
-        held.update(new)
         if computed == i:
             break
     return held
