@@ -62,6 +62,8 @@ def _measure(
     with console.status("listing the cases ..."):
         given = (settings,) if listed.takes_settings else ()
         cases = list(experiment.cases(*given, **listed.arguments(values)))
+    if settings.engine != "local" and any(case.on_this_machine for case in cases):
+        raise InvalidInput(f"{listed.name} measures this machine; leave engine={settings.engine} out")
     missing = table.missing(cases)
     failed = _measured(listed, missing, settings, table, console) if missing else []
     table.finish()

@@ -155,6 +155,7 @@ def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
         (["experiment=powers", "exponent=0"], "exponent=0: write a whole number above 0"),
         (["experiment=powers", "rounds=0"], "rounds is for experiment=checkpoints or compiled or"),
         (["experiment=coverage", "costs=flop"], "unknown cost model 'flop'; did you mean flops"),
+        (["experiment=lengths", "engine=ray"], "lengths measures this machine; leave engine=ray out"),
         (["experiment=large", "steps=[dense23]"], "unknown step 'dense23'; did you mean dense32"),
     ],
 )
