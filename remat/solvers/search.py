@@ -280,7 +280,7 @@ def start_plans(context: Context) -> Iterator[tuple[str, Plan]]:
     """
     for chosen in map(get_strategy, strategies()):
         if chosen.gives_starts and (chosen.compiles is None or is_compiled(chosen.compiles)):
-            for plan in _plans(chosen, context):
+            for plan in plans_of(chosen, context):
                 yield chosen.name, plan
 
 
@@ -293,7 +293,7 @@ def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
     """
     limited = context.until(until)
     waiting = [
-        (chosen.name, _plans(chosen, limited))
+        (chosen.name, plans_of(chosen, limited))
         for chosen in map(get_strategy, strategies())
         if chosen.ignores_budget and not chosen.isolated
     ]
@@ -308,7 +308,8 @@ def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
                 yield entry[0], plan
 
 
-def _plans(chosen: Strategy, context: Context) -> Iterator[Plan]:
+def plans_of(chosen: Strategy, context: Context) -> Iterator[Plan]:
+    """Plans that a strategy yields, each as soon as it is there; none if it does not apply."""
     try:
         for candidate in candidates_of(chosen(context, {})):
             yield candidate.plan
