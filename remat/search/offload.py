@@ -44,10 +44,9 @@ HOT, WARM, COLD = 5e-4, 1e-4, 2e-6  # temperatures, as shares of the cost of run
 PRICE = 2.0  # of all bytes that can be saved, in costs of running everything once
 SUM_SHARE = 0.05  # weight of the sum of the excess, beside its most
 ROOM = 6  # computations and gaps for each operation
-MOST_TOGGLES, MOST_DEPTH, MOST_REPAIRS = 64, 12, 4
+MOST_TOGGLES, MOST_DEPTH = 64, 12
 SINCE = 4096
-HELD_SHARE = 0.3  # of inputs of a repeat that are held for it, though they are not there
-INFINITE = ANY = 1 << 62
+INFINITE = 1 << 62
 NO_STEPS = np.zeros((0, 2), np.int64)
 
 
@@ -434,61 +433,10 @@ def pick_gap(x: Instance, work: Work, budget: int, random: np.ndarray) -> int:
 
 
 @njit(cache=True, nogil=True)
-def prune(x: Instance, genes: Genes, need: np.ndarray) -> None:
-    """Take out repeats whose outputs nothing reads, and what they alone read.
-
-    Args:
-        need: [V] room: the stage in which a run would serve the next read, `ANY` if every stage does, or -1.
-    """
-    in_start, in_ids, out_start, out_ids = x.in_start, x.in_ids, x.out_start, x.out_ids
-    keys, away, n_keys, n = genes.repeats, genes.away, genes.numbers[0], len(x.once)
-    k = kept = n_keys
-    need[:] = -1
-    for t in range(n, -1, -1):
-        i = t
-        while True:
-            used = i == t
-            for e in range(out_start[i], out_start[i + 1]):
-                v = out_ids[e]
-                used = used or need[v] == ANY or need[v] == t
-            if used:
-                if i != t:
-                    kept -= 1
-                    keys[kept] = t * n + i
-                for e in range(out_start[i], out_start[i + 1]):
-                    need[out_ids[e]] = -1
-                for e in range(in_start[i], in_start[i + 1]):
-                    v = in_ids[e]
-                    need[v] = t if away[t, v] else ANY
-            if k == 0 or keys[k - 1] < t * n:
-                break
-            k -= 1
-            i = keys[k] - t * n
-    if kept > 0:
-        for k in range(kept, n_keys):
-            keys[k - kept] = keys[k]
-        genes.numbers[0] = n_keys - kept
-
-
-@njit(cache=True, nogil=True)
-def is_there(x: Instance, genes: Genes, work: Work, t: int, v: int) -> bool:
-    """Whether a value is on the device in stage `t` of the decoded plan, or is made again there."""
-    at, gap, n = work.at, work.gap, len(x.once)
-    keys = genes.repeats[: genes.numbers[0]]
-    k = np.searchsorted(keys, t * n + x.producer[v])
-    if k < len(keys) and keys[k] == t * n + x.producer[v]:
-        return True
-    for j in range(work.found[GAPS]):
-        if gap[VALUE, j] == v and not gap[AWAY, j] and at[STAGE, gap[FROM, j]] <= t <= at[STAGE, gap[TO, j]]:
-            return True
-    return False
-
-
-@njit(cache=True, nogil=True)
 def repeat_with_inputs(
-    x: Instance, genes: Genes, work: Work, toggles: np.ndarray, t: int, i: int, copies: bool, random: np.ndarray
+    x: Instance, genes: Genes, toggles: np.ndarray, t: int, i: int, copies: bool, random: np.ndarray
 ) -> None:  # fmt: skip
-    """Run an operation again in a stage; perhaps also what makes its inputs that are not there, or fetch these."""
+    """Run an operation again in a stage; perhaps also what makes its inputs, or fetch these."""
     n, todo = len(x.once), np.empty(64, np.int64)
     todo[0], n_todo, depth = i, 1, 0
     while n_todo > 0:
@@ -498,12 +446,10 @@ def repeat_with_inputs(
         for e in range(x.in_start[k], x.in_start[k + 1]):
             v, u = x.in_ids[e], uniform(random)
             made = x.producer[v]
-            if u < HELD_SHARE or (u < 0.9 and is_there(x, genes, work, t, int(v))):
-                continue
-            if made < t and n_todo < 60 and depth < MOST_DEPTH and not x.once[made] and (not copies or u < 0.65):
+            if u < 0.35 and made < t and n_todo < 60 and depth < MOST_DEPTH and not x.once[made]:
                 todo[n_todo] = made
                 n_todo += 1
-            elif copies and not genes.away[t, v]:
+            elif u < 0.5 and copies and not genes.away[t, v]:
                 toggle(genes, toggles, t, v)
 
 
@@ -523,38 +469,12 @@ def change_gap(
     if gap[AWAY, j]:
         toggle(genes, toggles, t, v)
         if may_repeat and uniform(random) < 0.5:
-            repeat_with_inputs(x, genes, work, toggles, t, i, copies, random)
+            insert(genes, t, i, n)
     elif copies and (uniform(random) < 0.5 or not may_repeat):
         if at[STAGE, gap[FROM, j]] < t and not genes.away[t, v]:
             toggle(genes, toggles, t, v)
     elif may_repeat:
-        repeat_with_inputs(x, genes, work, toggles, t, i, copies, random)
-
-
-@njit(cache=True, nogil=True)
-def repair(
-    x: Instance, genes: Genes, work: Work, toggles: np.ndarray, rules: tuple[bool, bool], random: np.ndarray
-) -> bool:  # fmt: skip
-    """Where most bytes are above the budget, a held value goes away or is made again; whether there is one."""
-    at, gap, value, q, excess = work.at, work.gap, x.value, work.found[WORST], work.found[MOST_EXCESS]
-    repeats, copies = rules
-    n, picked, total = len(x.once), -1, 0.0
-    for j in range(work.found[GAPS]):
-        if gap[FROM, j] < q < gap[TO, j] and not gap[AWAY, j]:
-            size = min(value[SIZE, gap[VALUE, j]], excess)
-            total += size
-            if uniform(random) * total < size:
-                picked = j
-    if picked < 0:
-        return False
-    v, t, start = int(gap[VALUE, picked]), int(at[STAGE, gap[TO, picked]]), int(at[STAGE, gap[FROM, picked]])
-    i = int(x.producer[v])
-    may_repeat, may_copy = repeats and i < t < n and not x.once[i], copies and start < t and not genes.away[t, v]
-    if may_copy and (uniform(random) < 0.5 or not may_repeat):
-        toggle(genes, toggles, t, v)
-    elif may_repeat:
-        repeat_with_inputs(x, genes, work, toggles, t, i, copies, random)
-    return may_copy or may_repeat
+        repeat_with_inputs(x, genes, toggles, t, i, copies, random)
 
 
 @njit(cache=True, nogil=True)
@@ -604,7 +524,6 @@ def anneal(
     fixed, budget, host = limits
     repeats, copies = rules
     none, toggles = np.zeros((0, 2), np.int64), np.zeros((MOST_TOGGLES + 1, 2), np.int64)
-    need = np.zeros(x.value.shape[1], np.int64)
     decode(x, genes, work, fixed, budget, host, none, np.inf)
     if work.found[MOST_EXCESS] <= 0 and work.found[MAKESPAN] < least:
         least = float(work.found[MAKESPAN])
@@ -622,25 +541,11 @@ def anneal(
                 change_repeat(x, genes, toggles, copies, random)
             else:
                 change_gap(x, genes, work, toggles, budget, repeats, copies, random)
-        if repeats:
-            prune(x, genes, need)
         enough = now - hot * (cold / hot) ** (move / moves) * np.log(uniform(random) + 1e-300)
         decode(x, genes, other, fixed, budget, host, none, enough)
         new = float(other.found[MAKESPAN])
         if new <= enough:
             new = energy(other, price)
-            for _ in range(MOST_REPAIRS):
-                if (
-                    new <= enough
-                    or other.found[MOST_EXCESS] <= 0
-                    or not repair(x, genes, other, toggles, rules, random)
-                ):
-                    break
-                decode(x, genes, other, fixed, budget, host, none, enough)
-                new = float(other.found[MAKESPAN])
-                if new > enough:
-                    break
-                new = energy(other, price)
         if new <= enough:
             now, work, other = new, other, work
             for k in range(1, toggles[0, 0] + 1):
@@ -743,20 +648,21 @@ class OffloadSearch:
     def offload_greedily(self, done: Callable[[], bool]) -> None:
         """Send values away until the plan fits: over the fullest place, those with most bytes and time."""
         x, work = self.x, self.works[0]
+        decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
+        n_runs, n_gaps = work.found[:2]
+        stage, begins, over = work.at[STAGE], work.at[BEGINS], work.at[HELD, :n_runs] - self.limits[1]
+        start, to, value, away = work.gap[: AWAY + 1, :n_gaps]
+        may_go = (away == 0) & (stage[start] < stage[to])
+        size, span = x.value[SIZE, value], begins[to] - begins[start]
         while not done():
-            decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
-            n_runs, n_gaps = work.found[:2]
-            over = work.at[HELD, :n_runs] - self.limits[1]
             q = int(over.argmax())
-            start, to, value, away = work.gap[: AWAY + 1, :n_gaps]
-            stage, begins = work.at[STAGE], work.at[BEGINS]
-            fits = (start < q) & (to > q) & (away == 0) & (stage[start] < stage[to])
-            if over[q] <= 0 or not fits.any():
-                return
-            gaps = np.nonzero(fits)[0]
-            spans = (begins[to[gaps]] - begins[start[gaps]]) * np.minimum(x.value[SIZE, value[gaps]], 2.0 * over[q])
-            j = gaps[spans.argmax()]
+            gaps = np.nonzero((start < q) & (to > q) & may_go)[0]
+            if over[q] <= 0 or not len(gaps):
+                break
+            j = gaps[(span[gaps] * np.minimum(size[gaps], 2.0 * over[q])).argmax()]
             self.genes.away[stage[to[j]], value[j]] = True
+            may_go[j] = False
+            over[start[j] + 1 : to[j]] -= size[j]
         self.since[0, 0] = len(self.since)
 
     def offload_all(self) -> None:

@@ -26,11 +26,14 @@ from remat.search.offload import COLD, HOT, WARM, OffloadSearch
 from remat.search.ready import is_offload_ready, ready_by
 from remat.simulator import plain_peak
 from remat.solution import Candidate, Outcome
-from remat.solvers.search import plans_of
+from remat.solvers.search import evict, in_turns
 
-# Shares of the time: for a plan without copies, for one in each larger budget, for plans by rules; then for each round
-# of annealing; and, if copies do not pay after the first round, for a plan without them.
-PLAIN_SHARE, LARGER_SHARE, RULES_SHARE, ROUND_SHARES, RETURN_SHARE = 0.12, 0.04, 0.1, (0.4, 0.5, 1.0), 0.4
+# Shares of the time: for plans by rules, for each round of annealing; and, if copies do not pay after the first round,
+# for a plan without them.
+RULES_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, (0.4, 0.5, 1.0), 0.4
+# For a plan without copies: at least a share of the time, and the seconds that a good plan needs, if they are not most.
+PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
+LARGER_PART, LARGER_ROOM = 0.3, 8  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.15, 0.4, 0.7)  # budgets, as shares of the way from the budget to the plain peak
 GO_ON = (0, 3, 1)  # starts that go on in each round, in order of their cost; 0 for all
 FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at the clock, and their time
@@ -52,7 +55,8 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
     if not context.is_solved():
-        run.solve_plain(problem, PLAIN_SHARE)
+        run.evict()
+        run.solve_plain(problem, run.plain_share)
     if not context.is_solved():
         run.search_and_prove()
     best, proof = context.incumbent, run.windows.best if run.windows is not None else None
@@ -83,6 +87,19 @@ class _Run:
         self.proof: Future[None] | None = None
         self.is_interrupted = False
         self.stopped = threading.Event()
+
+    def evict(self) -> None:
+        """A plan without copies at once."""
+        aside = self.context.about(replace(self.context.problem, graph=self.graph, link=None))
+        evict(aside)
+        if aside.incumbent.plan is not None:
+            self._offer(aside.incumbent.plan)
+
+    @property
+    def plain_share(self) -> float:
+        """Of the time, for a plan without copies."""
+        seconds = PLAIN_S + PLAIN_S_EACH * len(self.graph)
+        return max(PLAIN_SHARE, min(MOST_PLAIN, seconds / max(1e-3, self.context.options.time_limit_s)))
 
     def solve_plain(self, problem: Problem, share: float, warm_start: Plan | None = None) -> Plan | None:
         """A plan without copies, offered too if it fits the budget. A member is enough: a bound proves nothing here."""
@@ -152,26 +169,25 @@ class _Run:
             best = context.incumbent.plan
             if not most and best is not None and not best.has_copies and not context.is_over():
                 share = RETURN_SHARE * context.remaining_s() / context.options.time_limit_s
-                self.solve_plain(context.problem, PLAIN_SHARE if context.repeats else share, best)
+                self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
                 starts += self._begun(context.incumbent.plan)
 
     def _offer_rules(self) -> None:
-        """Offer plans of the strategies that copy by their own rules, so that none of them is ahead."""
+        """Offer plans of the strategies that copy by their own rules, in turns, so that none of them is ahead."""
         context = self.context.until(self.context.share_ends(RULES_SHARE))
-        for name in strategies():
-            chosen = get_strategy(name)
-            if chosen.copies == "own" and not context.is_over():
-                for plan in plans_of(chosen, context):
-                    context.offer(plan, name)
-                    if context.is_over():
-                        break
+        chosen = [get_strategy(name) for name in strategies()]
+        for who, plan in in_turns([each for each in chosen if each.copies == "own"], context):
+            self.context.offer(plan, who)
 
     def _starts(self) -> Iterator[_Start]:
         budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
+        larger_share = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         yield from self._begun(self.context.incumbent.plan)
         for share in LARGER:
+            if self.context.is_over():
+                return
             wider = Problem(self.graph, budget + int(share * (peak - budget)), Scope.STAGED)
-            yield from self._begun(self.solve_plain(wider, LARGER_SHARE))
+            yield from self._begun(self.solve_plain(wider, larger_share))
         yield from self._begun(Plan.from_order(self.graph, range(len(self.graph))))
 
     def _begun(self, plan: Plan | None) -> Iterator[_Start]:
