@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brute_force import KINDS as GRAPHS
-from brute_force import random_graph
+from brute_force import random_graph, with_implementations
 from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
 from helpers import step_of
 
@@ -23,6 +23,7 @@ from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
+from remat.search.choices import Choices
 from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
 from remat.simulator import plain_peak
 
@@ -351,3 +352,53 @@ def test_torchtitan_copies_over_a_fast_link_and_rebuilds_over_a_slow_one() -> No
         costs.append(solution.cost)
         assert solution.plan.has_copies == (link.latency_s == 0)
     assert graph.total_cost <= costs[0] < costs[1]
+
+
+def random_chain(n: int, seed: int) -> Graph:
+    """A chain with a backward pass, with random costs and sizes."""
+    rng = np.random.default_rng(seed)
+    graph = chain(n=n)
+    operations = tuple(replace(op, cost=int(rng.integers(10**5, 10**7))) for op in graph.operations)
+    values = tuple(replace(value, bytes=int(rng.integers(10**5, 10**7))) for value in graph.values)
+    return replace(graph, operations=operations, values=values, cost_unit="ns")
+
+
+def test_a_link_without_bandwidth_changes_no_step() -> None:
+    graph = random_chain(10, 3)
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    plain, none = (remat.solve(graph, budget, link=link, work_limit=500) for link in (None, "0GB/s"))
+    assert plain.plan is not None
+    assert none.plan is not None
+    assert plain.plan.document() == none.plan.document()
+
+
+@pytest.mark.parametrize("rate", [10**8, 10**9, 10**11])
+def test_one_thread_and_a_second_are_not_behind_the_rules(rate: int) -> None:
+    graph, link = random_chain(14, rate % 97), Link(rate, rate)
+    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    found = remat.solve(graph, budget, link=link, time_limit_s=1, threads=1)
+    assert found.cost is not None
+    for strategy in ("offload_greedy", "offload_all", "offload_checkpoints"):
+        rule = remat.solve(graph, budget, strategy, link=link, time_limit_s=1, threads=1)
+        assert rule.cost is None or found.cost <= rule.cost
+    plain = remat.solve(graph, budget, time_limit_s=1, threads=1)
+    assert plain.cost is not None
+    assert found.cost <= plain.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_and_implementations_go_together(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    full = replace(with_implementations(random_graph(rng, 10, **GRAPHS[seed % len(GRAPHS)]), rng), cost_unit="ns")  # pyright: ignore[reportArgumentType]
+    choices = Choices(full)
+    wanted = [int(rng.integers(len(each))) for each in choices.implementations]
+    choice = choices.choose(wanted) or choices.choose([0] * len(full))
+    if choice is None:
+        pytest.skip("no choice makes all that is read")
+    search = OffloadSearch(choice.graph, plain_peak(choice.graph), Link(10**9, 10**9, latency_s=0), seed, 1 << 20)
+    search.genes.away[:] = rng.random(search.genes.away.shape) < 0.6
+    plan = search.plan(search.genes)
+    reduced, lifted = simulate(choice.graph, plan), simulate(full, choice.lift(plan))
+    assert lifted.cost == reduced.cost
+    assert lifted.peak_bytes <= reduced.peak_bytes
+    assert len(lifted.copies) == len(reduced.copies)

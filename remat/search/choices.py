@@ -29,6 +29,7 @@ class Choice:
         indices: [N] index into `all_implementations` of each full operation.
         calls: [N'] the full operations in each operation of `graph`; several where one writes over another's output.
         place: [N] operation of `graph` that holds each full operation.
+        values: [V'] full value of each value of `graph`.
     """
 
     full: Graph
@@ -36,9 +37,15 @@ class Choice:
     indices: tuple[int, ...]
     calls: tuple[tuple[Call, ...], ...]
     place: tuple[int, ...]
+    values: tuple[int, ...]
 
     def lift(self, plan: Plan, budget_bytes: int | None = None) -> Plan:
         """A plan of `graph` as a plan of the full graph; it needs no more memory."""
+        if plan.has_copies:
+            steps = list[tuple[int, int] | tuple[int, int, str]]()
+            for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
+                steps += [(COMPUTE, *call) for call in self.calls[i]] if kind == COMPUTE else [(kind, self.values[i])]
+            return Plan.from_steps(self.full, steps, budget_bytes, plan.link)
         calls = [call for k in plan.order.tolist() for call in self.calls[k]]
         return Plan.from_calls(self.full, calls, budget_bytes)
 
@@ -129,7 +136,7 @@ class Choices:
             loss=None if full.loss is None else place[full.loss],
         )  # fmt: skip
         named = tuple(tuple([(k, _label(calls[k])) for k in group]) for group in groups)
-        return Choice(full, graph, tuple(indices), named, tuple(place))
+        return Choice(full, graph, tuple(indices), named, tuple(place), tuple(remaining))
 
     def _is_best_somewhere(self, k: int, i: int) -> bool:
         """Whether no implementation of operation `k` with fewer outputs is as cheap and lean as implementation `i`."""
@@ -278,6 +285,15 @@ class Choices:
             if other.inputs == implementation.inputs and other.overwrites == implementation.overwrites
             and other.is_lossy == implementation.is_lossy and read <= set(other.outputs) <= outputs
         ]  # fmt: skip
+
+
+def choice_of(full: Graph, plan: Plan) -> list[int]:
+    """[N] index of the first implementation but the default one in which a plan runs each operation; 0 without one."""
+    wanted = [0] * len(full)
+    for k, name in plan.calls:
+        if name and not wanted[k]:
+            wanted[k] = [implementation.name for implementation in full.operations[k].all_implementations].index(name)
+    return wanted
 
 
 def _label(implementation: Implementation) -> str:

@@ -24,16 +24,29 @@ from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
 from remat.search.randomness import below, random_state, uniform
 from remat.units import MAX_BYTES
 
-# Entries of the clock: when each stream is free; values that wait to be freed, and their bytes; steps written.
-TIME, OUT, IN, WAITING, WAITING_BYTES, STEPS = range(N_CLOCK := 6)
-# Of what `decode` finds: computations, gaps, makespan, most bytes above the budget or the host's memory, their sum.
-RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS = range(N_FOUND := 5)
+# Entries of the clock: when each stream is free; values that wait to be freed, their bytes, and when the first of them
+# can be; steps written.
+TIME, OUT, IN, WAITING, WAITING_BYTES, SOONEST, STEPS = range(N_CLOCK := 7)
+# Of what `decode` finds: computations, gaps, makespan, most bytes above the budget or the host's memory, their sum, and
+# where the most are.
+RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS, WORST = range(N_FOUND := 6)
+# Rows. Of a value: bytes, and how long its copies last.
+SIZE, OUT_NS, IN_NS = range(3)
+# Of a position: operation and stage, when it begins if none waits; bytes that it needs for itself, bytes in use without
+# and of values that were fetched early, bytes on the host; when what came for it has arrived; its first gap of a value
+# that is away, and its first value that is copied out.
+RUN, STAGE, BEGINS, OWN, HELD, COMING, ON_HOST, ARRIVES, FROM_HEAD, OUT_HEAD = range(N_AT := 10)
+# Of a gap: its positions and value, whether that is away, when its copy must begin, the next gap from there.
+FROM, TO, VALUE, AWAY, LATEST, FROM_NEXT = range(N_GAP := 6)
+# Of a value in a plan: last touch, last time it was made, when it is on the host, last gap away, the next copied out.
+LAST, BIRTH, OUT_DONE, LAST_FETCH, OUT_NEXT = range(N_OF := 5)
 HOT, WARM, COLD = 5e-4, 1e-4, 2e-6  # temperatures, as shares of the cost of running everything once
 PRICE = 2.0  # of all bytes that can be saved, in costs of running everything once
 SUM_SHARE = 0.05  # weight of the sum of the excess, beside its most
 ROOM = 6  # computations and gaps for each operation
 MOST_TOGGLES, MOST_DEPTH = 64, 12
 SINCE = 4096
+INFINITE = 1 << 62
 NO_STEPS = np.zeros((0, 2), np.int64)
 
 
@@ -43,8 +56,8 @@ class Instance(NamedTuple):
     Operation N is the end, which reads what is kept.
 
     Attributes:
-        cost, workspace: [N + 1]; size: [V] bytes; producer: [V]; once: [N] whether it must run once.
-        out_ns, in_ns: [V] how long its copies last.
+        cost, workspace: [N + 1]; producer: [V]; once: [N] whether it must run once.
+        value: [3, V] of each value its bytes, and how long its copies last, see `SIZE`.
     """
 
     in_start: np.ndarray
@@ -53,11 +66,9 @@ class Instance(NamedTuple):
     out_ids: np.ndarray
     cost: np.ndarray
     workspace: np.ndarray
-    size: np.ndarray
     producer: np.ndarray
     once: np.ndarray
-    out_ns: np.ndarray
-    in_ns: np.ndarray
+    value: np.ndarray
 
 
 class Genes(NamedTuple):
@@ -75,225 +86,207 @@ class Genes(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A decoded plan: L computations, position L is the end.
+    """A decoded plan of L computations, position L is the end: few arrays with many rows, because arrays cost time.
 
     Attributes:
-        run, stage: [L + 1] operation and stage of each; begins: [L + 1] when each begins if none waits.
-        own: [L + 1] bytes that each needs for itself; held, coming: [L + 1] bytes in use, without and of values
-            that were fetched early; on_host: [L + 1].
-        gap_from, gap_to, gap_value, gap_away: places where a value is not touched for a while.
-        fetched, n_fetched: gaps in which it is away, in the order of their ends; latest: when its copy must begin.
-        from_head, from_next: those that begin at a position; out_head, out_next: values copied out at a position.
-        arrives: [L + 1] when what came for a computation has arrived.
-        last, birth, out_done, last_fetch: [V] last touch, last time it was made, when it is on the host, last gap away.
+        at: [rows, L + 1] of each position, see `RUN`; gap: [rows, gaps] of each place where a value is not touched for
+            a while, see `FROM`; of: [rows, V] of each value, see `LAST`.
+        fetched: gaps in which a value is away, in the order of their ends.
         waiting: values that are freed when they are on the host.
-        found: see `RUNS`.
+        clock, found: see `TIME` and `RUNS`.
     """
 
-    run: np.ndarray
-    stage: np.ndarray
-    begins: np.ndarray
-    own: np.ndarray
-    held: np.ndarray
-    coming: np.ndarray
-    on_host: np.ndarray
-    gap_from: np.ndarray
-    gap_to: np.ndarray
-    gap_value: np.ndarray
-    gap_away: np.ndarray
+    at: np.ndarray
+    gap: np.ndarray
+    of: np.ndarray
     fetched: np.ndarray
-    latest: np.ndarray
-    from_head: np.ndarray
-    from_next: np.ndarray
-    out_head: np.ndarray
-    out_next: np.ndarray
-    arrives: np.ndarray
-    last: np.ndarray
-    birth: np.ndarray
-    out_done: np.ndarray
-    last_fetch: np.ndarray
     waiting: np.ndarray
     clock: np.ndarray
     found: np.ndarray
 
 
 @njit(cache=True, nogil=True)
-def sequence(x: Instance, genes: Genes, work: Work) -> int:
+def sequence(x: Instance, genes: Genes, at: np.ndarray) -> int:
     """The computations in their order; returns how many."""
-    run, stage, begins, repeats, cost = work.run, work.stage, work.begins, genes.repeats, x.cost
+    repeats, cost = genes.repeats, x.cost
     n, n_repeats, q, k = len(x.once), genes.numbers[0], 0, 0
-    begins[0] = 0
+    at[BEGINS, 0] = 0
     for t in range(n + 1):  # stage N has the end alone
         while k < n_repeats and repeats[k] < (t + 1) * n:
-            run[q], stage[q] = repeats[k] - t * n, t
-            begins[q + 1] = begins[q] + cost[run[q]]
+            at[RUN, q], at[STAGE, q] = repeats[k] - t * n, t
+            at[BEGINS, q + 1] = at[BEGINS, q] + cost[at[RUN, q]]
             q, k = q + 1, k + 1
-        run[q], stage[q] = t, t
-        begins[q + 1] = begins[q] + cost[t]
+        at[RUN, q], at[STAGE, q] = t, t
+        at[BEGINS, q + 1] = at[BEGINS, q] + cost[t]
         q += 1
-    for p in range(q):
-        work.held[p] = work.coming[p] = work.on_host[p] = work.arrives[p] = 0
-        work.from_head[p] = work.out_head[p] = -1
+    at[HELD, :q] = at[COMING, :q] = at[ON_HOST, :q] = at[ARRIVES, :q] = 0
+    at[FROM_HEAD, :q] = at[OUT_HEAD, :q] = -1
     return q - 1
 
 
 @njit(cache=True, nogil=True)
 def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> int:
     """Gaps, and bytes at each position without values that were fetched early; returns the number of gaps."""
-    in_start, in_ids, out_start, out_ids, size = x.in_start, x.in_ids, x.out_start, x.out_ids, x.size
-    stage, held, own, last, birth, away = work.stage, work.held, work.own, work.last, work.birth, genes.away
-    gap_from, gap_to, gap_value, gap_away = work.gap_from, work.gap_to, work.gap_value, work.gap_away
-    n_gaps = 0
-    for v in range(len(size)):
-        last[v] = work.last_fetch[v] = work.out_done[v] = -1
+    in_start, in_ids, out_start, out_ids, value = x.in_start, x.in_ids, x.out_start, x.out_ids, x.value
+    at, gap, of, away, workspace = work.at, work.gap, work.of, genes.away, x.workspace
+    n_gaps, most_gaps = 0, gap.shape[1]
+    of[LAST, :] = of[LAST_FETCH, :] = of[OUT_DONE, :] = -1
     for q in range(n_runs + 1):
-        i = work.run[q]
-        own[q] = x.workspace[i]
+        i = at[RUN, q]
+        own = workspace[i]
         for e in range(in_start[i], in_start[i + 1]):
             v = in_ids[e]
-            own[q] += size[v]
-            start, last[v] = last[v], q
-            if q - start < 2 or size[v] == 0 or n_gaps == len(gap_to):
+            size, start = value[SIZE, v], of[LAST, v]
+            own += size
+            of[LAST, v] = q
+            if q - start < 2 or size == 0 or n_gaps == most_gaps:
                 continue
-            is_away = away[stage[q], v] and stage[start] < stage[q]
-            gap_from[n_gaps], gap_to[n_gaps], gap_value[n_gaps], gap_away[n_gaps] = start, q, v, is_away
+            is_away = away[at[STAGE, q], v] and at[STAGE, start] < at[STAGE, q]
+            gap[FROM, n_gaps], gap[TO, n_gaps], gap[VALUE, n_gaps], gap[AWAY, n_gaps] = start, q, v, is_away
             if is_away:
-                note_away(work, n_gaps, int(v), int(start), int(size[v]))
-            else:  # `held` has differences so far
-                held[start + 1] += size[v]
-                held[q] -= size[v]
+                note_away(at, gap, of, n_gaps, int(v), int(start), int(size))
+            else:  # `HELD` has differences so far
+                at[HELD, start + 1] += size
+                at[HELD, q] -= size
             n_gaps += 1
         for e in range(out_start[i], out_start[i + 1]):
             v = out_ids[e]
-            own[q] += size[v]
-            last[v] = birth[v] = q
-    for v in range(len(size)):
-        if work.last_fetch[v] >= 0 and gap_to[work.last_fetch[v]] < n_runs:
-            work.on_host[gap_to[work.last_fetch[v]]] -= size[v]
+            own += value[SIZE, v]
+            of[LAST, v] = of[BIRTH, v] = q
+        at[OWN, q] = own
+    for v in range(of.shape[1]):
+        j = of[LAST_FETCH, v]
+        if j >= 0 and gap[TO, j] < n_runs:
+            at[ON_HOST, gap[TO, j]] -= value[SIZE, v]
     across = on_host = 0
     for q in range(n_runs + 1):
-        across += held[q]
-        on_host += work.on_host[q]
-        held[q], work.on_host[q] = fixed + own[q] + across, on_host
+        across += at[HELD, q]
+        on_host += at[ON_HOST, q]
+        at[HELD, q], at[ON_HOST, q] = fixed + at[OWN, q] + across, on_host
     return n_gaps
 
 
-@njit(cache=True, nogil=True)
-def note_away(work: Work, j: int, v: int, start: int, size: int) -> None:
+@njit(cache=True, nogil=True, inline="always")
+def note_away(at: np.ndarray, gap: np.ndarray, of: np.ndarray, j: int, v: int, start: int, size: int) -> None:
     """Gap `j`, in which a value is away: it is copied to the host where it was made before its first one."""
-    work.from_next[j], work.from_head[start] = work.from_head[start], j
-    if work.last_fetch[v] < 0:
-        birth = work.birth[v]
-        work.out_next[v], work.out_head[birth] = work.out_head[birth], v
-        work.on_host[birth] += size
-    work.last_fetch[v] = j
+    gap[FROM_NEXT, j], at[FROM_HEAD, start] = at[FROM_HEAD, start], j
+    if of[LAST_FETCH, v] < 0:
+        birth = of[BIRTH, v]
+        of[OUT_NEXT, v], at[OUT_HEAD, birth] = at[OUT_HEAD, birth], v
+        at[ON_HOST, birth] += size
+    of[LAST_FETCH, v] = j
 
 
 @njit(cache=True, nogil=True)
 def plan_fetches(x: Instance, work: Work, n_runs: int, n_gaps: int) -> int:
     """Gaps in which a value is away, and when their copies must begin if no computation waits; returns how many."""
-    n = 0
+    at, gap, fetched, value, n = work.at, work.gap, work.fetched, x.value, 0
     for j in range(n_gaps):
-        if work.gap_away[j]:
-            work.fetched[n] = j
+        if gap[AWAY, j]:
+            fetched[n] = j
             n += 1
-    end = work.begins[n_runs]
+    end = at[BEGINS, n_runs]
     for k in range(n - 1, -1, -1):
-        j = work.fetched[k]
-        end = min(end, work.begins[work.gap_to[j]]) - x.in_ns[work.gap_value[j]]
-        work.latest[j] = end
+        j = fetched[k]
+        end = min(end, at[BEGINS, gap[TO, j]]) - value[IN_NS, gap[VALUE, j]]
+        gap[LATEST, j] = end
     return n
 
 
-@njit(cache=True, nogil=True)
-def write(steps: np.ndarray, work: Work, kind: int, i: int) -> None:
+@njit(cache=True, nogil=True, inline="always")
+def write(steps: np.ndarray, clock: np.ndarray, kind: int, i: int) -> None:
     """Write a step, if there is room; a search has none."""
-    if work.clock[STEPS] < len(steps):
-        steps[work.clock[STEPS], 0], steps[work.clock[STEPS], 1] = kind, i
-        work.clock[STEPS] += 1
+    if clock[STEPS] < len(steps):
+        steps[clock[STEPS], 0], steps[clock[STEPS], 1] = kind, i
+        clock[STEPS] += 1
 
 
-@njit(cache=True, nogil=True)
-def free_waiting(x: Instance, work: Work, k: int, steps: np.ndarray) -> None:
+@njit(cache=True, nogil=True, inline="always")
+def free_waiting(
+    value: np.ndarray, of: np.ndarray, waiting: np.ndarray, clock: np.ndarray, k: int, steps: np.ndarray
+) -> None:  # fmt: skip
     """Free a value that waits for its copy to the host; the computations wait, too."""
-    clock, v = work.clock, work.waiting[k]
-    clock[TIME] = max(clock[TIME], work.out_done[v])
+    v = waiting[k]
+    clock[TIME] = max(clock[TIME], of[OUT_DONE, v])
     clock[WAITING] -= 1
-    clock[WAITING_BYTES] -= x.size[v]
-    work.waiting[k] = work.waiting[clock[WAITING]]
-    if len(steps) > 0:
-        write(steps, work, FREE, v)
+    clock[WAITING_BYTES] -= value[SIZE, v]
+    waiting[k] = waiting[clock[WAITING]]
+    write(steps, clock, FREE, v)
 
 
 @njit(cache=True, nogil=True)
 def make_room(x: Instance, work: Work, q: int, budget: int, steps: np.ndarray) -> int:
     """Free what is on the host, and wait for copies as long as memory is short; returns the bytes above the budget."""
-    clock = work.clock
+    at, of, value, waiting, clock = work.at, work.of, x.value, work.waiting, work.clock
     while True:
-        k = 0
+        k, clock[SOONEST] = 0, INFINITE
         while k < clock[WAITING]:
-            if work.out_done[work.waiting[k]] <= clock[TIME]:
-                free_waiting(x, work, k, steps)
+            done = of[OUT_DONE, waiting[k]]
+            if done <= clock[TIME]:
+                free_waiting(value, of, waiting, clock, k, steps)
             else:
-                k += 1
-        excess = work.held[q] + work.coming[q] + clock[WAITING_BYTES] - budget
+                k, clock[SOONEST] = k + 1, min(clock[SOONEST], done)
+        excess = at[HELD, q] + at[COMING, q] + clock[WAITING_BYTES] - budget
         if excess <= 0 or clock[WAITING] == 0:
             return excess
-        first = 0
-        for k in range(1, clock[WAITING]):
-            if work.out_done[work.waiting[k]] < work.out_done[work.waiting[first]]:
-                first = k
-        free_waiting(x, work, first, steps)
+        clock[TIME] = clock[SOONEST]
 
 
-@njit(cache=True, nogil=True)
-def room_until(work: Work, q: int, to: int, size: int, budget: int) -> int:
+@njit(cache=True, nogil=True, inline="always")
+def room_until(at: np.ndarray, q: int, to: int, size: int, waiting_bytes: int, budget: int) -> int:
     """The first position from `q` on without room for so many bytes; `to` if there is room up to it."""
-    if work.held[q] + work.coming[q] + work.clock[WAITING_BYTES] + size > budget:
-        return q
-    for p in range(q + 1, to):
-        if work.held[p] + work.coming[p] + size > budget:
-            return p
-    return to
+    found = to
+    if at[HELD, q] + at[COMING, q] + waiting_bytes + size > budget:
+        found = q
+    else:
+        for p in range(q + 1, to):
+            if at[HELD, p] + at[COMING, p] + size > budget:
+                found = p
+                break
+    return found
+
+
+@njit(cache=True, nogil=True, inline="always")
+def is_due(clock: np.ndarray, cost: int, latest: int) -> bool:
+    """Whether a copy from the host that must begin at `latest` is to be issued before a computation of this cost."""
+    ends = clock[TIME] + cost
+    return ends >= latest and (clock[IN] <= clock[TIME] or clock[IN] < ends)
 
 
 @njit(cache=True, nogil=True)
 def fetch(
-    x: Instance, work: Work, q: int, k: int, n: int, cost: int, late_by: int, blocked: int, budget: int,
-    steps: np.ndarray,
+    x: Instance, work: Work, q: int, k: int, n: int, late_by: int, blocked: int, budget: int, steps: np.ndarray
 ) -> tuple[int, int]:  # fmt: skip
     """Issue copies from the host before the computation at `q`, from the k-th of `n` on.
 
     Args:
-        cost: of the computation; late_by: how much later than at best it begins, less the margin.
+        late_by: how much later than at best it begins, less the margin.
         blocked: up to where there was no room before.
 
     Returns:
         The next copy, and `blocked`.
     """
-    clock = work.clock
+    at, gap, of, value, clock, waiting = work.at, work.gap, work.of, x.value, work.clock, work.waiting
+    cost = at[BEGINS, q + 1] - at[BEGINS, q]
     while k < n:
         j = work.fetched[k]
-        v, to = int(work.gap_value[j]), int(work.gap_to[j])
-        now = clock[TIME]
+        v, to = int(gap[VALUE, j]), int(gap[TO, j])
         if to > q:
-            is_early = now + cost < work.latest[j] + late_by or (clock[IN] > now and clock[IN] >= now + cost)
-            is_there = work.gap_from[j] >= q or work.out_done[v] > now
-            if is_early or is_there or q <= blocked:
+            is_there = gap[FROM, j] >= q or of[OUT_DONE, v] > clock[TIME]
+            if q <= blocked or is_there or not is_due(clock, cost, gap[LATEST, j] + late_by):
                 break
-            blocked = room_until(work, q, to, int(x.size[v]), budget)
+            blocked = room_until(at, q, to, int(value[SIZE, v]), int(clock[WAITING_BYTES]), budget)
             if blocked < to:
                 break
             for p in range(q, to):
-                work.coming[p] += x.size[v]
+                at[COMING, p] += value[SIZE, v]
         for p in range(clock[WAITING]):
-            if work.waiting[p] == v:
-                free_waiting(x, work, p, steps)
+            if waiting[p] == v:
+                free_waiting(value, of, waiting, clock, p, steps)
                 break
-        clock[IN] = max(clock[IN], clock[TIME], work.out_done[v]) + x.in_ns[v]
-        work.arrives[to] = max(work.arrives[to], clock[IN])
-        if len(steps) > 0:
-            write(steps, work, PREFETCH, v)
+        clock[IN] = max(clock[IN], clock[TIME], of[OUT_DONE, v]) + value[IN_NS, v]
+        at[ARRIVES, to] = max(at[ARRIVES, to], clock[IN])
+        write(steps, clock, PREFETCH, v)
         k, blocked = k + 1, -1
     return k, blocked
 
@@ -301,22 +294,23 @@ def fetch(
 @njit(cache=True, nogil=True)
 def copy_out(x: Instance, work: Work, q: int, steps: np.ndarray) -> None:
     """After the computation at `q`: copies to the host, and frees of what is away from now on."""
-    clock, v = work.clock, int(work.out_head[q])
+    at, gap, of, value, clock = work.at, work.gap, work.of, x.value, work.clock
+    v = int(at[OUT_HEAD, q])
     while v >= 0:
-        clock[OUT] = work.out_done[v] = max(clock[OUT], clock[TIME]) + x.out_ns[v]
-        if len(steps) > 0:
-            write(steps, work, OFFLOAD, v)
-        v = int(work.out_next[v])
-    j = work.from_head[q]
+        clock[OUT] = of[OUT_DONE, v] = max(clock[OUT], clock[TIME]) + value[OUT_NS, v]
+        write(steps, clock, OFFLOAD, v)
+        v = int(of[OUT_NEXT, v])
+    j = at[FROM_HEAD, q]
     while j >= 0:
-        v = int(work.gap_value[j])
-        if work.out_done[v] > clock[TIME]:
+        v = int(gap[VALUE, j])
+        if of[OUT_DONE, v] > clock[TIME]:
             work.waiting[clock[WAITING]] = v
             clock[WAITING] += 1
-            clock[WAITING_BYTES] += x.size[v]
-        elif len(steps) > 0:
-            write(steps, work, FREE, v)
-        j = work.from_next[j]
+            clock[WAITING_BYTES] += value[SIZE, v]
+            clock[SOONEST] = min(clock[SOONEST], of[OUT_DONE, v])
+        else:
+            write(steps, clock, FREE, v)
+        j = gap[FROM_NEXT, j]
 
 
 @njit(cache=True, nogil=True)
@@ -326,41 +320,43 @@ def decode(
     """The plan of genes: its times and what is above the limits, in ``work.found``; its steps, if there is room.
 
     It ends as soon as the makespan is certainly above `enough`, and finds such a makespan then, and nothing else.
-
-    Calls with many arrays cost more than what they do here; therefore few are made.
     """
-    n_runs = sequence(x, genes, work)
-    end, found = work.begins[n_runs], work.found
+    at, gap, fetched, clock, found = work.at, work.gap, work.fetched, work.clock, work.found
+    n_runs = sequence(x, genes, at)
+    end = at[BEGINS, n_runs]
+    found[MOST_EXCESS] = 0
     if end > enough:
         found[MAKESPAN] = end
         return
     n_gaps = lay_out(x, genes, work, n_runs, fixed)
     n = plan_fetches(x, work, n_runs, n_gaps)
-    clock, held, coming, on_host, begins, run = work.clock, work.held, work.coming, work.on_host, work.begins, work.run
-    fetched, gap_to, latest, arrives = work.fetched, work.gap_to, work.latest, work.arrives
-    k, blocked, most, total, margin, writes = 0, -1, 0, 0, genes.numbers[1], len(steps) > 0
+    k, blocked, most, total, margin, worst, writes = 0, -1, 0, 0, genes.numbers[1], -1, len(steps) > 0
+    to, latest = (gap[TO, fetched[0]], gap[LATEST, fetched[0]]) if n > 0 else (INFINITE, INFINITE)
     clock[:] = 0
     for q in range(n_runs + 1):
-        cost = int(x.cost[run[q]])
-        excess = held[q] + coming[q] - budget
-        if clock[WAITING] > 0:
+        cost = at[BEGINS, q + 1] - at[BEGINS, q]
+        excess = at[HELD, q] + at[COMING, q] + clock[WAITING_BYTES] - budget
+        if clock[WAITING] > 0 and (excess > 0 or clock[SOONEST] <= clock[TIME]):
             excess = make_room(x, work, q, budget, steps)
-        excess = max(excess, on_host[q] - host)
+        excess = max(excess, at[ON_HOST, q] - host)
         if excess > 0:
-            most, total = max(most, excess), total + excess
-        late_by = clock[TIME] - begins[q] - margin
-        if k < n and (gap_to[fetched[k]] <= q or clock[TIME] + cost >= latest[fetched[k]] + late_by):
-            k, blocked = fetch(x, work, q, k, n, cost, late_by, blocked, budget, steps)
-        clock[TIME] = max(clock[TIME], arrives[q]) + cost
+            total += excess
+            if excess > most:
+                most, worst = excess, q
+        late_by = clock[TIME] - at[BEGINS, q] - margin
+        if k < n and (to <= q or (q > blocked and is_due(clock, cost, latest + late_by))):
+            k, blocked = fetch(x, work, q, k, n, late_by, blocked, budget, steps)
+            to, latest = (gap[TO, fetched[k]], gap[LATEST, fetched[k]]) if k < n else (INFINITE, INFINITE)
+        clock[TIME] = max(clock[TIME], at[ARRIVES, q]) + cost
         if writes:
-            write(steps, work, COMPUTE, int(run[q]))
-        if work.out_head[q] >= 0 or work.from_head[q] >= 0:
+            write(steps, clock, COMPUTE, int(at[RUN, q]))
+        if at[OUT_HEAD, q] >= 0 or at[FROM_HEAD, q] >= 0:
             copy_out(x, work, q, steps)
-        if clock[TIME] + end - begins[q + 1] > enough:
-            found[MAKESPAN] = clock[TIME] + end - begins[q + 1]
+        if clock[TIME] + end - at[BEGINS, q + 1] > enough:
+            found[MAKESPAN] = clock[TIME] + end - at[BEGINS, q + 1]
             return
     found[RUNS], found[GAPS], found[MAKESPAN] = n_runs, n_gaps, clock[TIME]
-    found[MOST_EXCESS], found[EXCESS] = most, total
+    found[MOST_EXCESS], found[EXCESS], found[WORST] = most, total, worst
 
 
 @njit(cache=True, nogil=True)
@@ -419,18 +415,19 @@ def change_repeat(x: Instance, genes: Genes, toggles: np.ndarray, copies: bool, 
 @njit(cache=True, nogil=True)
 def pick_gap(x: Instance, work: Work, budget: int, random: np.ndarray) -> int:
     """A gap over some position, often one above the budget, in proportion to its bytes; -1 without one."""
-    n_runs = work.found[RUNS]
+    at, gap, value, n_runs = work.at, work.gap, x.value, work.found[RUNS]
     q, seen = below(random, n_runs), 0
     if work.found[MOST_EXCESS] > 0 and uniform(random) < 0.6:
         for p in range(n_runs):
-            if work.held[p] + work.coming[p] > budget:
+            if at[HELD, p] + at[COMING, p] > budget:
                 seen += 1
                 q = p if uniform(random) * seen < 1.0 else q
     picked, total = -1, 0.0
     for j in range(work.found[GAPS]):
-        if work.gap_from[j] < q < work.gap_to[j]:
-            total += x.size[work.gap_value[j]]
-            if uniform(random) * total < x.size[work.gap_value[j]]:
+        if gap[FROM, j] < q < gap[TO, j]:
+            size = value[SIZE, gap[VALUE, j]]
+            total += size
+            if uniform(random) * total < size:
                 picked = j
     return picked
 
@@ -465,15 +462,16 @@ def change_gap(
     j = pick_gap(x, work, budget, random)
     if j < 0:
         return
-    n, v, t = len(x.once), int(work.gap_value[j]), int(work.stage[work.gap_to[j]])
+    at, gap = work.at, work.gap
+    n, v, t = len(x.once), int(gap[VALUE, j]), int(at[STAGE, gap[TO, j]])
     i = int(x.producer[v])
     may_repeat = repeats and i < t < n and not x.once[i]
-    if work.gap_away[j]:
+    if gap[AWAY, j]:
         toggle(genes, toggles, t, v)
         if may_repeat and uniform(random) < 0.5:
             insert(genes, t, i, n)
     elif copies and (uniform(random) < 0.5 or not may_repeat):
-        if work.stage[work.gap_from[j]] < t and not genes.away[t, v]:
+        if at[STAGE, gap[FROM, j]] < t and not genes.away[t, v]:
             toggle(genes, toggles, t, v)
     elif may_repeat:
         repeat_with_inputs(x, genes, toggles, t, i, copies, random)
@@ -573,11 +571,12 @@ def instance_of(graph: Graph, link: Link) -> Instance:
         _lists([*(op.inputs for op in operations), kept]),
         _lists([*(op.outputs for op in operations), ()]),
     )
+    rows = [(v.bytes, link.out_ns(v.bytes), link.in_ns(v.bytes)) for v in values]
     return Instance(
         *inputs, *outputs, _integers([*(op.cost for op in operations), 0]),
-        _integers([*(op.workspace_bytes for op in operations), 0]), _integers([v.bytes for v in values]),
-        _integers(graph.producer), np.array([op.run_once for op in operations], np.bool_),
-        _integers([link.out_ns(v.bytes) for v in values]), _integers([link.in_ns(v.bytes) for v in values]),
+        _integers([*(op.workspace_bytes for op in operations), 0]), _integers(graph.producer),
+        np.array([op.run_once for op in operations], np.bool_),
+        np.array([_integers(row) for row in zip(*rows, strict=True)]).reshape(3, -1),
     )  # fmt: skip
 
 
@@ -649,20 +648,21 @@ class OffloadSearch:
     def offload_greedily(self, done: Callable[[], bool]) -> None:
         """Send values away until the plan fits: over the fullest place, those with most bytes and time."""
         x, work = self.x, self.works[0]
+        decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
+        n_runs, n_gaps = work.found[:2]
+        stage, begins, over = work.at[STAGE], work.at[BEGINS], work.at[HELD, :n_runs] - self.limits[1]
+        start, to, value, away = work.gap[: AWAY + 1, :n_gaps]
+        may_go = (away == 0) & (stage[start] < stage[to])
+        size, span = x.value[SIZE, value], begins[to] - begins[start]
         while not done():
-            decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
-            n_runs, n_gaps = work.found[:2]
-            over = work.held[:n_runs] - self.limits[1]
             q = int(over.argmax())
-            start, to, value = work.gap_from[:n_gaps], work.gap_to[:n_gaps], work.gap_value[:n_gaps]
-            stage = work.stage
-            fits = (start < q) & (to > q) & ~work.gap_away[:n_gaps] & (stage[start] < stage[to])
-            if over[q] <= 0 or not fits.any():
-                return
-            gaps = np.nonzero(fits)[0]
-            spans = (work.begins[to[gaps]] - work.begins[start[gaps]]) * np.minimum(x.size[value[gaps]], 2.0 * over[q])
-            j = gaps[spans.argmax()]
+            gaps = np.nonzero((start < q) & (to > q) & may_go)[0]
+            if over[q] <= 0 or not len(gaps):
+                break
+            j = gaps[(span[gaps] * np.minimum(size[gaps], 2.0 * over[q])).argmax()]
             self.genes.away[stage[to[j]], value[j]] = True
+            may_go[j] = False
+            over[start[j] + 1 : to[j]] -= size[j]
         self.since[0, 0] = len(self.since)
 
     def offload_all(self) -> None:
@@ -684,7 +684,7 @@ class OffloadSearch:
 
     def plan(self, genes: Genes | None = None) -> Plan:
         """The best plan, or that of other genes."""
-        steps, work = np.zeros((8 * len(self.works[0].run), 2), np.int64), self.works[0]
+        steps, work = np.zeros((8 * self.works[0].at.shape[1], 2), np.int64), self.works[0]
         decode(self.x, self.best if genes is None else genes, work, *self.limits, steps, np.inf)
         made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist()[:-1])  # without the end
         return Plan.from_steps(self.graph, made, self.limits[1], self.link)
@@ -732,15 +732,11 @@ def compile_offload() -> None:
 
 def _genes(x: Instance) -> Genes:
     n = len(x.once)
-    return Genes(np.zeros(4 * n + 8, np.int64), np.zeros((n + 1, len(x.size)), np.bool_), np.zeros(2, np.int64))
+    return Genes(np.zeros(4 * n + 8, np.int64), np.zeros((n + 1, x.value.shape[1]), np.bool_), np.zeros(2, np.int64))
 
 
 def _work(x: Instance) -> Work:
-    n_runs, n_gaps, n_values = ROOM * len(x.cost) + 16, ROOM * (len(x.in_ids) + len(x.size)) + 16, len(x.size)
-    lengths = dict.fromkeys(Work._fields, n_runs)
-    lengths |= dict.fromkeys((f for f in Work._fields if f.startswith("gap_")), n_gaps)
-    lengths |= dict.fromkeys(("fetched", "latest", "from_next"), n_gaps)
-    lengths |= dict.fromkeys(("out_next", "last", "birth", "out_done", "last_fetch", "waiting"), n_values)
-    lengths |= {"clock": N_CLOCK, "found": N_FOUND}
-    types = {"gap_away": np.bool_}
-    return Work(*(np.zeros(length, types.get(name, np.int64)) for name, length in lengths.items()))
+    n_values = x.value.shape[1]
+    n_runs, n_gaps = ROOM * len(x.cost) + 16, ROOM * (len(x.in_ids) + n_values) + 16
+    shapes = (N_AT, n_runs), (N_GAP, n_gaps), (N_OF, n_values), n_gaps, n_values, N_CLOCK, N_FOUND
+    return Work(*(np.zeros(shape, np.int64) for shape in shapes))

@@ -33,7 +33,7 @@ from remat.plan import Plan, Scope
 from remat.programs.monet import estimate_columns
 from remat.registry import Strategy
 from remat.search.anneal import COLD, WARM, Annealer, Best
-from remat.search.choices import Choice, Choices
+from remat.search.choices import Choice, Choices, choice_of
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import SHORT_S, greedy_eviction
 from remat.search.joint import Prepared, anneal_jointly, prepare
@@ -263,7 +263,7 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
         prover.bound_by_windows(context.share_ends(FREE_PROOF_SHARE))
     for turn, (order_until, choice_until) in enumerate(FREE_SHARES):
         plan = best.plan
-        wanted = [0] * len(full) if turn == 0 or plan is None else _choice_of(full, plan)
+        wanted = [0] * len(full) if turn == 0 or plan is None else choice_of(full, plan)
         search = _ChoiceSearch(context)
         choice = search.choices.choose(wanted)
         if choice is not None:
@@ -308,15 +308,6 @@ def _choose_in_order(context: Context, moved: Graph, order: Sequence[int], until
     search = _ChoiceSearch(context.about(inner, incumbent).with_options(warm_start=start).until(until))
     search.run(until)
     return search
-
-
-def _choice_of(full: Graph, plan: Plan) -> list[int]:
-    """[N] index of the first implementation but the default one in which a plan runs each operation; 0 without one."""
-    wanted = [0] * len(full)
-    for k, name in plan.calls:
-        if name and not wanted[k]:
-            wanted[k] = [implementation.name for implementation in full.operations[k].all_implementations].index(name)
-    return wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -390,7 +381,7 @@ class _ChoiceSearch:
         plan = self.context.incumbent.plan
         if plan is None:
             return
-        choice = self.choices.choose(_choice_of(self.full, plan))
+        choice = self.choices.choose(choice_of(self.full, plan))
         if choice is not None:
             trial = self.offer(choice, choice.order_of(plan.order.tolist()))
             self.best = trial if self.best is None else min(self.best, trial, key=lambda one: one.score)
@@ -406,7 +397,7 @@ class _ChoiceSearch:
         n = len(self.full)
         start = self.context.options.warm_start
         if start is not None:
-            wanted = _choice_of(self.full, start)
+            wanted = choice_of(self.full, start)
             if not any(self.choices.implementations[k][i].is_lossy for k, i in enumerate(wanted)):
                 self.context.offer(start, "warm start")
                 self._try(wanted, done, start.order.tolist())

@@ -1,7 +1,8 @@
 """Plans that recompute and copy values to the host: annealing from many starts.
 
-The starts are plans without copies, for the budget and for larger ones. What is above the budget is sent away greedily;
-then `remat.search.offload` anneals repeats and copies together. The best starts go on, at lower temperatures.
+The starts are plans without copies, for the budget and for larger ones, and plans of the strategies that copy by their
+own rules. What is above the budget is sent away greedily; then `remat.search.offload` anneals repeats and copies
+together. The best starts go on, at lower temperatures.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
-from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.problem import Problem
-from remat.registry import Strategy
+from remat.registry import Strategy, get_strategy, strategies
 from remat.search.anneal import on_threads
+from remat.search.choices import Choice, Choices, choice_of
 from remat.search.offload import COLD, HOT, WARM, OffloadSearch
 from remat.search.ready import is_offload_ready, ready_by
 from remat.simulator import plain_peak
 from remat.solution import Candidate, Outcome
+from remat.solvers.search import evict, in_turns
 
-# Shares of the time: for a plan without copies, for one in each larger budget, then for each round of annealing.
-PLAIN_SHARE, LARGER_SHARE, ROUND_SHARES = 0.15, 0.05, (0.4, 0.5, 1.0)
+# Shares of the time: for plans by rules, for each round of annealing; and, if copies do not pay after the first round,
+# for a plan without them.
+RULES_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, (0.4, 0.5, 1.0), 0.4
+# For a plan without copies: at least a share of the time, and the seconds that a good plan needs, if they are not most.
+PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
+LARGER_PART, LARGER_ROOM = 0.3, 8  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.15, 0.4, 0.7)  # budgets, as shares of the way from the budget to the plain peak
 GO_ON = (0, 3, 1)  # starts that go on in each round, in order of their cost; 0 for all
 FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at the clock, and their time
@@ -40,17 +46,17 @@ SEARCH_SHARE, ROUNDS = 0.7, 8  # of the time, with one thread; rounds of the pro
 def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
     """The best plan with repeats and copies in the time given, and a bound from the window relaxation with copies.
 
-    On graphs with implementations, plans with copies use the default ones.
+    On graphs with implementations, a plan with copies runs each operation by its default one, or by that which the best
+    plan without copies has for it.
     """
     problem = context.problem
-    plain = replace(problem, link=None)
-    graph = problem.graph.default() if problem.graph.has_implementations else problem.graph
-    run = _Run(context, graph, strategy, options)
+    run = _Run(context, strategy, options)
     context.offer(Plan.from_order(problem.graph, range(len(problem.graph))), "run once")
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
     if not context.is_solved():
-        run.solve_plain(plain, PLAIN_SHARE)
+        run.evict()
+        run.solve_plain(problem, run.plain_share)
     if not context.is_solved():
         run.search_and_prove()
     best, proof = context.incumbent, run.windows.best if run.windows is not None else None
@@ -61,13 +67,20 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
     )  # fmt: skip
 
 
+class _Start(NamedTuple):
+    """A search, and the choice of implementations whose graph it is on; None for the default ones."""
+
+    search: OffloadSearch
+    choice: Choice | None
+
+
 class _Run:
     """One call; `context.incumbent` keeps its plans."""
 
-    def __init__(self, context: Context, graph: Graph, strategy: Strategy, options: Mapping[str, Any]):
-        self.context, self.graph, self.strategy, self.options = context, graph, strategy, options
-        self.peak = plain_peak(graph)
-        self.moves = 0
+    def __init__(self, context: Context, strategy: Strategy, options: Mapping[str, Any]):
+        self.context, self.strategy, self.options = context, strategy, options
+        self.graph = context.problem.graph.default()
+        self.moves = self.n_starts = 0
         problem = context.problem
         can_prove = strategy.proves and problem.scope is not Scope.FREE and not problem.graph.has_implementations
         self.windows = WindowBound(problem, tries=1 if context.repeats else TRIES) if can_prove else None
@@ -75,15 +88,31 @@ class _Run:
         self.is_interrupted = False
         self.stopped = threading.Event()
 
-    def solve_plain(self, problem: Problem, share: float) -> Plan | None:
-        """The strategy's plan without copies, offered too if it fits the budget."""
+    def evict(self) -> None:
+        """A plan without copies at once."""
+        aside = self.context.about(replace(self.context.problem, graph=self.graph, link=None))
+        evict(aside)
+        if aside.incumbent.plan is not None:
+            self._offer(aside.incumbent.plan)
+
+    @property
+    def plain_share(self) -> float:
+        """Of the time, for a plan without copies."""
+        seconds = PLAIN_S + PLAIN_S_EACH * len(self.graph)
+        return max(PLAIN_SHARE, min(MOST_PLAIN, seconds / max(1e-3, self.context.options.time_limit_s)))
+
+    def solve_plain(self, problem: Problem, share: float, warm_start: Plan | None = None) -> Plan | None:
+        """A plan without copies, offered too if it fits the budget. A member is enough: a bound proves nothing here."""
         context, limit_s = self.context, share * self.context.options.time_limit_s
-        aside = context.about(problem).with_options(time_limit_s=limit_s, progress=None, warm_start=None)
+        name, *_ = self.strategy.members or (self.strategy.name,)
+        options = self.options if name == self.strategy.name else {}
+        aside = context.about(replace(problem, link=None))
+        aside = aside.with_options(time_limit_s=limit_s, progress=None, warm_start=warm_start)
         aside = aside.until(min(context.deadline, time.monotonic() + limit_s))
-        solution = context.run_strategy(aside, self.strategy.name, self.options, isolate=False)
-        if solution.plan is not None:
-            self._offer(solution.plan)
-        return solution.plan
+        plan = context.run_strategy(aside, name, options, isolate=False).plan
+        if plan is not None:
+            self._offer(plan)
+        return plan
 
     def search_and_prove(self) -> None:
         """Side by side with several threads, else one after the other."""
@@ -129,39 +158,67 @@ class _Run:
         context = self.context
         if not (is_offload_ready() or ready_by(context.deadline, too=is_offload_ready)):
             return
+        self._offer_rules()
         starts = list(self._starts())
         for share, most in zip(ROUND_SHARES, GO_ON, strict=True):
-            starts = sorted(starts, key=lambda start: start.least)[: most or None]
+            starts = sorted(starts, key=lambda start: start.search.least)[: most or None]
             if context.is_over() or context.is_solved():
                 return
             until = time.monotonic() + share * context.remaining_s()
             self._round(starts, until, share, is_first=not most)
+            best = context.incumbent.plan
+            if not most and best is not None and not best.has_copies and not context.is_over():
+                share = RETURN_SHARE * context.remaining_s() / context.options.time_limit_s
+                self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
+                starts += self._begun(context.incumbent.plan)
 
-    def _starts(self) -> Iterator[OffloadSearch]:
-        budget, best = self.context.problem.budget_bytes, self.context.incumbent.plan
-        plans = [best if best is not None and not best.implementations else None]
+    def _offer_rules(self) -> None:
+        """Offer plans of the strategies that copy by their own rules, in turns, so that none of them is ahead."""
+        context = self.context.until(self.context.share_ends(RULES_SHARE))
+        chosen = [get_strategy(name) for name in strategies()]
+        for who, plan in in_turns([each for each in chosen if each.copies == "own"], context):
+            self.context.offer(plan, who)
+
+    def _starts(self) -> Iterator[_Start]:
+        budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
+        larger_share = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
+        yield from self._begun(self.context.incumbent.plan)
         for share in LARGER:
-            wider = Problem(self.graph, budget + int(share * (self.peak - budget)), Scope.STAGED)
-            plans.append(self.solve_plain(wider, LARGER_SHARE))
-        plans.append(Plan.from_order(self.graph, range(len(self.graph))))
-        for i, plan in enumerate(plan for plan in plans if plan is not None):
-            start = self._start(self.context.options.seed + SEED_STEP * i)
-            start.load(plan)
-            yield start
+            if self.context.is_over():
+                return
+            wider = Problem(self.graph, budget + int(share * (peak - budget)), Scope.STAGED)
+            yield from self._begun(self.solve_plain(wider, larger_share))
+        yield from self._begun(Plan.from_order(self.graph, range(len(self.graph))))
 
-    def _start(self, seed: int) -> OffloadSearch:
-        problem = self.context.problem
+    def _begun(self, plan: Plan | None) -> Iterator[_Start]:
+        """A start from a plan, of the graph with the implementations that it has; none without one."""
+        if plan is None or plan.scope is Scope.FREE:
+            return
+        full, choice = self.context.problem.graph, None
+        if plan.implementations:
+            choice = Choices(full).choose(choice_of(full, plan))
+            if choice is None:
+                return
+            plan = Plan.from_order(choice.graph, choice.order_of(plan.order.tolist()).tolist())
+        start = self._start(choice, self.context.options.seed + SEED_STEP * self.n_starts)
+        start.search.load(plan)
+        start.search.run(HOT, COLD, 0)  # finds its makespan
+        yield start
+
+    def _start(self, choice: Choice | None, seed: int) -> _Start:
+        problem, graph = self.context.problem, self.graph if choice is None else choice.graph
         assert problem.link is not None
-        return OffloadSearch(self.graph, problem.budget_bytes, problem.link, seed, self.peak)
+        self.n_starts += 1
+        return _Start(OffloadSearch(graph, problem.budget_bytes, problem.link, seed, plain_peak(graph)), choice)
 
-    def _round(self, starts: Sequence[OffloadSearch], until: float, share: float, is_first: bool) -> None:
+    def _round(self, starts: Sequence[_Start], until: float, share: float, is_first: bool) -> None:
         """Anneal each start for an equal part of the time, as many beside each other as there are threads."""
         context = self.context
         threads = self.threads
         todo = [*starts]
         for i in range(1, threads - len(starts) + 1):  # several threads go on from one plan
-            todo.append(self._start(starts[0].seed + SEED_STEP * 100 * i))
-            todo[-1].take_best(starts[0])
+            todo.append(self._start(starts[0].choice, starts[0].search.seed + SEED_STEP * 100 * i))
+            todo[-1].search.take_best(starts[0].search)
         slice_s = (until - time.monotonic()) / -(-len(todo) // threads)
         moves = context.steps_in(share * MOVES_PER_S / len(todo)) if context.repeats else None
 
@@ -170,16 +227,17 @@ class _Run:
                 if self._is_over():
                     return
                 if is_first:
-                    start.offload_greedily(context.is_over)
+                    start.search.offload_greedily(context.is_over)
                 self._cool(start, HOT if is_first else WARM, slice_s, moves)
 
         self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
-        starts[0].take_best(min(todo, key=lambda search: search.least))
+        for start in todo[len(starts) :]:
+            starts[0].search.take_best(start.search)
 
-    def _cool(self, search: OffloadSearch, hot: float, seconds: float, moves: int | None) -> None:
+    def _cool(self, start: _Start, hot: float, seconds: float, moves: int | None) -> None:
         """Anneal from one temperature to `COLD`; offer what it finds."""
-        began, done, n = time.monotonic(), 0, FIRST_CHUNK
+        search, began, done, n = start.search, time.monotonic(), 0, FIRST_CHUNK
         offered, offered_at = search.least, began
         search.begin_from_best()
         while not self._is_over():
@@ -194,14 +252,16 @@ class _Run:
                 n = max(LEAST_CHUNK, min(int(n * CHUNK_S / max(1e-4, time.monotonic() - now)), 4 * n))
             if search.least < offered and time.monotonic() - offered_at > OFFER_S:
                 offered, offered_at = search.least, time.monotonic()
-                self._offer(search.plan())
+                self._offer(search.plan(), start.choice)
         if search.least < offered:
-            self._offer(search.plan())
+            self._offer(search.plan(), start.choice)
         self.moves += done
 
     def _is_over(self) -> bool:
         return self.stopped.is_set() or self.context.is_over() or self.context.is_solved()
 
-    def _offer(self, plan: Plan) -> None:
-        """Offer a plan of the graph, or of its default implementations, whose ids are the same."""
-        self.context.offer(replace(plan, graph_sha256=self.context.problem.graph.sha256()), self.strategy.name)
+    def _offer(self, plan: Plan, choice: Choice | None = None) -> None:
+        """Offer a plan of the graph, of that of a choice, or of default implementations, whose ids are the same."""
+        full = self.context.problem.graph
+        plan = choice.lift(plan) if choice is not None else replace(plan, graph_sha256=full.sha256())
+        self.context.offer(plan, self.strategy.name)

@@ -21,8 +21,6 @@ from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.exhaustive import exhaustive
 from remat.search.free import free_plan
-from remat.search.greedy import SHORT_S, greedy_plans
-from remat.search.online import online_plan
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_restricted import Refiner
@@ -31,6 +29,8 @@ from remat.solvers.search import (
     COLD,
     DEADLINE_MARGIN_S,
     SMALL,
+    evict,
+    evict_greedily,
     family_plans,
     fixed_moves,
     quick_plan,
@@ -69,7 +69,6 @@ FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
-ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
 LEAN_S, LEAN_SHARE = 5.0, 0.2  # most time, and share of the time, for a plan where greedy eviction finds none
 MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
@@ -104,7 +103,7 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     if context.options.warm_start is not None:
         context.offer(context.options.warm_start, "warm start")
     if not context.repeats and not context.is_solved():
-        run.start()
+        evict(context)
     if context.is_solved():
         return run.outcome()
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
@@ -141,30 +140,6 @@ class _Run:
         self.refiner = Refiner(context)
         self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
         self.integers = WindowIntegers(self.windows, context.incumbent)
-
-    def start(self) -> None:
-        """Plans by eviction, because a warm start for a smaller budget may be far worse.
-
-        Greedy eviction takes milliseconds on most graphs, and loading the compiled online one takes half a second in a
-        new process. On a large graph it is the other way round.
-        """
-        is_large = len(self.context.problem.graph) >= ONLINE_FIRST
-        if not (is_large and self._online_eviction()):
-            self._greedy_eviction()
-            if not is_large and not self.context.is_solved():
-                self._online_eviction()
-
-    def _greedy_eviction(self) -> None:
-        """Offer its plans, even if no time is left."""
-        problem = self.context.problem
-        for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
-            self.context.offer(plan, "greedy eviction")
-
-    def _online_eviction(self) -> bool:
-        """Offer the plan of an online run; whether it is the best so far."""
-        problem = self.context.problem
-        plan = online_plan(problem.graph, problem.budget_bytes, self.context.is_over) if is_ready() else None
-        return plan is not None and self.context.offer(plan, "online eviction")
 
     def outcome(self) -> Outcome:
         """The result, with the plan and the bound of `context.incumbent`."""
@@ -542,7 +517,7 @@ class _Run:
         self.is_compiled = begin_compiling(context.remaining_s())
         if context.repeats:
             self.cut = True  # a run with the search finds other plans
-            self._greedy_eviction()
+            evict_greedily(context)
         until = time.monotonic() + FAMILY_SHARE * context.remaining_s()
         for name, plan in family_plans(context, until):
             context.offer(plan, name)

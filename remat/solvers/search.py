@@ -38,6 +38,7 @@ SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has 
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
+ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
 COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
@@ -203,6 +204,33 @@ class _Cycles:
         return self.context.problem.graph
 
 
+def evict(context: Context) -> None:
+    """Offer plans by eviction, because a warm start for a smaller budget may be far worse.
+
+    Greedy eviction takes milliseconds on most graphs, and loading the compiled online one takes half a second in a
+    new process. On a large graph it is the other way round.
+    """
+    is_large = len(context.problem.graph) >= ONLINE_FIRST
+    if not (is_large and _evict_online(context)):
+        evict_greedily(context)
+        if not is_large and not context.is_solved():
+            _evict_online(context)
+
+
+def evict_greedily(context: Context) -> None:
+    """Offer the plans of greedy eviction, even if no time is left."""
+    problem = context.problem
+    for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
+        context.offer(plan, "greedy eviction")
+
+
+def _evict_online(context: Context) -> bool:
+    """Offer the plan of an online run; whether it is the best so far."""
+    problem = context.problem
+    plan = online_plan(problem.graph, problem.budget_bytes, context.is_over) if is_ready() else None
+    return plan is not None and context.offer(plan, "online eviction")
+
+
 def quick_plan(context: Context) -> Plan | None:
     """A plan that fits, for others to start from, by greedy eviction and a short annealing; None if none is found."""
     graph = context.problem.graph
@@ -288,18 +316,17 @@ def family_plans(context: Context, until: float) -> Iterator[tuple[str, Plan]]:
     """(strategy name, plan) of the strategies that ignore the budget, until the time `until` (`time.monotonic`).
 
     Plans beyond the budget are among them.
-
-    The strategies take turns, so that a long family does not delay a short one.
     """
-    limited = context.until(until)
-    waiting = [
-        (chosen.name, _plans(chosen, limited))
-        for chosen in map(get_strategy, strategies())
-        if chosen.ignores_budget and not chosen.isolated
-    ]
+    chosen = [each for each in map(get_strategy, strategies()) if each.ignores_budget and not each.isolated]
+    return in_turns(chosen, context.until(until))
+
+
+def in_turns(chosen: Iterable[Strategy], context: Context) -> Iterator[tuple[str, Plan]]:
+    """(strategy name, plan) of strategies that take turns, so that many plans of one do not delay another's."""
+    waiting = [(each.name, _plans(each, context)) for each in chosen]
     while waiting:
         for entry in list(waiting):
-            if time.monotonic() > until:
+            if context.is_over():
                 return
             plan = next(entry[1], None)
             if plan is None:
