@@ -38,7 +38,21 @@ KINDS[LINK_FORMAT] = {
     "stream_in": 1,
     "arrival": 1,
     "deadline": 3,
+    "held_out": 2,
+    "begun_out": 2,
+    "single_out": 1,
+    "held_in": 2,
+    "begun_in": 2,
+    "single_in": 1,
+    "release": 2,
+    "arrival_run": 3,
+    "host": 1,
+    "stayed": 2,
+    "sent": 2,
+    "again": 2,
 }
+# [format] the columns that a tree may branch on
+COLUMNS = {WINDOW_FORMAT: ("S", "R", "U", "X"), LINK_FORMAT: ("S", "R", "A", "B", "W", "V", "H")}
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")
 LARGEST = 1 << 512  # far above any honest number; Python cannot print one of more than 4,300 digits
 
@@ -48,8 +62,8 @@ class TreeNode(NamedTuple):
 
     Attributes:
         denominator, multipliers: as in `BoundCertificate`.
-        column: ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w), 0 below node `zero`, 1 below `one`;
-            None for a leaf.
+        column: ("S", k, k, v), ("R", k, m, i), ("U", k, j, v) or ("X", i, i, w); over a link ("S", k, k, v),
+            ("R", k, m, i) or (A, B, W, V or H, j, j, v). It is 0 below node `zero`, 1 below `one`; None for a leaf.
     """
 
     denominator: int
@@ -189,22 +203,23 @@ def _checked_tree(content: dict[str, Any], where: str) -> tuple[TreeNode, ...]:
     if "tree" not in content:
         return ()
     nodes = content["tree"]
-    is_list = content["format"] == WINDOW_FORMAT and isinstance(nodes, list) and bool(nodes)
-    _need(is_list, f"{where}: tree must be a list of nodes, in {WINDOW_FORMAT}")
+    is_list = content["format"] in COLUMNS and isinstance(nodes, list) and bool(nodes)
+    _need(is_list, f"{where}: tree must be a list of nodes, in {' or '.join(COLUMNS)}")
     _need(not any(content["multipliers"].values()), f"{where}: a tree's multipliers belong to its nodes")
-    return tuple(_checked_node(node, f"{where}: node {i} of the tree") for i, node in enumerate(nodes))
+    name = content["format"]
+    return tuple(_checked_node(node, name, f"{where}: node {i} of the tree") for i, node in enumerate(nodes))
 
 
-def _checked_node(node: Any, where: str) -> TreeNode:
+def _checked_node(node: Any, name: str, where: str) -> TreeNode:
     is_whole = isinstance(node, dict) and _is_integer(node.get("denominator"))
     _need(is_whole, f"{where} has no whole denominator")
     _need(isinstance(node.get("multipliers"), dict), f"{where} has no multipliers")
-    multipliers = _checked_multipliers(node["multipliers"], KINDS[WINDOW_FORMAT], where)
+    multipliers = _checked_multipliers(node["multipliers"], KINDS[name], where)
     if node.keys() == {"denominator", "multipliers"}:
         return TreeNode(node["denominator"], multipliers)
     branch: list[Any] = [node.get(key) for key in ("column", "zero", "one")]
     column, zero, one = branch
-    is_column = isinstance(column, list) and len(column) == 4 and column[0] in ("S", "R", "U", "X")
+    is_column = isinstance(column, list) and len(column) == 4 and column[0] in COLUMNS[name]
     is_branch = len(node) == 5 and is_column and all(map(_is_integer, (*column[1:], zero, one)))
     _need(is_branch, f"{where} must have a column of four, and the nodes zero and one")
     return TreeNode(node["denominator"], multipliers, tuple(column), zero, one)

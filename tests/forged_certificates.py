@@ -9,18 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from brute_force import optimum, random_problem
+from brute_force_link import loose_optimum, tiny_graph, tiny_link
 from helpers import context_of
 
-from remat import BoundCertificate, Graph, InvalidInput, Scope, verify_bound
+from remat import BoundCertificate, Graph, InvalidInput, Link, Scope, verify_bound
 from remat.bounds.lp import lower_bound
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, solve_windows
 from remat.certificate import FORMAT, KINDS, WINDOW_FORMAT
+from remat.simulator import plain_peak
 
 CLIMB = 300  # steps towards a bound that is too high
 
@@ -38,6 +40,20 @@ def check(seed: int) -> str:
         wrong = wrong_with(graph, genuine, rng, best)
         if wrong:
             return f"different: {make.__name__}: {wrong}"
+    return check_with_copies(rng)
+
+
+def check_with_copies(rng: np.random.Generator) -> str:
+    """The same of certificates with copies over a link, for a tiny graph."""
+    graph = tiny_graph(rng, 4)
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    budget, link = int(rng.integers(least, max(least, most) + 1)), tiny_link(rng, host=rng.random() < 0.3)
+    best = cache(lambda budget, _: loose_optimum(graph, budget, link))
+    for make in (of_windows, of_a_tree):
+        genuine = make(graph, budget, Scope.STAGED, link)
+        wrong = "" if genuine is None else wrong_with(graph, genuine, rng, best)
+        if wrong:
+            return f"different: {make.__name__} with copies: {wrong}"
     return "ok"
 
 
@@ -46,16 +62,16 @@ def of_the_lp(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | Non
     return lower_bound(context_of(graph, budget, scope=scope)).certificate
 
 
-def of_windows(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | None:
+def of_windows(graph: Graph, budget: int, scope: Scope, link: Link | None = None) -> BoundCertificate | None:
     """The certificate of the window relaxation."""
-    windows = WindowBound(context_of(graph, budget, scope=scope).problem)
+    windows = WindowBound(replace(context_of(graph, budget, scope=scope).problem, link=link))
     windows.run(time.monotonic() + 60)
     return windows.best
 
 
-def of_a_tree(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | None:
+def of_a_tree(graph: Graph, budget: int, scope: Scope, link: Link | None = None) -> BoundCertificate | None:
     """The certificate of a branch and bound of a few nodes, on columns that are drawn."""
-    problem = context_of(graph, budget, scope=scope).problem
+    problem = replace(context_of(graph, budget, scope=scope).problem, link=link)
     rng, windows = np.random.default_rng(budget), WindowBound(problem)
     windows.run(time.monotonic() + 60, rounds=2)
     if not windows.boundaries:
@@ -70,7 +86,7 @@ def of_a_tree(graph: Graph, budget: int, scope: Scope) -> BoundCertificate | Non
     tree.begin(time.monotonic() + 60)
     for _ in range(5):
         if tree.weakest is not None:
-            tree.branch(rng.integers(0, len(model.cost), 1), time.monotonic() + 60)
+            tree.branch(rng.choice(np.nonzero(model.is_whole)[0], 1), time.monotonic() + 60)
     return tree.certificate(problem)
 
 
@@ -108,7 +124,9 @@ def forgeries(
         yield f"scope {scope}", replace(genuine, scope=scope)
     for budget in (genuine.budget_bytes + 1, genuine.budget_bytes + 5):
         yield f"budget {budget}", replace(genuine, budget_bytes=budget)
-    make = of_a_tree if genuine.tree else of_windows if genuine.boundaries else of_the_lp
+    make: Any = of_a_tree if genuine.tree else of_windows if genuine.boundaries else of_the_lp
+    if genuine.link is not None:
+        make = partial(make, link=genuine.link)
     tight = make(graph, max(0, genuine.budget_bytes - 2), genuine.scope)
     if tight is not None:
         yield "of a smaller budget", replace(tight, budget_bytes=genuine.budget_bytes)
@@ -124,7 +142,8 @@ def forgeries(
                 yield name, replace(forged, bound=proven)
                 yield f"{name}, bound + 1", replace(forged, bound=proven + 1)
         return
-    yield "invented", invented(graph, genuine, rng)
+    if genuine.link is None:  # with copies: tests/test_link.py
+        yield "invented", invented(graph, genuine, rng)
     if genuine.boundaries:
         moved = [t + int(rng.integers(-1, 2)) for t in genuine.boundaries]
         yield "boundaries moved", replace(genuine, boundaries=moved)

@@ -19,6 +19,7 @@ import remat
 from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_rows import LinkRows
+from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
 from remat.frontends.synthetic import chain
@@ -220,6 +221,24 @@ def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[i
     return certify(problem, solved[0], solved[2])
 
 
+def proven_by_branching(
+    graph: Graph, budget: int, link: Link, boundaries: list[int], rng: np.random.Generator
+) -> BoundCertificate:  # fmt: skip
+    """The certificate of a branch and bound of a few nodes, on columns that are drawn."""
+    problem = Problem(graph, budget, Scope.STAGED, link=link)
+    windows, deadline = WindowBound(problem), time.monotonic() + 60
+    solved = solve_windows(windows.model(boundaries), deadline, None)
+    assert solved is not None
+    model, _, y = solved
+    enough = graph.total_cost + model.cost @ solved[1] + float(rng.integers(0, 6))
+    tree = Tree(model, y * rng.choice([0.5, 1.0]), enough)
+    tree.begin(deadline)
+    for _ in range(6):
+        if tree.weakest is not None:
+            tree.branch(rng.choice(np.nonzero(model.is_whole)[0], 1), deadline)
+    return tree.certificate(problem)
+
+
 def check_bounds(seeds: range) -> tuple[int, int]:
     """(problems, those where the bound is above the cost of running everything once); no bound is above an optimum."""
     n = above = 0
@@ -231,6 +250,11 @@ def check_bounds(seeds: range) -> tuple[int, int]:
             continue
         certificate = proven_with_copies(graph, budget, link, boundaries)
         assert verify_bound(graph, certificate) == certificate.bound <= best, (seed, boundaries)
+        every = list(range(len(graph) - 1))
+        assert proven_with_copies(graph, budget, link, every).bound <= best, seed
+        for some in (boundaries, every):
+            by_tree = proven_by_branching(graph, budget, link, some, rng)
+            assert verify_bound(graph, by_tree) == by_tree.bound <= best, (seed, some)
         assert invented_bound(graph, budget, link, boundaries, rng) <= best, (seed, boundaries)
         n, above = n + 1, above + (certificate.bound > graph.total_cost)
     return n, above

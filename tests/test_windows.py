@@ -21,8 +21,9 @@ from remat.bounds import window_tree
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.relax import relaxed
 from remat.bounds.window_integers import Listener, WindowIntegers
+from remat.bounds.window_profile import fractional_profile
 from remat.bounds.window_tree import Tree
-from remat.bounds.windows import WindowBound, fractional_profile, solve_windows
+from remat.bounds.windows import WindowBound, solve_windows
 from remat.certificate import KINDS, WINDOW_FORMAT, BoundCertificate, TreeNode
 from remat.errors import InvalidInput
 from remat.frontends import synthetic

@@ -85,7 +85,7 @@ def verify_bound(
     if certificate.tree:
         proven = proven_by_tree(
             graph, certificate.budget_bytes, certificate.scope, certificate.tree, certificate.boundaries,
-            certificate.bound,
+            certificate.bound, certificate.link,
         )  # fmt: skip
     else:
         proven = proven_bound(
@@ -122,19 +122,17 @@ def proven_bound(
         raise InvalidInput("rows without boundaries presume the order of first runs; they prove nothing for scope free")
     _refuse_staged_rows(multipliers, scope)
     rows: RowSums
-    if link is not None:
-        rows = LinkRows(graph, budget_bytes, boundaries, scope, link)
-    elif boundaries:
-        rows = WindowRows(graph, budget_bytes, boundaries, scope)
+    if link is not None or boundaries:
+        rows = _window_rows(graph, budget_bytes, boundaries, scope, link)
     else:
         rows = _Rows(relaxed(graph), budget_bytes, scope)
     _add_rows(rows, multipliers)
-    bound = graph.least_cost + -(-rows.value(denominator) // denominator)
-    return min(bound, rows.idle) if isinstance(rows, LinkRows) else bound
+    return rows.most(graph.least_cost + -(-rows.value(denominator) // denominator))
 
 
 def proven_by_tree(
-    graph: Graph, budget_bytes: int, scope: Scope, tree: Sequence[TreeNode], boundaries: Sequence[int], claim: int
+    graph: Graph, budget_bytes: int, scope: Scope, tree: Sequence[TreeNode], boundaries: Sequence[int], claim: int,
+    link: Link | None = None,
 ) -> int:  # fmt: skip
     """The bound that a branch and bound over the window relaxation proves: the least of its leaves, at most `claim`.
 
@@ -143,7 +141,7 @@ def proven_by_tree(
     Raises:
         InvalidInput: as for `proven_bound`, and for a tree that is none.
     """
-    rows = WindowRows(graph, budget_bytes, boundaries, scope)
+    rows = _window_rows(graph, budget_bytes, boundaries, scope, link)
     _check_shape(tree, rows)
     total, leaves, fixed = graph.least_cost, list[int](), dict[Column, int]()
     # Depth first: (node, bound of its parent, what fixes columns in it), or the columns to be set free again.
@@ -172,7 +170,16 @@ def proven_by_tree(
             before |= dict.fromkeys(decided)
             fixed |= decided
         todo += [(node.zero, bound, {node.column: 0}), (node.one, bound, {node.column: 1})]
-    return min(claim, *leaves)
+    return rows.most(min(claim, *leaves))
+
+
+def _window_rows(
+    graph: Graph, budget_bytes: int, boundaries: Sequence[int], scope: Scope, link: Link | None
+) -> WindowRows:  # fmt: skip
+    """The rows of the window relaxation, with or without copies."""
+    if link is not None:
+        return LinkRows(graph, budget_bytes, boundaries, scope, link)
+    return WindowRows(graph, budget_bytes, boundaries, scope)
 
 
 def _check_shape(tree: Sequence[TreeNode], rows: WindowRows) -> None:

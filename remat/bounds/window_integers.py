@@ -202,7 +202,7 @@ class WindowIntegers:
         They are empty if no boundary is left to try, and None if no LP ended in time.
         They stay the same after a better plan, because a tree is to prove that no other is cheaper.
         """
-        if whole is not None and not model.arrays.choices:  # a point does not say how repeated operations run
+        if whole is not None and model.is_a_plan:
             plan, goal = plan_of(model, whole), self.goal
             self.listener.on_plan(plan)
             stage = _boundary_for(self.windows.problem, model, plan)
@@ -262,7 +262,7 @@ def _solve(
     matrix.data[(matrix.data < 0) & (matrix.data > -SMALL)] = 0.0
     matrix.eliminate_zeros()
     program = replace(
-        program, matrix=matrix, row_lower=program.row_lower - room, is_integer=np.ones(len(reduced), dtype=bool),
+        program, matrix=matrix, row_lower=program.row_lower - room, is_integer=model.is_whole,
         upper=np.where(too_much & (reduced > 0), 0.0, 1.0), lower=np.where(too_much & (reduced < 0), 1.0, 0.0),
     )  # fmt: skip
     options = {"threads": 1, "mip_rel_gap": GAP, "time_limit": max(0.1, deadline - time.monotonic())}

@@ -65,6 +65,10 @@ class RowSums(ABC):
             self._cost(column) for column, x in fixed.items() if x and column not in self.weight
         )
 
+    def most(self, bound: int) -> int:
+        """What is proven where the columns prove `bound`."""
+        return bound
+
     def knapsack_row(self, k: int, room: int, most: int, terms: Sequence[int], where: str) -> Row | None:
         """Sum of a S[k,v] <= most for the terms v, a, v, a, ..., if no set of these values within the room weighs more.
 
@@ -170,7 +174,7 @@ class WindowRows(RowSums):
         found = {}
         for column, weight in self.weight.items():
             reduced = self._cost(column) * denominator - weight
-            if abs(reduced) >= least:
+            if abs(reduced) >= least and self.is_whole(column):
                 found[column] = int(reduced < 0)
         for cost, column in self._costly:
             if cost * denominator < least:
@@ -178,6 +182,10 @@ class WindowRows(RowSums):
             if column not in self.weight:
                 found[column] = 0
         return found
+
+    def is_whole(self, column: Column) -> bool:
+        """Whether every plan has 0 or 1 there."""
+        return True
 
     @cached_property
     def _costly(self) -> list[tuple[int, Column]]:
@@ -366,8 +374,25 @@ class LinkRows(WindowRows):
         self.K = len(self.t)
         self.out_ns = [link.out_ns(value.bytes) for value in graph.values]
         self.in_ns = [link.in_ns(value.bytes) for value in graph.values]
+        self.host_bytes = link.host_bytes
         self.idle = graph.total_cost + sum(self.out_ns) + sum(self.in_ns) + 1
         self.begins = [0, *itertools.accumulate(op.cost for op in graph.operations)]
+
+    def has_column(self, column: Column) -> bool:
+        """Whether it is a column, and one of which a plan says 0 or 1."""
+        kind, k, m, v = column
+        may = {"A": self._may_come, "B": self._may_come, "W": self._may_go, "V": self._may_go_again}
+        if kind == "H":
+            return k == m and self._is_on_host(k, v)
+        return k == m and may[kind](k, v) if kind in may else kind in "SR" and super().has_column(column)
+
+    def most(self, bound: int) -> int:
+        """At most the idle time beyond which plans have no point of the relaxation."""
+        return min(bound, self.idle)
+
+    def is_whole(self, column: Column) -> bool:
+        """Whether every plan has 0 or 1 there: not for shares of copies and idle times."""
+        return column[0] not in "PQZ"
 
     def _cost(self, column: Column) -> int:
         return self.idle if column[0] == "Z" else super()._cost(column)
@@ -385,7 +410,7 @@ class LinkRows(WindowRows):
         return self._with_copies(super().continuity(k, m, v), k, m, v, "B")
 
     def need_out(self, k: int, m: int, v: int) -> Row | None:
-        """S[k,v] + R[k,m,p] + W[j,v] of the stretches j before the window >= 1."""
+        """S[k,v] + R[k,m,p] + W[j,v] of the stretches j before the window - P[k,v] >= 1."""
         return self._with_out(super().need(k, m, v), k, v)
 
     def edge_out(self, k: int, m: int, i: int, v: int) -> Row | None:
@@ -417,29 +442,39 @@ class LinkRows(WindowRows):
         return [*self._provided(k, m, v), *((-1, column) for _, column in self._outs(v, k + 1, m + 1))], 0
 
     def stream_out(self, j: int) -> Row | None:
-        """T[j] - d W[j,v] - most P[j-1] + most P[j] >= 0."""
+        """T[j] - d (W[j,v] + V[j,v]) - d P[j-1,v] + d P[j,v] >= 0."""
         if not 0 <= j <= self.K:
             return None
-        copies: Terms = [(-d, ("W", j, j, v)) for v, d in enumerate(self.out_ns) if self._may_go(j, v)]
-        return self._stream(j, "P", 1, copies, max(self.out_ns, default=0))
+        terms, constant = self._duration(j)
+        for v, d in enumerate(self.out_ns):
+            terms += [(-d * factor, column) for factor, column in (*self._sends(j, v), *self._going(j - 1, v))]
+            terms += [(d * factor, column) for factor, column in self._going(j, v)]
+        return terms, -constant
 
     def stream_in(self, j: int) -> Row | None:
-        """T[j] - d B[j,v] - most Q[j-1] + most Q[j] >= 0."""
+        """T[j] - d B[j,v] - d Q[j-1,v] + d Q[j,v] >= 0."""
         if not 1 <= j <= self.K:
             return None
-        copies: Terms = [(-d, ("B", j, j, v)) for v, d in enumerate(self.in_ns) if self._may_come(j, v)]
-        return self._stream(j, "Q", 2, copies, max(self.in_ns, default=0))
+        terms, constant = self._duration(j)
+        for v, d in enumerate(self.in_ns):
+            begun: Terms = [(1, ("B", j, j, v))] if self._may_come(j, v) else []
+            terms += [(-d * factor, column) for factor, column in (*begun, *self._coming(j - 1, v))]
+            terms += [(d * factor, column) for factor, column in self._coming(j, v)]
+        return terms, -constant
 
     def arrival(self, j: int) -> Row | None:
-        """T[j] - cost of t_j - d A[j,v] >= 0."""
+        """T[j] - cost of t_j - d A[j,v] - d Q[j-1,v] of what first runs in stretch j read >= 0."""
         if not 1 <= j < self.K:
             return None
         terms, constant = self._duration(j)
         terms += [(-d, ("A", j, j, v)) for v, d in enumerate(self.in_ns) if self._may_come(j, v)]
+        for v, d in enumerate(self.in_ns):
+            if self._is_coming(j - 1, v) and any(self.t[j - 1] < user <= self.t[j] for user in self.users[v]):
+                terms.append((-d, ("Q", j - 1, j - 1, v)))
         return terms, self.graph.operations[self.t[j]].cost - constant
 
     def deadline(self, k: int, m: int, e: int) -> Row | None:
-        """T[j] of the window - first runs from e on in it - d (1 - S[k,v] - R[k,m,p]) >= 0, v read first up to e."""
+        """T[j] of the window - first runs from e on in it - d (1 - S[k,v] - R[k,m,p] + Q[k,v]) >= 0, v read up to e."""
         if not self._is_window(k, m) or not 0 <= e < len(self.graph) or not self._runs_first(k, m, e):
             return None
         terms, due = Terms(), 0
@@ -449,12 +484,100 @@ class LinkRows(WindowRows):
             if self._can_lack(k, v) and any(self.t[k] < user <= e for user in self.users[v]):
                 due += d
                 terms += [(d * factor, column) for factor, column in self._provided(k, m, v)]
+                terms += [(-d, ("Q", k, k, v))] if self._is_coming(k, v) else []
         return terms, due - (self.begins[e] - self.begins[self.t[k] + 1])
+
+    def held_out(self, k: int, v: int) -> Row | None:
+        """S[k,v] - P[k,v] >= 0, for v that is not at t_k."""
+        if not self._is_going(k, v) or self._is_at(k, v):
+            return None
+        return [(1, ("S", k, k, v)), (-1, ("P", k, k, v))], 0
+
+    def held_in(self, k: int, v: int) -> Row | None:
+        """S[k,v] - Q[k,v] >= 0."""
+        return ([(1, ("S", k, k, v)), (-1, ("Q", k, k, v))], 0) if self._is_coming(k, v) else None
+
+    def begun_out(self, k: int, v: int) -> Row | None:
+        """P[k-1,v] + W[k,v] + V[k,v] - P[k,v] >= 0."""
+        if not self._is_going(k, v):
+            return None
+        return [*self._going(k - 1, v), *self._sends(k, v), (-1, ("P", k, k, v))], 0
+
+    def begun_in(self, k: int, v: int) -> Row | None:
+        """Q[k-1,v] + B[k,v] - Q[k,v] >= 0."""
+        if not self._is_coming(k, v):
+            return None
+        begun: Terms = [(1, ("B", k, k, v))] if self._may_come(k, v) else []
+        return [*self._coming(k - 1, v), *begun, (-1, ("Q", k, k, v))], 0
+
+    def single_out(self, k: int) -> Row | None:
+        """Sum of P[k,v] <= 1."""
+        flights = [("P", k, k, v) for v in range(len(self.producer)) if self._is_going(k, v)]
+        return ([(-1, column) for column in flights], -1) if flights else None
+
+    def single_in(self, k: int) -> Row | None:
+        """Sum of Q[k,v] <= 1."""
+        flights = [("Q", k, k, v) for v in range(len(self.producer)) if self._is_coming(k, v)]
+        return ([(-1, column) for column in flights], -1) if flights else None
+
+    def release(self, j: int, e: int) -> Row | None:
+        """T[j] - first runs up to e in stretch j - d (W[j,v] + V[j,v] - P[j,v]) >= 0, v first made at e or later."""
+        if not 0 <= j <= self.K or not self._first(j) <= e <= self._last(j):
+            return None
+        terms, constant = self._duration(j)
+        for v, d in enumerate(self.out_ns):
+            if self.producer[v] >= e:
+                terms += [(-d * factor, column) for factor, column in self._sends(j, v)]
+                terms += [(d, ("P", j, j, v))] if self._is_going(j, v) else []
+        return terms, self.begins[e + 1] - self.begins[self._first(j)] - constant
+
+    def arrival_run(self, j: int, i: int, v: int) -> Row | None:
+        """T[j] - cost of t_j - c R[j-1,j-1,i] - d (Q[j-1,v] + R[j-1,j-1,i] - 1) >= 0, operation i reads v."""
+        if not 1 <= j < self.K or not self._can_run(j - 1, i) or not self._is_coming(j - 1, v):
+            return None
+        if v not in self.reads[i]:
+            return None
+        terms, constant = self._duration(j)
+        d, cost = self.in_ns[v], self.graph.operations[i].cost
+        terms += [(-d, ("Q", j - 1, j - 1, v)), (-d - cost, ("R", j - 1, j - 1, i))]
+        return terms, self.graph.operations[self.t[j]].cost - d - constant
+
+    def host(self, k: int) -> Row | None:
+        """The bytes of all H[k,v] fit on the host."""
+        if self.host_bytes is None or not 0 <= k < self.K:
+            return None
+        held = [v for v in range(len(self.producer)) if self._is_on_host(k, v)]
+        return [(-self.graph.values[v].bytes, ("H", k, k, v)) for v in held], -self.host_bytes
+
+    def stayed(self, k: int, v: int) -> Row | None:
+        """H[k-1,v] + W[k,v] + V[k,v] - H[k,v] >= 0."""
+        if not self._is_on_host(k, v):
+            return None
+        return [*self._on_host(k - 1, v), *self._sends(k, v), (-1, ("H", k, k, v))], 0
+
+    def sent(self, j: int, v: int) -> Row | None:
+        """H[j-1,v] + W[j,v] + V[j,v] - B[j,v] >= 0."""
+        if self.host_bytes is None or not self._may_come(j, v):
+            return None
+        return [*self._on_host(j - 1, v), *self._sends(j, v), (-1, ("B", j, j, v))], 0
+
+    def again(self, j: int, v: int) -> Row | None:
+        """S[j-1,v] + R[j-1,j-1,p] + B[j,v] - V[j,v] >= 0, for v that is not at t_(j-1)."""
+        if not self._may_go_again(j, v) or not self._can_lack(j - 1, v):
+            return None
+        come: Terms = [(1, ("B", j, j, v))] if self._may_come(j, v) else []
+        return [*self._provided(j - 1, j - 1, v), *come, (-1, ("V", j, j, v))], 0
+
+    def _first(self, j: int) -> int:
+        """The first operation that first runs in stretch j."""
+        return 0 if j == 0 else self.t[j - 1] + 1
+
+    def _last(self, j: int) -> int:
+        """The last one."""
+        return len(self.graph) - 1 if j == self.K else self.t[j]
 
     def _duration(self, j: int) -> tuple[Terms, int]:
         """(terms, constant) of T[j]."""
-        first = 0 if j == 0 else self.t[j - 1] + 1
-        last = len(self.graph) if j == self.K else self.t[j] + 1
         runs: Terms = []
         if j > 0:
             runs = [
@@ -462,13 +585,7 @@ class LinkRows(WindowRows):
                 for i, op in enumerate(self.graph.operations)
                 if self._can_run(j - 1, i)
             ]
-        return [(self.idle, ("Z", j, j, 0)), *runs], self.begins[last] - self.begins[first]
-
-    def _stream(self, j: int, flight: str, first: int, copies: Terms, most: int) -> Row:
-        terms, constant = self._duration(j)
-        before: Terms = [(-most, (flight, j - 1, j - 1, 0))] if j >= first else []
-        after: Terms = [(most, (flight, j, j, 0))] if j < self.K else []
-        return [*terms, *copies, *before, *after], -constant
+        return [(self.idle, ("Z", j, j, 0)), *runs], self.begins[self._last(j) + 1] - self.begins[self._first(j)]
 
     def _with_copies(self, row: Row | None, k: int, m: int, v: int, last: str) -> Row | None:
         if row is None:
@@ -477,14 +594,50 @@ class LinkRows(WindowRows):
         return [*row[0], *come], row[1]
 
     def _with_out(self, row: Row | None, k: int, v: int) -> Row | None:
-        return None if row is None else ([*row[0], *self._outs(v, 0, k)], row[1])
+        if row is None:
+            return None
+        under_way: Terms = [(-1, column) for _, column in self._going(k, v)]
+        return [*row[0], *self._outs(v, 0, k), *under_way], row[1]
 
     def _outs(self, v: int, first: int, last: int) -> Terms:
         return [(1, ("W", j, j, v)) for j in range(first, last + 1) if self._may_go(j, v)]
 
     def _may_go(self, j: int, v: int) -> bool:
         """Whether W[j,v] has a column."""
-        return j == self.K or self.producer[v] < self.t[j]
+        return 0 <= j <= self.K and 0 <= v < len(self.producer) and (j == self.K or self.producer[v] < self.t[j])
+
+    def _may_go_again(self, j: int, v: int) -> bool:
+        """Whether V[j,v] has a column."""
+        is_place = self.host_bytes is not None and 1 <= j <= self.K and 0 <= v < len(self.producer)
+        return is_place and self._may_go(j, v) and self.producer[v] <= self.t[j - 1]
+
+    def _sends(self, j: int, v: int) -> Terms:
+        """W[j,v] + V[j,v]."""
+        return [(1, (kind, j, j, v)) for kind, may in (("W", self._may_go), ("V", self._may_go_again)) if may(j, v)]
+
+    def _is_going(self, k: int, v: int) -> bool:
+        """Whether P[k,v] has a column."""
+        if not 0 <= k < self.K or not 0 <= v < len(self.producer) or self.producer[v] >= self.t[k]:
+            return False
+        return self._is_at(k, v) or self._is_held(k, v)
+
+    def _is_coming(self, k: int, v: int) -> bool:
+        """Whether Q[k,v] has a column."""
+        return 1 <= k < self.K and 0 <= v < len(self.producer) and self._is_held(k, v)
+
+    def _going(self, k: int, v: int) -> Terms:
+        return [(1, ("P", k, k, v))] if self._is_going(k, v) else []
+
+    def _coming(self, k: int, v: int) -> Terms:
+        return [(1, ("Q", k, k, v))] if self._is_coming(k, v) else []
+
+    def _is_on_host(self, k: int, v: int) -> bool:
+        """Whether H[k,v] has a column."""
+        is_place = self.host_bytes is not None and 0 <= k < self.K and 0 <= v < len(self.producer)
+        return is_place and self.producer[v] < self.t[k]
+
+    def _on_host(self, k: int, v: int) -> Terms:
+        return [(1, ("H", k, k, v))] if self._is_on_host(k, v) else []
 
     def _may_come(self, j: int, v: int) -> bool:
         """Whether B[j,v] and A[j,v] have columns."""

@@ -19,7 +19,7 @@ from remat.bounds.windows import multipliers_of
 from remat.certificate import BoundCertificate, TreeNode
 from remat.problem import Problem
 from remat.programs.highs import Basis, Simplex, Vertex
-from remat.programs.program import ABSOLUTE_TOLERANCE
+from remat.programs.program import ABSOLUTE_TOLERANCE, Program
 from remat.programs.windows import WindowModel
 
 ROUNDED, ROUNDED_SHARE = 0.01, 1e-6  # room for rounded multipliers, in costs and as a share of the bound
@@ -72,11 +72,10 @@ class Tree:
         """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed."""
         self.model, self.y, self.enough = model, y, enough
         self.is_cut = False
-        program, self._row_scale, self._cost_scale = model.scaled()
+        program = self._take(model)
         self._simplex = Simplex(program, (y > 0) | model.is_bytes)
         self._total = model.arrays.graph.total_cost
-        self._transposed = model.matrix.T.astype(np.float64).tocsr()
-        self._cost, self._lower = model.cost.astype(np.float64), model.row_lower.astype(np.float64)
+        self._cost = model.cost.astype(np.float64)
         self._little = 1e-9 * enough
         self._gain, self._tries = np.zeros((2, len(self._cost))), np.zeros((2, len(self._cost)))
         self.nodes: list[_Node] = []
@@ -117,7 +116,8 @@ class Tree:
                 break
             x, node = self.weakest, self.nodes[self._open[0][1]]
             assert x is not None
-            fractional = np.nonzero((np.minimum(x, 1 - x) > WHOLE) & (node.fixed == FREE))[0]
+            is_open = (node.fixed == FREE) & self.model.is_whole
+            fractional = np.nonzero((np.minimum(x, 1 - x) > WHOLE) & is_open)[0]
             if not len(fractional):
                 return x
             if not self.branch(fractional, deadline):
@@ -229,7 +229,22 @@ class Tree:
             lower, upper, basis=basis, enough=enough, time_limit_s=deadline - time.monotonic(), iterations=iterations
         )
         self.is_cut = self.is_cut or solved is None
-        return solved
+        if solved is None or solved.x is None or not solved.is_solved:
+            return solved
+        more = self.model.with_missed(solved.x)
+        if more is self.model:
+            return solved
+        self._simplex.extend(self._take(more))
+        return self._solve(fixed, None, deadline, iterations)
+
+    def _take(self, model: WindowModel) -> Program:
+        """Go on with this model, which has more rows; its program."""
+        self.model = model
+        program, self._row_scale, self._cost_scale = model.scaled()
+        self._transposed = model.matrix.T.astype(np.float64).tocsr()
+        self._lower = model.row_lower.astype(np.float64)
+        self.y = np.append(self.y, np.zeros(len(self._lower) - len(self.y)))
+        return program
 
     def _node(self, solved: Vertex, fixed: np.ndarray, least: float) -> _Node:
         """The node of a solved LP; its bound is at least its parent's, `least`."""
@@ -246,7 +261,7 @@ class Tree:
         """(the bound that multipliers prove, the columns fixed by them)."""
         reduced = self._cost - self._transposed @ y
         bound = self._total + float(y @ self._lower) + _least(reduced, fixed)
-        decided = (fixed == FREE) & (bound + np.abs(reduced) >= self.enough)
+        decided = (fixed == FREE) & self.model.is_whole & (bound + np.abs(reduced) >= self.enough)
         return bound, np.where(decided, reduced < 0, fixed).astype(np.int8)
 
     def _multiple(self, ray: np.ndarray, fixed: np.ndarray) -> np.ndarray:
@@ -279,12 +294,13 @@ class Tree:
         graph, boundaries = problem.graph, self.model.boundaries
         claim = int(min(self.bound, self.enough)) + 1
         while True:  # a smaller claim fixes more columns, so that it ends after a few rounds
-            proven = proven_by_tree(graph, problem.budget_bytes, problem.scope, tree, boundaries, claim)
+            proven = proven_by_tree(graph, problem.budget_bytes, problem.scope, tree, boundaries, claim, problem.link)
             if proven >= claim:
                 break
             claim = proven
         return BoundCertificate(
             graph.name, graph.sha256(), problem.budget_bytes, problem.scope, claim, 1, {}, boundaries, tuple(tree),
+            problem.link,
         )  # fmt: skip
 
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from remat.bounds.certificate import denominator_for, proven_bound
 from remat.bounds.cuts import cuts_of_rows
+from remat.bounds.window_profile import fractional_profile
 from remat.certificate import KINDS, LINK_FORMAT, WINDOW_FORMAT, BoundCertificate
 from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
-from remat.programs.link_windows import build_link_model
+from remat.programs.link_windows import LinkModel, build_link_model
 from remat.programs.windows import (
     CHOICE,
     CHOSEN,
@@ -40,9 +41,8 @@ from remat.programs.windows import (
 
 MOST_BOUNDARIES = 24
 WORTH = 1e-5  # share of the cost that some of the last rounds must have gained for another
-PATIENCE = 4  # rounds
+PATIENCE = 4  # rounds, or solves of one LP with more rows each time, that gain nothing
 NEARLY = 2e-4  # share of a bound
-HELD = 1e-3  # below it a fraction of a run is taken for none
 MOST_FIRST = 32  # stages compared for the first boundary, in scope free
 TRIES, TRY_SHARE = 4, 0.1  # most boundaries to try in a round, and share of the time left after which no other is tried
 NARROW = 0.05  # share of the memory that counts as room beside an operation at least
@@ -217,7 +217,7 @@ def solve_windows(
     if not n:
         return model, np.zeros(0), np.zeros(len(row_scale))
     always = model.is_bytes | model.is_time
-    simplex, value = Simplex(program, always if first is None else always | first), -math.inf
+    simplex, value, still = Simplex(program, always if first is None else always | first), -math.inf, 0
     while True:
         solved = simplex.solve(
             np.zeros(n), np.ones(n), time_limit_s=deadline - time.monotonic(), should_stop=should_stop
@@ -225,11 +225,13 @@ def solve_windows(
         if solved is None or solved.x is None:
             return None
         before, value = value, float(program.cost @ solved.x)
-        is_rising = value - before > WORTH * program.cost.sum()
+        is_rising = value - before > WORTH * model.arrays.graph.total_cost * cost_scale
+        still = 0 if is_rising else still + 1
         cuts = missed_cuts(model, solved.x) if with_cuts and is_rising else []
-        if not cuts:
+        more = (model.with_missed(solved.x) if still < PATIENCE else model).with_cuts(cuts)
+        if more is model:
             return model, solved.x, solved.row_dual * row_scale / cost_scale
-        model = model.with_cuts(cuts)
+        model = more
         program, row_scale, cost_scale = model.scaled()
         simplex.extend(program)
 
@@ -288,7 +290,7 @@ def certify(problem: Problem, model: WindowModel, y: np.ndarray) -> BoundCertifi
 
 def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[str, list[list[int]]]:
     """[kind of rows] the multipliers `y` [rows] as a certificate holds them, rounded down."""
-    kinds = KINDS[LINK_FORMAT if model.B else WINDOW_FORMAT]
+    kinds = KINDS[LINK_FORMAT if isinstance(model, LinkModel) else WINDOW_FORMAT]
     multipliers: dict[str, list[list[int]]] = {name: [] for name in kinds}
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
@@ -306,91 +308,3 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
 def _value(solved: Solved) -> float:
     """What the LP's point costs beyond running everything once."""
     return float(solved[0].cost @ solved[1])
-
-
-def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
-    """[N] bytes held at each stage if the fractions of `x` are carried out as late as possible; an estimate."""
-    a, n = model.arrays, len(model.arrays.graph)
-    held = _Spans(n)
-    ends = (*model.boundaries, n - 1)
-    _interval(held, a, -1, ends[0], np.zeros(n), np.zeros(len(a.size)), _held_at(model, x, 0))
-    for k, start in enumerate(model.boundaries):
-        runs = _values_of(model.R[k, k], x)
-        runs[runs < HELD] = 0
-        before = _held_at(model, x, k)
-        before[a.producer > start] = 0
-        fetched = _values_of(model.B[k + 1], x) if model.B else np.zeros(len(a.size))
-        _interval(held, a, start, ends[k + 1], runs, before, _held_at(model, x, k + 1), fetched)
-    workspace = np.array([op.workspace_bytes for op in a.graph.operations], dtype=np.float64)
-    return held.total() + workspace
-
-
-def _values_of(columns: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """[len(columns)] value of each column, 0 where there is none."""
-    values = np.zeros(len(columns))
-    values[columns >= 0] = x[columns[columns >= 0]]
-    return values
-
-
-def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
-    """[V] share of each value that is resident at boundary k; at the end, beyond the last one, the kept values."""
-    if k == len(model.boundaries):
-        return model.arrays.keep.astype(np.float64)
-    share = _values_of(model.S[k], x)
-    share[model.arrays.at[model.boundaries[k]]] = 1.0
-    return share
-
-
-def _interval(
-    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray,
-    fetched: np.ndarray | float = 0.0,
-) -> None:  # fmt: skip
-    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`.
-
-    [V] `fetched` from the host are taken to come right before their first use, too.
-    """
-    n = len(a.cost)
-    inside = (a.reader > start) & (a.reader <= end)
-    first, last = np.full(len(a.size), n), np.full(len(a.size), -1)
-    np.minimum.at(first, a.read[inside], a.reader[inside])
-    np.maximum.at(last, a.read[inside], a.reader[inside])
-    first[(first == n) & (after > HELD)] = end
-    for i in np.nonzero(runs)[0][::-1].tolist():  # a repeated run comes right before its first use
-        operation = a.graph.operations[i]
-        stage = min((int(first[v]) for v in operation.outputs), default=n)
-        stage = min(stage, end)
-        for v in operation.inputs:
-            first[v], last[v] = min(first[v], stage), max(last[v], stage)
-    old = a.producer <= start
-    share = np.minimum(1.0, before + runs[a.producer] + fetched)
-    last = np.maximum(last, start)
-    size, later = a.size.astype(np.float64), np.maximum(first, start + 1)
-    kept = np.minimum(before, share) * old
-    again = (share - kept) * old
-    held.add(start + 1, last, size * kept)
-    held.add(later, last, size * again)
-    carried = np.minimum(after, share) * old
-    held.add(last + 1, end, size * np.minimum(carried, kept))
-    held.add(np.maximum(last + 1, later), end, size * np.maximum(carried - kept, 0))
-    new = (a.producer > start) & (a.producer <= end)
-    last = np.maximum(last, a.producer)
-    held.add(a.producer, last, size * new)
-    held.add(last + 1, end, size * after * new)
-
-
-class _Spans:
-    """Bytes over stages: a sum of amounts, each from one stage to another."""
-
-    def __init__(self, n: int) -> None:
-        self.change = np.zeros(n + 2)
-
-    def add(self, first: np.ndarray | int, last: np.ndarray | int, amount: np.ndarray) -> None:
-        """Amounts over the stages first..last; none where last < first."""
-        first, last = np.broadcast_to(first, amount.shape), np.broadcast_to(last, amount.shape)
-        there = (last >= first) & (amount > 0)
-        np.add.at(self.change, first[there], amount[there])
-        np.subtract.at(self.change, last[there] + 1, amount[there])
-
-    def total(self) -> np.ndarray:
-        """[N] bytes at each stage."""
-        return np.cumsum(self.change)[:-2]

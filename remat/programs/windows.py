@@ -83,6 +83,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -101,7 +102,11 @@ NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later",
 NEED_OUT, EDGE_OUT, CONTINUITY_OUT, OUT, SOURCE, ONE, ARRIVED, STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE = range(12, 23)
 NAMES += ("need_out", "edge_out", "continuity_out", "out", "source", "one", "arrived")
 NAMES += ("stream_out", "stream_in", "arrival", "deadline")
-TIMES = (STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE)
+HELD_OUT, BEGUN_OUT, SINGLE_OUT, HELD_IN, BEGUN_IN, SINGLE_IN = range(23, 29)
+RELEASE, ARRIVAL_RUN, HOST, STAYED, SENT, AGAIN = range(29, 35)
+NAMES += ("held_out", "begun_out", "single_out", "held_in", "begun_in", "single_in")
+NAMES += ("release", "arrival_run", "host", "stayed", "sent", "again")
+TIMES = (STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE, RELEASE, ARRIVAL_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +311,6 @@ class WindowModel:
     U: dict[tuple[int, int, int], int]
     X: dict[int, np.ndarray]
     cuts: tuple[Cut, ...] = ()
-    B: tuple[np.ndarray, ...] = ()  # of copies from the host, see `remat.programs.link_windows`
 
     def with_cuts(self, cuts: Sequence[Cut]) -> WindowModel:
         """The same with more rows KNAPSACK, each at one of the boundaries."""
@@ -317,11 +321,19 @@ class WindowModel:
             k = self.boundaries.index(cut.boundary)
             terms = [(int(self.S[k, v]), -a) for v, a in cut.weights]
             rows.add(terms, -cut.most, KNAPSACK, (k, place, -1, -1))
+        return replace(self.with_rows(rows), cuts=(*self.cuts, *cuts))
+
+    def with_missed(self, x: np.ndarray) -> Self:
+        """The same with rows on demand that the point x [n] misses; here there are none."""
+        return self
+
+    def with_rows(self, rows: Rows) -> Self:
+        """The same with more rows."""
         return replace(
             self, matrix=sp.csr_array(sp.vstack([self.matrix, rows.matrix(len(self.cost), np.int64)])),
             row_lower=np.concatenate([self.row_lower, np.array(rows.lower, dtype=np.int64)]),
             row_kind=np.concatenate([self.row_kind, np.array(rows.kind, dtype=np.int64)]),
-            row_key=np.vstack([self.row_key, np.array(rows.key, dtype=np.int64)]), cuts=(*self.cuts, *cuts),
+            row_key=np.vstack([self.row_key, np.array(rows.key, dtype=np.int64)]),
         )  # fmt: skip
 
     @cached_property
@@ -340,12 +352,22 @@ class WindowModel:
     @cached_property
     def is_bytes(self) -> np.ndarray:
         """[rows] whether the row counts bytes."""
-        return (self.row_kind == MEMORY) | (self.row_kind == SLOT)
+        return np.isin(self.row_kind, (MEMORY, SLOT, HOST))
 
     @cached_property
     def is_time(self) -> np.ndarray:
         """[rows] whether the row counts time."""
         return np.isin(self.row_kind, TIMES)
+
+    @property
+    def is_a_plan(self) -> bool:
+        """Whether a point in integers says how repeated operations run."""
+        return not self.arrays.choices
+
+    @cached_property
+    def is_whole(self) -> np.ndarray:
+        """[n] whether every plan has 0 or 1 in the column."""
+        return np.full(len(self.cost), True)
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -424,7 +446,6 @@ class Builder:
         self.R: dict[tuple[int, int], np.ndarray] = {}
         self.U: dict[tuple[int, int, int], int] = {}
         self.X: dict[int, np.ndarray] = {}
-        self.B: list[np.ndarray] = []
         self._copy_columns()
         for window in self.windows:
             self.R[window] = self._run_columns(*window)
@@ -449,7 +470,7 @@ class Builder:
             self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
-            self.U, self.X, B=tuple(self.B),
+            self.U, self.X,
         )  # fmt: skip
 
     def add_slots(self, k: int) -> None:

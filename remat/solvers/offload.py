@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate
 from remat.context import Context
@@ -40,6 +42,7 @@ FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at t
 OFFER_S = 0.5  # between two offers
 MOVES_PER_S = 5_000  # of a run that repeats exactly
 SEED_STEP = 7919
+LP_SHARE = 0.5  # of the proof's time, for the LP
 SEARCH_SHARE, ROUNDS = 0.7, 8  # of the time, with one thread; rounds of the proof in a run that repeats exactly
 
 
@@ -59,10 +62,10 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
         run.solve_plain(problem, run.plain_share)
     if not context.is_solved():
         run.search_and_prove()
-    best, proof = context.incumbent, run.windows.best if run.windows is not None else None
+    best = context.incumbent
     candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
     return Outcome(
-        candidates, bound=best.bound, timed_out=not candidates and context.is_late(), certificate=proof,
+        candidates, bound=best.bound, timed_out=not candidates and context.is_late(), certificate=run.certificate,
         stats={"moves": run.moves},
     )  # fmt: skip
 
@@ -84,6 +87,7 @@ class _Run:
         problem = context.problem
         can_prove = strategy.proves and problem.scope is not Scope.FREE and not problem.graph.has_implementations
         self.windows = WindowBound(problem, tries=1 if context.repeats else TRIES) if can_prove else None
+        self.certificate: BoundCertificate | None = None
         self.proof: Future[None] | None = None
         self.is_interrupted = False
         self.stopped = threading.Event()
@@ -134,17 +138,23 @@ class _Run:
                 self.proof.result()
 
     def prove(self, windows: WindowBound, context: Context) -> None:
-        """Raise the bound, until time is over."""
+        """Raise the bound by the LP, then in integers, until time is over; without the latter in a run that repeats."""
 
         def offer(proof: BoundCertificate) -> None:
+            if self.certificate is None or proof.bound > self.certificate.bound:
+                self.certificate = proof  # first: the offer may end the solve
             context.offer_bound(proof.bound, "windows", "certificate")
 
         def should_stop() -> bool:  # an interrupted search ends the proof
             return context.is_solved() or context.is_over() or self.is_interrupted
 
-        windows.run(
-            context.deadline, on_bound=offer, should_stop=should_stop, rounds=ROUNDS if context.repeats else None
-        )
+        if context.repeats:
+            windows.run(context.deadline, on_bound=offer, should_stop=should_stop, rounds=ROUNDS)
+            return
+        windows.run(context.share_ends(LP_SHARE), on_bound=offer, should_stop=should_stop)
+        by_solver = partial(context.offer_bound, who="window MILP", by="highs")
+        listener = Listener(on_proof=offer, on_bound=by_solver, on_plan=lambda _: None, should_stop=should_stop)
+        WindowIntegers(windows, context.incumbent).run(context.deadline, listener)
 
     @property
     def threads(self) -> int:
