@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
 from remat.files import write_text
 from remat.graph import Graph, Operation
-from remat.plan import PLAN_FORMAT_COPIES, Plan, read_document
+from remat.plan import Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
@@ -268,8 +268,6 @@ class StepPlan:
             InvalidPlan: the file is malformed, or made for another step (the message shows both fingerprints).
         """
         where, document = os.fspath(path), read_document(path)
-        if document["format"] == PLAN_FORMAT_COPIES:
-            raise InvalidPlan(f"{where}: its plan copies values to the host, which no framework executes here yet")
         section = document.get(SECTION)
         if not isinstance(section, dict):
             raise InvalidPlan(f"{where}: has no '{SECTION}' section; save the plan of a rematerialized module")
@@ -324,7 +322,7 @@ class StepPlan:
         _check_made_for(self.fingerprint, fingerprint, "this plan")
         _check_implementations(self.order.tolist(), self.plan.choices, graph, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
-        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.choices)
+        plan = self.plan.on(graph, self.budget_bytes)
         plain = _beside(fixed, self.plain_peak_bytes, self.fixed)
         return replace(self, plan=plan, graph=graph, plain_peak_bytes=plain, fixed=fixed)
 

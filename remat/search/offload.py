@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from remat.graph import Graph
+from remat.graph import Graph, is_held_outside
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
 from remat.search.randomness import below, random_state, uniform
@@ -45,6 +45,7 @@ class Instance(NamedTuple):
     Attributes:
         cost, workspace: [N + 1]; size: [V] bytes; producer: [V]; once: [N] whether it must run once.
         out_ns, in_ns: [V] how long its copies last.
+        stays: [V] whether it cannot be away, see `is_held_outside`.
     """
 
     in_start: np.ndarray
@@ -58,6 +59,7 @@ class Instance(NamedTuple):
     once: np.ndarray
     out_ns: np.ndarray
     in_ns: np.ndarray
+    stays: np.ndarray
 
 
 class Genes(NamedTuple):
@@ -155,14 +157,14 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
             start, last[v] = last[v], q
             if q - start < 2 or size[v] == 0 or n_gaps == len(gap_to):
                 continue
-            is_away = away[stage[q], v] and stage[start] < stage[q]
+            is_away = away[stage[q], v] and stage[start] < stage[q] and not x.stays[v]
             gap_from[n_gaps], gap_to[n_gaps], gap_value[n_gaps], gap_away[n_gaps] = start, q, v, is_away
             if is_away:
                 note_away(work, n_gaps, int(v), int(start), int(size[v]))
             else:  # `held` has differences so far
                 held[start + 1] += size[v]
                 held[q] -= size[v]
-            n_gaps += 1
+            n_gaps += 0 if x.stays[v] else 1
         for e in range(out_start[i], out_start[i + 1]):
             v = out_ids[e]
             own[q] += size[v]
@@ -578,6 +580,7 @@ def instance_of(graph: Graph, link: Link) -> Instance:
         _integers([*(op.workspace_bytes for op in operations), 0]), _integers([v.bytes for v in values]),
         _integers(graph.producer), np.array([op.run_once for op in operations], np.bool_),
         _integers([link.out_ns(v.bytes) for v in values]), _integers([link.in_ns(v.bytes) for v in values]),
+        np.array([is_held_outside(graph, v) for v in range(len(values))], np.bool_),
     )  # fmt: skip
 
 
