@@ -41,11 +41,11 @@ class OnCpu:
         """Bytes on the host, which PyTorch's allocator does not count."""
         return torch.from_numpy(np.empty(n_bytes, np.uint8))
 
-    def copy(self, way: str, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Future[None]]) -> Future[None]:
+    def copy(self, way: str, pairs: list[tuple[Tensor, Tensor]], after: Sequence[Future[None]]) -> Future[None]:
         """Begin to copy, behind all that was computed so far and behind the copies `after`.
 
         Args:
-            pairs: (target, source), bytes.
+            pairs: (target, source), bytes; taken over.
 
         Returns:
             What `wait` takes.
@@ -75,15 +75,18 @@ class OnCpu:
             np.copyto(target.numpy(), source.numpy())
 
     def _run(
-        self, way: str, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Future[None]], asked: float
+        self, way: str, pairs: list[tuple[Tensor, Tensor]], after: Sequence[Future[None]], asked: float
     ) -> None:  # fmt: skip
-        started, late = max(asked, self.ended[way]), [copy for copy in after if not copy.done()]
-        for copy in after:
-            copy.result()
-        started = max(started, time.perf_counter()) if late else started
-        size = sum(target.numel() for target, _ in pairs)
-        until = started + (self.link.out_ns(size) if way == OUT else self.link.in_ns(size)) / NS
-        self.transfer(pairs)
+        try:
+            started, late = max(asked, self.ended[way]), [copy for copy in after if not copy.done()]
+            for copy in after:
+                copy.result()
+            started = max(started, time.perf_counter()) if late else started
+            size = sum(target.numel() for target, _ in pairs)
+            until = started + (self.link.out_ns(size) if way == OUT else self.link.in_ns(size)) / NS
+            self.transfer(pairs)
+        finally:
+            pairs.clear()  # else this thread may drop the tensors after the step has gone on
         done = time.perf_counter()
         self.closing.wait(max(0.0, until - done))
         self.ended[way] = max(until, done)  # not when the wait ended: what it is late must not add up
@@ -107,7 +110,7 @@ class OnCuda:
             weakref.finalize(memory, runtime.cudaHostUnregister, address)
         return torch.from_numpy(memory)
 
-    def copy(self, way: str, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Any]) -> Any:
+    def copy(self, way: str, pairs: list[tuple[Tensor, Tensor]], after: Sequence[Any]) -> Any:
         """See `OnCpu.copy`."""
         stream = self.streams[way]
         stream.wait_stream(torch.cuda.current_stream(self.device))

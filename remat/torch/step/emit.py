@@ -121,7 +121,6 @@ class _Emitter:
         self.tensors_of = _tensors_of_values(step, self.calls) if copying is not None else {}
         self.coming: set[int] = set()  # values that were fetched, and that nobody has waited for
         self.copied: set[int] = set()  # values that were copied to the host
-        self.freed: set[int] = set()  # those of them that are not on the device now
         places, primals = self.training_graph.places, self.training_graph.primals
         self.storage_of = {n: storage_key(primals[i]) for i, n in places.items() if isinstance(primals[i], Tensor)}
 
@@ -198,7 +197,8 @@ class _Emitter:
         """Write a plan's copies, and frees of what is copied; anything else is dropped after its last use."""
         for kind, v, copy in moves:
             nodes, offloads = self.tensors_of.get(v, ()), self.half.offloads
-            if not nodes or (kind == FREE and v not in self.copied):
+            is_there = self._are_there(nodes)
+            if (kind in (OFFLOAD, FREE) and not is_there) or (kind != OFFLOAD and v not in self.copied):
                 continue
             known = (offloads[v],) if v in offloads else ()
             if kind == OFFLOAD:
@@ -207,11 +207,16 @@ class _Emitter:
             elif kind == PREFETCH:
                 self._land(nodes, self._copy(copies.prefetch, v, len(nodes), *known))
                 self.coming.add(v)
-                self.freed.discard(v)
             elif kind == FREE:
                 self._free(v)
             else:
                 self._copy(copies.drop, v, *known)
+
+    def _are_there(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether something holds a value: a repetition of batch norm, e.g., makes no running statistics."""
+        return bool(nodes) and all(
+            node in self.half.made or (node in self.forward.made and node not in self.saved) for node in nodes
+        )
 
     def _copy(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         return self._add(function, (self._hold(_Ticket()), *args), {}, None)
@@ -230,7 +235,6 @@ class _Emitter:
         nodes = self.tensors_of[v]
         self._copy(copies.free, v, *map(self._hold, nodes))
         self.coming.discard(v)
-        self.freed.add(v)
         for node in nodes:
             self.half.made.pop(node, None)
 
@@ -244,10 +248,10 @@ class _Emitter:
     def _replace(self, values: Sequence[int]) -> None:
         """Wait for copies of values that are made next, in place of tensors that are there."""
         for v in self.copied.intersection(values):
-            if v not in self.freed:
-                self._copy(copies.free, v, *map(self._hold, self.tensors_of[v]))
+            nodes = self.tensors_of[v]
+            if self._are_there(nodes):
+                self._copy(copies.free, v, *map(self._hold, nodes))
             self.coming.discard(v)
-            self.freed.discard(v)
 
     def _update(self, k: int) -> None:
         if self.half is self.forward or self.update_of is None:
