@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from remat.errors import InvalidPlan
-from remat.plan import FREE, OFFLOAD, PREFETCH
+from remat.plan import DROP, FREE, OFFLOAD, PREFETCH
 from remat.torch import _random
 from remat.torch.copying import copies
 from remat.torch.copying.copies import Copying
@@ -110,6 +110,7 @@ class _Emitter:
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
         self.saved: dict[Held, fx.Node] = {}  # -> its placeholder in the backward half
+        self.given: dict[fx.Node, fx.Node] = {}  # gradient of an output -> its placeholder in the backward half
         self.calls = {node for nodes in step.nodes for node in nodes}
         self.times = collections.Counter(self.order)
         self.done: set[int] = set()
@@ -121,6 +122,7 @@ class _Emitter:
         self.tensors_of = _tensors_of_values(step, self.calls) if copying is not None else {}
         self.coming: set[int] = set()  # values that were fetched, and that nobody has waited for
         self.copied: set[int] = set()  # values that were copied to the host
+        self.gone: set[fx.Node] = set()  # nodes whose values were freed in the backward half
         places, primals = self.training_graph.places, self.training_graph.primals
         self.storage_of = {n: storage_key(primals[i]) for i, n in places.items() if isinstance(primals[i], Tensor)}
 
@@ -158,7 +160,7 @@ class _Emitter:
             for i, n in enumerate(training_graph.outputs[n_forward:])
         ]
         descriptions = notes.descriptions_of_outputs(training_graph.module.graph)
-        tangents = [self._hold(node) for node in training_graph.tangents]
+        tangents = [self.given.get(node) or self._hold(node) for node in training_graph.tangents]
         _put_first(self.backward.graph, [*self.saved.values(), *tangents])
         outputs += [self.forward.made[x] for x in self.saved]
         aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
@@ -177,7 +179,7 @@ class _Emitter:
         outputs = notes.descriptions_of_outputs(self.training_graph.module.graph)
         described = {node: notes.differentiated_output(node) for node in self.training_graph.tangents}
         return {
-            self.backward.made[node].name: outputs.index(output) if output in outputs else -1
+            self.given[node].name: outputs.index(output) if output in outputs else -1
             for node, output in described.items()
         }
 
@@ -194,29 +196,29 @@ class _Emitter:
             self.backward.made[_Ticket()] = self._add(copies.begin_backward, (ticket,), {}, ticket.meta["val"])
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Write a plan's copies, and frees of what is copied; anything else is dropped after its last use."""
+        """Write a plan's copies, and waits where it frees what is copied; tensors are dropped after their last use."""
         for kind, v, copy in moves:
             nodes, offloads = self.tensors_of.get(v, ()), self.half.offloads
-            is_there = self._are_there(nodes)
-            if (kind in (OFFLOAD, FREE) and not is_there) or (kind != OFFLOAD and v not in self.copied):
-                continue
             known = (offloads[v],) if v in offloads else ()
-            if kind == OFFLOAD:
+            if kind == FREE:
+                self._free(v)
+            elif kind == OFFLOAD and self._are_there(nodes):
                 offloads[v] = self._copy(copies.offload, v, copy, *map(self._hold, nodes))
                 self.copied.add(v)
-            elif kind == PREFETCH:
+            elif v in self.copied and kind == PREFETCH:
                 self._land(nodes, self._copy(copies.prefetch, v, len(nodes), *known))
                 self.coming.add(v)
-            elif kind == FREE:
-                self._free(v)
-            else:
+            elif v in self.copied and kind == DROP:
                 self._copy(copies.drop, v, *known)
 
     def _are_there(self, nodes: Sequence[fx.Node]) -> bool:
         """Whether something holds a value: a repetition of batch norm, e.g., makes no running statistics."""
-        return bool(nodes) and all(
-            node in self.half.made or (node in self.forward.made and node not in self.saved) for node in nodes
-        )
+
+        def is_there(node: fx.Node) -> bool:
+            passed_on = node in self.forward.made or notes.is_tangent(node)
+            return node in self.half.made or (passed_on and node not in self.gone)
+
+        return bool(nodes) and all(map(is_there, nodes))
 
     def _copy(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         return self._add(function, (self._hold(_Ticket()), *args), {}, None)
@@ -232,11 +234,14 @@ class _Emitter:
             self.half.made[node] = self._add(operator.getitem, (made, i), {}, vals[i])
 
     def _free(self, v: int) -> None:
-        nodes = self.tensors_of[v]
-        self._copy(copies.free, v, *map(self._hold, nodes))
+        nodes = self.tensors_of.get(v, ())
+        if v in self.copied and self._are_there(nodes):
+            self._copy(copies.free, v, *map(self._hold, nodes))
         self.coming.discard(v)
         for node in nodes:
             self.half.made.pop(node, None)
+        if self.half is self.backward:
+            self.gone.update(nodes)
 
     def _arrive(self, values: Sequence[int]) -> None:
         """Wait for values that are read next."""
@@ -356,7 +361,8 @@ class _Emitter:
         if isinstance(held, fx.Node) and held in self.training_graph.tangents:
             if half is self.forward:
                 raise InvalidPlan(f"the forward pass reads '{held}', a gradient of an output")
-            return self._place(half, held, held.name, held.meta)
+            self.given[held] = self._place(half, held, held.name, held.meta)
+            return self.given[held]
         if half is self.forward or held not in self.forward.made:
             raise InvalidPlan(f"'{held}' is read before it is computed")
         # The name must be new: `fx` generates wrong code for a placeholder of a name that exists.
