@@ -40,8 +40,8 @@ def random_copies(
 ) -> remat.Plan:  # fmt: skip
     """A valid plan with these computations, in which values are copied to the host and back at random moments.
 
-    Before each computation, with probability `often` each: a value is copied out, one that is on both sides is freed on either,
-    one that is away is fetched before it is needed.
+    Before each computation, with probability `often` each: a value is copied out, one that is on both sides is freed
+    on either, one that is away is fetched before it is needed.
     """
     steps = list[tuple[str, int]]()
     away, on_host, live = set[int](), set[int](), set[int]()

@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
 from remat.files import write_text
 from remat.graph import Graph, Operation
-from remat.plan import Plan, read_document
+from remat.plan import OFFLOAD, Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
@@ -161,6 +161,12 @@ class StepPlan:
         return {self.graph.operations[k].name: int(repeats[k]) for k in np.nonzero(repeats)[0]}
 
     @property
+    def offloaded(self) -> dict[str, int]:
+        """Bytes of each value that is copied to the host, by name."""
+        values = [self.graph.values[v] for v in dict.fromkeys(self.plan.ids[self.plan.kinds == OFFLOAD].tolist())]
+        return {value.name: value.bytes for value in values}
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """See `Generated.groups`."""
         return self._runs.groups
@@ -172,8 +178,9 @@ class StepPlan:
 
     def __repr__(self) -> str:
         promise = "" if self.budget_bytes is None else f" of {format_size(self.budget_bytes)}"
+        copied = f"{len(self.offloaded)} values on the host meanwhile, " if self.plan.has_copies else ""
         return (
-            f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, "
+            f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, {copied}"
             f"peak {format_size(self.peak_bytes)}{promise}, overhead {self.overhead:.2%}>"
         )
 
@@ -210,6 +217,7 @@ class StepPlan:
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
+        lines += [self._copies_as_text()] if self.plan.has_copies else []
         if self.phases:
             lines.append(f"  planned in      {self.phases}")
         if self.difference is not None:
@@ -221,6 +229,17 @@ class StepPlan:
             lines.append(f"  verified        {differs if self.difference else bits}")
         return "\n".join(lines)
 
+    def _copies_as_text(self) -> str:
+        sizes, graph = self.offloaded, self.graph
+        kinds = {graph.values[v].name: graph.operations[graph.producer[v]].kind for v in range(len(graph.values))}
+        total = collections.Counter(kinds[name].removeprefix("aten.") for name in sizes)
+        named = ", ".join(f"{kind} {n}" for kind, n in total.most_common(8))
+        more = f" and {len(total) - 8} other kinds" if len(total) > 8 else ""
+        return (
+            f"  on the host     {len(sizes)} values meanwhile, {format_size(sum(sizes.values()))}, at most "
+            f"{format_size(self.trace.host_peak_bytes)} at once, over {self.plan.link}: {named}{more}"
+        )
+
     def _overhead_as_text(self) -> str:
         if not self.costs:
             return "none; no operation had to be timed"
@@ -229,7 +248,7 @@ class StepPlan:
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write remat-plan/1, atomically, with a section for execution without a solver."""
+        """Write remat-plan/1 (/2 if values are copied to the host), atomically, with a section for execution without a solver."""
         section = {
             **asdict(self.fingerprint),
             "strategy": self.strategy,

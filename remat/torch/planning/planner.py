@@ -214,6 +214,8 @@ class Planner:
         else:
             plan = StepPlan.load(path, own.graph, own.fingerprint, own.fixed)
         check_order(plan.order.tolist(), step)
+        if plan.plan.has_copies:  # so may those of other shapes
+            self.options = replace(self.options, link=plan.plan.link)
         plan = self._completed(_with_loss_of(own.graph, plan), own).promising(budget_bytes)
         if self.plain.plain_bytes is not None:
             plan = replace(plan, plain_peak_bytes=self.plain.plain_bytes)
@@ -281,7 +283,9 @@ class Planner:
         if not plan.plan.has_copies:
             return None
         assert plan.plan.link is not None  # the judge has asked for it
-        device = next(x.device for x in step.training_graph.primals if isinstance(x, Tensor) and x.device.type == self.device)
+        device = next(
+            x.device for x in step.training_graph.primals if isinstance(x, Tensor) and x.device.type == self.device
+        )
         with self.lock:
             hosts = self.hosts.setdefault(plan.plan.link, Hosts(plan.plan.link))
         return Copying(Places.of(plan.graph, plan.plan), hosts, device)
