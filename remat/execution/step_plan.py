@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
 from remat.files import write_text
 from remat.graph import Graph, Operation
-from remat.plan import OFFLOAD, Plan, read_document
+from remat.plan import OFFLOAD, PLAN_FORMAT_COPIES, Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
@@ -180,7 +180,8 @@ class StepPlan:
         promise = "" if self.budget_bytes is None else f" of {format_size(self.budget_bytes)}"
         copied = f"{len(self.offloaded)} values on the host meanwhile, " if self.plan.has_copies else ""
         return (
-            f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, {copied}"
+            f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, "
+            f"{copied}"
             f"peak {format_size(self.peak_bytes)}{promise}, overhead {self.overhead:.2%}>"
         )
 
@@ -248,7 +249,7 @@ class StepPlan:
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write remat-plan/1 (/2 if values are copied to the host), atomically, with a section for execution without a solver."""
+        """Write the plan's file, atomically, with a section for execution without a solver."""
         section = {
             **asdict(self.fingerprint),
             "strategy": self.strategy,
@@ -448,6 +449,15 @@ def implementations_of(path: str | os.PathLike[str]) -> str:
     """
     section = read_document(path).get(SECTION)
     return str(section.get("operators", "default")) if isinstance(section, dict) else "default"
+
+
+def copies_of(plan: StepPlan | str | os.PathLike[str]) -> bool:
+    """Whether a plan, or a saved one, copies values to the host.
+
+    Raises:
+        InvalidPlan: the file cannot be read.
+    """
+    return plan.plan.has_copies if isinstance(plan, StepPlan) else read_document(plan)["format"] == PLAN_FORMAT_COPIES
 
 
 def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:

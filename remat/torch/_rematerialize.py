@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from remat import zoo
 from remat.cost import load_gpu
 from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
-from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
+from remat.execution import (
+    Peaks,
+    PlanOptions,
+    StepPlan,
+    check_options,
+    copies_of,
+    implementations_of,
+    is_fraction,
+    parse_budget,
+)
 from remat.execution.phases import CAPTURE
 from remat.link import Link
 from remat.plan import parse_scope
@@ -136,8 +145,8 @@ def rematerialize(
         retain_graph: count several backward passes through one forward pass, ``loss.backward(retain_graph=True)``,
             which keep what a plan frees.
         offload: let the plan also copy values to the host's memory and back (docs/how-to/offload.md): over a
-            `remat.Link`, a rate (``25GB/s``), a name (``pcie4``), or ``auto``, the link of this machine's GPU. On a CPU,
-            whose memory is the host's, ``auto`` copies nothing, and a given link is imitated. False copies nothing.
+            `remat.Link`, a rate (``25GB/s``), a name (``pcie4``), or ``auto``, the link of this machine's GPU. On a
+            CPU, whose memory is the host's, ``auto`` copies nothing, and a link that is given is imitated.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
@@ -168,18 +177,15 @@ def rematerialize(
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
-    with_copies = {
-        f"backend={backend!r}": backend != "eager", f"implementations={implementations!r}": implementations != "default",
-        "shard=": shard is not None, "parts=": parts is not None, "retain_graph=True": retain_graph,
-        OPTION: optimizer_in_backward,
-    }  # fmt: skip
     link = link_of(offload, device)
-    if link is not None:
-        more = {
-            "plan=, which has its own copies": plan is not None,
-            f"cost={cost!r}, which is no time": cost == "flops",
-        }
-        _refuse_any("offload=", with_copies | more)
+    if link is not None or (plan is not None and copies_of(plan)):
+        _refuse_any("offload=" if link is not None else "a plan that copies values to the host", {
+            f"backend={backend!r}": backend != "eager",
+            f"implementations={implementations!r}": implementations != "default",
+            "shard=": shard is not None, "parts=": parts is not None, "retain_graph=True": retain_graph,
+            OPTION: optimizer_in_backward, "plan=, which says what is copied": link is not None and plan is not None,
+            f"cost={cost!r}, which is no time": link is not None and cost == "flops",
+        })  # fmt: skip
     options = replace(
         options, link=link, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
@@ -209,8 +215,6 @@ def rematerialize(
             step_plan = planner.take(plan, step, inputs, promised)
         except InvalidPlan as error:
             raise zoo.named(error, given_plan) from None
-        if step_plan.plan.has_copies:
-            _refuse_any("a plan that copies values to the host", with_copies)
     else:
         assert promised is not None
         planner.budget_bytes = promised

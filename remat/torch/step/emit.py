@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import operator
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,9 +119,10 @@ class _Emitter:
         self.changed: set[int] = set()  # storages of parameters that are updated already
         self.copying = copying
         self.moves = copying.places.moves if copying is not None else ((),) * (len(self.order) + 1)
-        self.tensors_of = _tensors_of_values(step, self.calls) if copying is not None else {}
+        self.tensors_of = self._tensors_of_values() if copying is not None else {}
         self.coming: set[int] = set()  # values that were fetched, and that nobody has waited for
         self.copied: set[int] = set()  # values that were copied to the host
+        self.hosted: set[int] = set()  # those of them that are there
         self.gone: set[fx.Node] = set()  # nodes whose values were freed in the backward half
         places, primals = self.training_graph.places, self.training_graph.primals
         self.storage_of = {n: storage_key(primals[i]) for i, n in places.items() if isinstance(primals[i], Tensor)}
@@ -183,6 +184,22 @@ class _Emitter:
             for node, output in described.items()
         }
 
+    def _tensors_of_values(self) -> dict[int, tuple[fx.Node, ...]]:
+        """[value] nodes of the training graph that hold its storage, views left out.
+
+        What a repetition does not make again is left out too (the running statistics of batch norm): it stays.
+        """
+        found, tangents = dict[int, list[fx.Node]](), set(self.training_graph.tangents)
+        for node, v in self.step.storage.items():
+            call = node.args[0] if node.target is operator.getitem else node
+            if not isinstance(v, int) or (call not in self.calls and node not in tangents):
+                continue
+            n_parts = aot.repetition(call)[3] if call is not node else None
+            is_again = self.times[self.step.graph.producer[v]] > 1
+            if n_parts is None or not is_again or int(str(node.args[1])) < n_parts:
+                found.setdefault(v, []).append(node)
+        return {v: tuple(nodes) for v, nodes in found.items()}
+
     def _begin_copies(self) -> None:
         if self.copying is not None:
             like = next(node.meta["val"] for node in self.forward.made if isinstance(node.meta.get("val"), Tensor))
@@ -198,21 +215,30 @@ class _Emitter:
     def _move(self, moves: Sequence[Move]) -> None:
         """Write a plan's copies, and waits where it frees what is copied; tensors are dropped after their last use."""
         for kind, v, copy in moves:
-            nodes, offloads = self.tensors_of.get(v, ()), self.half.offloads
-            known = (offloads[v],) if v in offloads else ()
+            nodes = self.tensors_of.get(v, ())
             if kind == FREE:
                 self._free(v)
             elif kind == OFFLOAD and self._are_there(nodes):
-                offloads[v] = self._copy(copies.offload, v, copy, *map(self._hold, nodes))
+                self.half.offloads[v] = self._copy(copies.offload, v, copy, *map(self._hold, nodes))
                 self.copied.add(v)
-            elif v in self.copied and kind == PREFETCH:
-                self._land(nodes, self._copy(copies.prefetch, v, len(nodes), *known))
-                self.coming.add(v)
-            elif v in self.copied and kind == DROP:
-                self._copy(copies.drop, v, *known)
+                self.hosted.add(v)
+            elif kind == PREFETCH and v in self.hosted:
+                self._prefetch(v)
+            elif kind == DROP and v in self.hosted:
+                self._copy(copies.drop, v, *self._offloaded(v))
+                self.hosted.discard(v)
+
+    def _prefetch(self, v: int) -> None:
+        nodes = self.tensors_of[v]
+        self._land(nodes, self._copy(copies.prefetch, v, len(nodes), *self._offloaded(v)))
+        self.coming.add(v)
+
+    def _offloaded(self, v: int) -> list[fx.Node]:
+        """The call of this half that copies a value to the host, if there is one."""
+        return [self.half.offloads[v]] if v in self.half.offloads else []
 
     def _are_there(self, nodes: Sequence[fx.Node]) -> bool:
-        """Whether something holds a value: a repetition of batch norm, e.g., makes no running statistics."""
+        """Whether something holds a value."""
 
         def is_there(node: fx.Node) -> bool:
             passed_on = node in self.forward.made or notes.is_tangent(node)
@@ -374,16 +400,6 @@ class _Emitter:
         half.made[held] = half.graph.placeholder(name)
         half.made[held].meta.update({key: meta[key] for key in notes.COPIED_META if key in meta})
         return half.made[held]
-
-
-def _tensors_of_values(step: CapturedStep, calls: Collection[fx.Node]) -> dict[int, tuple[fx.Node, ...]]:
-    """[value] nodes of the training graph that hold its storage, views left out."""
-    found: dict[int, list[fx.Node]] = {}
-    for node, v in step.storage.items():
-        is_part = node.target is operator.getitem and node.args[0] in calls
-        if isinstance(v, int) and (node in calls or is_part or node in step.training_graph.tangents):
-            found.setdefault(v, []).append(node)
-    return {v: tuple(nodes) for v, nodes in found.items()}
 
 
 def _put_first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
