@@ -35,9 +35,9 @@ from torch_helpers import (  # noqa: E402
     step,
 )
 
-import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat import Graph, InvalidPlan, Link, Operation, Plan, Value, simulate  # noqa: E402
+from remat.cost import load_gpu  # noqa: E402
 from remat.errors import RematError  # noqa: E402
 from remat.execution import StepPlan  # noqa: E402
 from remat.plan import DROP, OFFLOAD  # noqa: E402
@@ -48,7 +48,7 @@ from remat.torch.networks.llama import llama  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("torch_cache", "torch_seed"), *MARKS[1:]]  # only one test searches
-FAST = Link("40GB/s", "40GB/s", latency_s=0)
+FAST = Link(40 * 10**9, 40 * 10**9, latency_s=0)
 
 
 class Loss(nn.Module):
@@ -261,6 +261,28 @@ def test_another_mode_and_another_length_follow_plans_of_their_own(tmp_path: Pat
         assert "values on the host meanwhile" in repr(again.plan)
 
 
+class Two(nn.Module):
+    """Two outputs, the second of which has an infinite derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.first(torch.tanh(self.first(x))))
+        return self.second(torch.tanh(self.second(h))), torch.sqrt(self.third(h).square() * 0)
+
+
+def test_a_loss_of_some_outputs_copies_only_what_is_made() -> None:
+    plain, args = Two(), (torch.randn(8, 16),)
+    model = copy.deepcopy(plain)
+    made = rematerialize(model, args, 1.0).plan
+    plan = max((drawn(made, seed, often=0.6) for seed in range(20)), key=lambda plan: len(plan.trace.copies))
+    ours = rt.rematerialize(model, args, plan=plan)
+    assert_same_steps(plain, ours, *args, n=2, loss_of=lambda outputs: squares(outputs[0]))
+    assert copy_threads() == []
+
+
 # --- what goes wrong
 
 
@@ -355,7 +377,7 @@ def test_what_does_not_go_with_copies_is_refused_in_one_line() -> None:
         ("unknown link 'pcie9'; did you mean", {"offload": "pcie9"}),
         ("-1GB", {"offload": "-1GB/s"}),
         ("must be a remat.Link or text", {"offload": 8}),
-        ("host_bytes of 1 B hold no value of this step", {"offload": Link("8GB/s", "8GB/s", host_bytes=1)}),
+        ("host_bytes of 1 B hold no value of this step", {"offload": Link(10**9, 10**9, host_bytes=1)}),
     ):
         with refused(message):
             rt.rematerialize(model, args, 0.5, **{**usual, **options})
@@ -372,7 +394,7 @@ def test_auto_takes_the_link_of_the_gpu_and_copies_nothing_on_a_cpu(monkeypatch:
 
     model, args = network("dense")
     assert not rematerialize(model, args, 1.0, cost="roofline", offload="auto").plan.plan.has_copies
-    monkeypatch.setattr(capturing, "_this_gpu", lambda: remat.cost.load_gpu("h100"))
+    monkeypatch.setattr(capturing, "_this_gpu", lambda: load_gpu("h100"))
     assert str(capturing.link_of("auto", "cuda")) == "50 GB/s"
     monkeypatch.setattr(capturing, "_this_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU of tomorrow")
@@ -409,8 +431,28 @@ def test_a_plan_within_a_budget_copies_rather_than_computes_again() -> None:
     assert not ours.plan.recomputed
     assert_same_steps(plain, ours, *args, loss_of=of_itself)
     ours.zero_grad()
+    assert ours.budget_bytes is not None
     assert needs(ours, args) == ours.predicted_peak_bytes <= ours.budget_bytes
     shorter = torch.randn(1024, 256)
     (other,) = ours.prepare((shorter,))
     assert other.peak_bytes <= ours.budget_bytes
     assert_same_steps(plain, ours, shorter, loss_of=of_itself)
+
+
+def test_a_step_that_waits_for_copies_lasts_as_long_as_the_judge_says(dense: Any) -> None:
+    """Over a link so slow that computations take no time beside the copies, on a busy machine too."""
+    model, args = network("dense")
+    made = dense[1].plan
+    slow = Link(10**6, 15 * 10**5, latency_s=1e-3)
+    quick = replace(made.graph, operations=tuple(replace(op, cost=20_000) for op in made.graph.operations))
+    plan = Plan.from_steps(quick, made.plan.steps, None, slow)
+    ours = rt.rematerialize(model, args, plan=replace(made, plan=plan, graph=quick))
+    judged = ours.plan.trace.cost / 1e9
+    assert judged > 0.5
+    ours(*args).backward()  # compiles
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        ours(*args).backward()
+        seconds.append(time.perf_counter() - began)
+    assert 0.999 * judged < min(seconds) < 1.3 * judged  # on a busy machine threads wake late

@@ -99,7 +99,7 @@ class Copies:
     def offload(self, value: int, copy: int, tensors: Sequence[Tensor]) -> None:
         """Begin to copy a value to the host."""
         storage = tensors[0].untyped_storage()
-        views = [View(x.dtype, tuple(x.shape), x.stride(), x.storage_offset()) for x in tensors]
+        views = [View(x.dtype, tuple(x.shape), x.stride(), int(x.storage_offset())) for x in tensors]
         self.on_host[value] = copy, views, storage.nbytes()
         device_bytes = _bytes_of(storage, self.device)
         pairs = [(there, here) for here, there in self._pieces(copy, device_bytes)]

@@ -103,7 +103,8 @@ class OnCuda:
         """Page-locked bytes on the host, not rounded up as PyTorch's allocator of such memory would."""
         memory = np.empty(n_bytes, np.uint8)
         if n_bytes:
-            runtime, address = torch.cuda.cudart(), memory.ctypes.data
+            runtime: Any = torch.cuda.cudart()
+            address = memory.ctypes.data
             code = int(runtime.cudaHostRegister(address, n_bytes, 0))
             if code:
                 raise MemoryError(f"cudaHostRegister gives error {code}")

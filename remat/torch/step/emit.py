@@ -191,7 +191,7 @@ class _Emitter:
         """
         found, tangents = dict[int, list[fx.Node]](), set(self.training_graph.tangents)
         for node, v in self.step.storage.items():
-            call = node.args[0] if node.target is operator.getitem else node
+            call: Any = node.args[0] if node.target is operator.getitem else node
             if not isinstance(v, int) or (call not in self.calls and node not in tangents):
                 continue
             n_parts = aot.repetition(call)[3] if call is not node else None
@@ -202,7 +202,8 @@ class _Emitter:
 
     def _begin_copies(self) -> None:
         if self.copying is not None:
-            like = next(node.meta["val"] for node in self.forward.made if isinstance(node.meta.get("val"), Tensor))
+            vals = (node.meta["val"] for node in self.training_graph.places.values())
+            like = next(val for val in vals if isinstance(val, Tensor))
             self.forward.made[_Ticket()] = self._add(self.copying.begin, (), {}, aot.fake_ticket(like))
 
     def _change_halves(self) -> None:
