@@ -64,8 +64,8 @@ class Loss(nn.Module):
 
 def network(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
-    if kind == "net":
-        return Loss(Net()), (torch.randn(IMAGES),)
+    if kind in ("net", "small"):
+        return Loss(Net() if kind == "net" else Net(8, 1)), (torch.randn(IMAGES),)
     if kind == "gpt2":
         model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.1)
     elif kind == "llama":
@@ -122,7 +122,7 @@ def copy_threads() -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "seeds"),
-    [("net", (1, 2)), ("gpt2", (3,)), pytest.param("llama", (4,))]
+    [("net", (1,)), ("gpt2", (3,)), ("llama", (4,))]
     + [pytest.param(kind, tuple(range(5, 15)), marks=pytest.mark.slow) for kind in ("net", "gpt2", "llama")],
 )
 def test_random_plans_with_copies_have_the_plain_bits_and_exactly_the_judges_peaks(
@@ -243,7 +243,7 @@ def test_other_loops_do_as_with_the_plain_model(dense: Any) -> None:
 
 
 def test_another_mode_and_another_length_follow_plans_of_their_own(tmp_path: Path) -> None:
-    for plain, ours, args in following("net", 1):
+    for plain, ours, args in following("small", 1):
         for model in (plain, ours):
             model.eval()
         assert_same_steps(plain, ours, *args, loss_of=of_itself)
@@ -251,7 +251,7 @@ def test_another_mode_and_another_length_follow_plans_of_their_own(tmp_path: Pat
             model.train()
         assert_same_steps(plain, ours, args[0][:3], loss_of=of_itself)
         ours.plan.save(tmp_path / "plan.json")
-        model, _ = network("net")
+        model, _ = network("small")
         again = rt.follow(model, args, tmp_path / "plan.json")
         assert again.plan.plan.steps == ours.plan.plan.steps
         assert again.plan.plan.link == FAST
@@ -363,8 +363,8 @@ def test_what_does_not_go_with_copies_is_refused_in_one_line() -> None:
     model, args = network("dense")
     made = rematerialize(model, args, 1.0).plan
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    usual = {"cost": "roofline", "offload": "8GB/s"}
-    for message, options in (
+    usual: dict[str, Any] = {"cost": "roofline", "offload": "8GB/s"}
+    wrong: list[tuple[str, dict[str, Any]]] = [
         ("backend='inductor'", {"backend": "inductor"}),
         ("implementations='exact'", {"implementations": "exact"}),
         ("parts=", {"parts": ["net"]}),
@@ -378,13 +378,11 @@ def test_what_does_not_go_with_copies_is_refused_in_one_line() -> None:
         ("-1GB", {"offload": "-1GB/s"}),
         ("must be a remat.Link or text", {"offload": 8}),
         ("host_bytes of 1 B hold no value of this step", {"offload": Link(10**9, 10**9, host_bytes=1)}),
-    ):
+    ]
+    for message, options in wrong:
         with refused(message):
             rt.rematerialize(model, args, 0.5, **{**usual, **options})
-    for message, options in (
-        ("backend='inductor'", {"backend": "inductor"}),
-        ("retain_graph=True", {"retain_graph": True}),
-    ):
+    for message, options in (wrong[0], wrong[4]):
         with refused(f"a plan that copies values to the host does not go with {message}"):
             rt.rematerialize(model, args, plan=drawn(made, 0), **options)
 
