@@ -1,6 +1,8 @@
 """Steps that were executed and measured under plans, see docs/results/executed-steps.md.
 
     torch: PyTorch models at sizes for a CPU.
+    offload: the same with plans that also copy to the host, over links that are imitated; not measured by default. Use
+        threads=1, so that a core is left for the copies.
     keras: models of `experiments.steps.keras_models`; also `tf.recompute_grad` over about sqrt(n) blocks. Overheads are
         over the plain `tf.function`, and over the same function run as written (without grappler), as plans run.
     keras_applications: every network of keras.applications with the smallest input that it accepts, by `fit_within`.
@@ -80,6 +82,11 @@ STEPS = {
         (MODEL, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "predicted overhead", "repeats",
          "bits of", REMARK), PLAIN,
     ),
+    "offload": Steps(
+        Job("offload", "", fractions=[0.6, 0.35]), torch_names, ("gpt2", "llama", "resnet50"),
+        "PyTorch with copies to the host, {} networks", "steps_offload",
+        ("link", *table.STEPS, "time over the judge's"), PLAIN,
+    ),
     "peers": Steps(
         Job("peers", "", time_limit_s=6.0, fractions=[0.6, 0.8, 0.45, 0.9, 0.7, 0.5]), torch_names, tuple(LABELS)
     ),
@@ -90,7 +97,7 @@ STEPS = {
 def executed_steps(
     steps: Sequence[str] = ("torch", "keras", "keras_applications", "peers"), models: Sequence[str] = (),
     budgets: Sequence[float] = (), device: str = "cpu", rounds: int | None = None, time_limit_s: float | None = None,
-    threads: int = 2,
+    threads: int = 2, links: Sequence[str] = ("1GB/s", "4GB/s"),
 ) -> Iterator[Case]:  # fmt: skip
     """Plans that run in PyTorch and Keras, and other methods: memory, time and bits, predicted and measured."""
     device = device_here(device)
@@ -102,7 +109,8 @@ def executed_steps(
         job = replace(chosen.usual, device=device, threads=threads, **{k: v for k, v in given.items() if v is not None})
         known = list(chosen.known())
         for model in names_of("model", models or chosen.models or known, known):
-            yield replace(job, model=model).case
+            for link in links if kind == "offload" else ("",):
+                yield replace(job, model=model, link=link).case
 
 
 @executed_steps.draws

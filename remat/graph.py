@@ -519,6 +519,12 @@ def _wrong_integers(graph: Graph) -> list[str]:
     return found
 
 
+def is_held_outside(graph: Graph, v: int) -> bool:
+    """Whether freeing a value gives nothing back while values are copied: it is made once and kept, so that somebody
+    outside holds it, e.g. the caller who got an output."""
+    return graph.values[v].keep and graph.operations[graph.producer[v]].run_once
+
+
 def check_graph(graph: object) -> None:
     """Raise `InvalidInput` if `graph` is no `Graph`."""
     if not isinstance(graph, Graph):

@@ -136,6 +136,12 @@ class Plan:
         budget = _checked_budget(budget_bytes)
         return cls(graph.name, graph.sha256(), kinds, ids, scope, budget, implementations, link)
 
+    def on(self, graph: Graph, budget_bytes: int | None = None) -> Plan:
+        """The same computations and copies on a graph with the same ids; without copies with new frees at last use."""
+        if not self.has_copies:
+            return Plan.from_order(graph, self.order.tolist(), budget_bytes, self.choices)
+        return Plan.from_steps(graph, self.steps, budget_bytes, self.link)
+
     @classmethod
     def from_matrices(
         cls, graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray | None = None, budget_bytes: int | None = None

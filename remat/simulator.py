@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remat.errors import InvalidInput, InvalidPlan
-from remat.graph import Graph, Operation, check_graph
+from remat.graph import Graph, Operation, check_graph, is_held_outside
 from remat.implementation import Implementation
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan, check_plan, implementation_of
@@ -169,6 +169,8 @@ class Streams:
         if is_on_host != (kind in (PREFETCH, DROP)) and kind != FREE:
             what = f"{'copies' if kind != DROP else 'drops'} value {_named(self.graph, v)}"
             raise InvalidPlan(f"{what}, which is {'already' if is_on_host else 'not'} on the host", step)
+        if kind == FREE and is_held_outside(self.graph, v):
+            raise InvalidPlan(f"frees value {_named(self.graph, v)}, which is kept and made only once", step)
         if kind in (FREE, DROP):
             self.time = max(self.time, *ends)
             self.in_end.pop(v, None) if kind == FREE else self.out_end.pop(v)

@@ -23,8 +23,8 @@ class Job:
     """A model to measure; one case of an experiment.
 
     Attributes:
-        steps: ``torch``; ``peers``: with the methods of others and plans at the peak of each; ``keras`` (loss and
-            gradients); ``keras_applications`` (`fit_within`).
+        steps: ``torch``; ``offload``: with copies to the host over `link`; ``peers``: with the methods of others and
+            plans at the peak of each; ``keras`` (loss and gradients); ``keras_applications`` (`fit_within`).
         rounds: timed steps of each method; 0 for none.
         fractions: budgets, as shares of the activation memory, see `fractions_of_activations`.
         choices: what plans may choose from; with more than the default, errors of gradients are measured, too.
@@ -39,13 +39,16 @@ class Job:
     rounds: int = 7
     fractions: Sequence[float] = FRACTIONS
     choices: Sequence[str] = ("default",)
+    link: str = ""
 
     @property
     def case(self) -> Case:
         """What measures it in a process of its own."""
         what = asdict(self) | {"fractions": list(self.fractions), "choices": list(self.choices)}
+        if not self.link:
+            del what["link"]
         code = code_of(DEFAULT_STRATEGY, "torch_mincut", whole=True)
-        name = f"{self.steps}, {self.model} on {self.device}"
+        name = f"{self.steps}, {self.model} on {self.device}" + f", {self.link}" * bool(self.link)
         return Case("experiments.steps.measure.measured", what, code, on_this_machine=True, name=name)
 
 

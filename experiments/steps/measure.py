@@ -70,7 +70,7 @@ def _add_rows(job: Job, implementations: str, rows: list[Row]) -> None:
 
 def _subject(job: Job, implementations: str) -> Subject:
     """The model in its framework; this imports only that framework."""
-    if job.steps in ("torch", "peers"):
+    if job.steps in ("torch", "offload", "peers"):
         from experiments.steps.torch_steps import TorchSteps
 
         return TorchSteps(job, implementations)

@@ -75,6 +75,13 @@ def _predicted_overhead(row: Row) -> str:
     return "" if row["predicted_overhead"] is None or row["method"] == PLAIN else f"{row['predicted_overhead']:+.1%}"
 
 
+def _over_predicted(row: Row) -> str:
+    """The step over the plain one, as measured and as predicted: 1.000 where the makespan is the judge's."""
+    if row["measured_ratio"] is None or row["predicted_overhead"] is None or row["method"] == PLAIN:
+        return ""
+    return f"{row['measured_ratio'] / (1 + row['predicted_overhead']):.3f}"
+
+
 def _measured_overhead(row: Row) -> str:
     """Over the step that predictions compare with: TensorFlow's as written, PyTorch's own."""
     if row["as_written_s"] is not None and row["measured_s"] is not None:
@@ -119,6 +126,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "measured / predicted": _accuracy,
     "predicted overhead": _predicted_overhead,
     "measured overhead": _measured_overhead,
+    "link": lambda row: row["link"],
+    "time over the judge's": _over_predicted,
     "wall over plain": lambda row: _over(row["measured_s"], row["plain_s"], " ms"),
     "repeats": lambda row: "" if row["recomputed"] is None else str(row["recomputed"]),
     "gradient error": _gradient_error,

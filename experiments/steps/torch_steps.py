@@ -34,6 +34,7 @@ from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, spec_on, torch_model
 from remat.execution import PlanOptions, find_plan
+from remat.link import parse_link
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
 from remat.torch.frontend import graphs as frontend
@@ -68,7 +69,7 @@ class TorchSteps:
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
         options = PlanOptions(
             cost=job.cost, time_limit_s=job.time_limit_s, threads=job.threads, gpu=default_gpu(job.device),
-            cache_folder=COST_CACHE,
+            cache_folder=COST_CACHE, link=parse_link(job.link or None),
         )  # fmt: skip
         backend = Eager(implementations)
         self.planner = Planner(spec.name, options, job.device, backend)
@@ -93,7 +94,7 @@ class TorchSteps:
             yield self._by_hand("selective_checkpoint", "products kept", 1, selective=True)
         self.known += self.mincut.values()
         for share, plan in self.mincut.items():
-            make = functools.partial(self.planned, "torch_mincut", plan.order.tolist(), None)
+            make = functools.partial(self.planned, "torch_mincut", plan, None)
             yield Candidate("torch_mincut", f"{share:g}", make)
 
     def _by_hand(self, name: str, parameter: str, every: int, *, selective: bool) -> Candidate:
@@ -123,11 +124,11 @@ class TorchSteps:
         plan = find_plan(self.graph, budget_bytes, self.planner.options, self.known).plan
         assert plan is not None
         self.known.append(plan)
-        return self.planned("portfolio", plan.order.tolist(), budget_bytes, plan.choices)
+        return self.planned("portfolio", plan, budget_bytes)
 
-    def planned(self, name: str, order: list[int], budget_bytes: int | None, chosen: Sequence[str] = ()) -> Method:
+    def planned(self, name: str, plan: remat.Plan, budget_bytes: int | None) -> Method:
         """The module that executes a plan."""
-        plan = remat.Plan.from_order(self.graph, order, implementations=chosen)
+        plan = plan.on(self.graph)
         step_plan = self.own.planned(
             self.graph, plan, name, budget_bytes, self.job.cost, implementations=self.planner.backend.implementations
         )

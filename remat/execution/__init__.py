@@ -12,7 +12,15 @@ from remat.execution.planning import (
     is_fraction,
     parse_budget,
 )
-from remat.execution.step_plan import Fingerprint, Generated, Planned, StepPlan, fingerprint_of, implementations_of
+from remat.execution.step_plan import (
+    Fingerprint,
+    Generated,
+    Planned,
+    StepPlan,
+    copies_of,
+    fingerprint_of,
+    implementations_of,
+)
 
 # Version of step measurements. Raise it when the same plan may take another time or peak, so that stored measurements
 # are repeated.
@@ -29,6 +37,7 @@ __all__ = [
     "announce_pause",
     "cheapest_fitting",
     "check_options",
+    "copies_of",
     "default_cache",
     "find_plan",
     "fingerprint_of",

@@ -19,6 +19,7 @@ from remat.cost.profile import cpu_count
 from remat.errors import InvalidInput, RematError, unknown_name
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
+from remat.link import Link
 from remat.plan import Plan, parse_scope
 from remat.problem import check_gap
 from remat.registry import get_strategy
@@ -45,6 +46,7 @@ class PlanOptions:
         time_limit_s, seed, threads: of the solver; None: a thread for each core.
         target_gap: of the solver; None ends it too where more time is not worth it (`remat.solving.patience`).
         gpu: of ``cost="roofline"``.
+        link: that plans may copy values over; None for no copies.
         cache_folder: of measurements.
     """
 
@@ -57,6 +59,7 @@ class PlanOptions:
     target_gap: float | None = None
     gpu: Gpu = field(default_factory=lambda: load_gpu("cpu"))
     cache_folder: Path = field(default_factory=lambda: default_cache() / "profile")
+    link: Link | None = None
 
     def of_solver(self) -> dict[str, Any]:
         """Keyword arguments of `remat.solve`."""
@@ -168,7 +171,8 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
         return solve(graph, budget_bytes, DEFAULT_STRATEGY)  # ends at once
 
     def solved(start: Plan | None, seconds: float) -> Solution:
-        return solve(graph, budget_bytes, options.strategy, **options.within(seconds).of_solver(), warm_start=start)
+        how = options.within(seconds).of_solver()
+        return solve(graph, budget_bytes, options.strategy, link=options.link, **how, warm_start=start)
 
     solution = solved(cheapest_fitting(graph, known, budget_bytes), options.time_limit_s)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:

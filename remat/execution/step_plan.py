@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
 from remat.files import write_text
 from remat.graph import Graph, Operation
-from remat.plan import PLAN_FORMAT_COPIES, Plan, read_document
+from remat.plan import OFFLOAD, PLAN_FORMAT_COPIES, Plan, read_document
 from remat.simulator import Sharing, Trace, simulate
 from remat.units import format_cost, format_size
 
@@ -161,6 +161,12 @@ class StepPlan:
         return {self.graph.operations[k].name: int(repeats[k]) for k in np.nonzero(repeats)[0]}
 
     @property
+    def offloaded(self) -> dict[str, int]:
+        """Bytes of each value that is copied to the host, by name."""
+        values = [self.graph.values[v] for v in dict.fromkeys(self.plan.ids[self.plan.kinds == OFFLOAD].tolist())]
+        return {value.name: value.bytes for value in values}
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """See `Generated.groups`."""
         return self._runs.groups
@@ -172,8 +178,10 @@ class StepPlan:
 
     def __repr__(self) -> str:
         promise = "" if self.budget_bytes is None else f" of {format_size(self.budget_bytes)}"
+        copied = f"{len(self.offloaded)} values on the host meanwhile, " if self.plan.has_copies else ""
         return (
             f"<StepPlan of '{self.graph.name}': {len(self.graph)} operations, {len(self.recomputed)} computed again, "
+            f"{copied}"
             f"peak {format_size(self.peak_bytes)}{promise}, overhead {self.overhead:.2%}>"
         )
 
@@ -210,6 +218,7 @@ class StepPlan:
         lines.append(
             f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
         )
+        lines += [self._copies_as_text()] if self.plan.has_copies else []
         if self.phases:
             lines.append(f"  planned in      {self.phases}")
         if self.difference is not None:
@@ -221,6 +230,17 @@ class StepPlan:
             lines.append(f"  verified        {differs if self.difference else bits}")
         return "\n".join(lines)
 
+    def _copies_as_text(self) -> str:
+        sizes, graph = self.offloaded, self.graph
+        kinds = {graph.values[v].name: graph.operations[graph.producer[v]].kind for v in range(len(graph.values))}
+        total = collections.Counter(kinds[name].removeprefix("aten.") for name in sizes)
+        named = ", ".join(f"{kind} {n}" for kind, n in total.most_common(8))
+        more = f" and {len(total) - 8} other kinds" if len(total) > 8 else ""
+        return (
+            f"  on the host     {len(sizes)} values meanwhile, {format_size(sum(sizes.values()))}, at most "
+            f"{format_size(self.trace.host_peak_bytes)} at once, over {self.plan.link}: {named}{more}"
+        )
+
     def _overhead_as_text(self) -> str:
         if not self.costs:
             return "none; no operation had to be timed"
@@ -229,7 +249,7 @@ class StepPlan:
         return f"{self.overhead:.2%}: {cost} instead of {once} ({self.costs}{noise})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write remat-plan/1, atomically, with a section for execution without a solver."""
+        """Write the plan's file, atomically, with a section for execution without a solver."""
         section = {
             **asdict(self.fingerprint),
             "strategy": self.strategy,
@@ -268,8 +288,6 @@ class StepPlan:
             InvalidPlan: the file is malformed, or made for another step (the message shows both fingerprints).
         """
         where, document = os.fspath(path), read_document(path)
-        if document["format"] == PLAN_FORMAT_COPIES:
-            raise InvalidPlan(f"{where}: its plan copies values to the host, which no framework executes here yet")
         section = document.get(SECTION)
         if not isinstance(section, dict):
             raise InvalidPlan(f"{where}: has no '{SECTION}' section; save the plan of a rematerialized module")
@@ -324,7 +342,7 @@ class StepPlan:
         _check_made_for(self.fingerprint, fingerprint, "this plan")
         _check_implementations(self.order.tolist(), self.plan.choices, graph, "this plan")
         graph = replace(self.graph, fixed_bytes=graph.fixed_bytes)
-        plan = Plan.from_order(graph, self.order.tolist(), self.budget_bytes, self.plan.choices)
+        plan = self.plan.on(graph, self.budget_bytes)
         plain = _beside(fixed, self.plain_peak_bytes, self.fixed)
         return replace(self, plan=plan, graph=graph, plain_peak_bytes=plain, fixed=fixed)
 
@@ -431,6 +449,15 @@ def implementations_of(path: str | os.PathLike[str]) -> str:
     """
     section = read_document(path).get(SECTION)
     return str(section.get("operators", "default")) if isinstance(section, dict) else "default"
+
+
+def copies_of(plan: StepPlan | str | os.PathLike[str]) -> bool:
+    """Whether a plan, or a saved one, copies values to the host.
+
+    Raises:
+        InvalidPlan: the file cannot be read.
+    """
+    return plan.plan.has_copies if isinstance(plan, StepPlan) else read_document(plan)["format"] == PLAN_FORMAT_COPIES
 
 
 def _plan_of(document: Mapping[str, Any], graph: Graph, where: str) -> Plan:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from remat.graph import Graph
+from remat.graph import Graph, is_held_outside
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
 from remat.search.randomness import below, random_state, uniform
@@ -31,7 +31,7 @@ TIME, OUT, IN, WAITING, WAITING_BYTES, SOONEST, STEPS = range(N_CLOCK := 7)
 # where the most are.
 RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS, WORST = range(N_FOUND := 6)
 # Rows. Of a value: bytes, and how long its copies last.
-SIZE, OUT_NS, IN_NS = range(3)
+SIZE, OUT_NS, IN_NS, STAYS = range(4)
 # Of a position: operation and stage, when it begins if none waits; bytes that it needs for itself, bytes in use without
 # and of values that were fetched early, bytes on the host; when what came for it has arrived; its first gap of a value
 # that is away, and its first value that is copied out.
@@ -57,7 +57,7 @@ class Instance(NamedTuple):
 
     Attributes:
         cost, workspace: [N + 1]; producer: [V]; once: [N] whether it must run once.
-        value: [3, V] of each value its bytes, and how long its copies last, see `SIZE`.
+        value: [4, V] of each value its bytes, how long its copies last, and whether it is never away, see `SIZE`.
     """
 
     in_start: np.ndarray
@@ -141,14 +141,14 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
             of[LAST, v] = q
             if q - start < 2 or size == 0 or n_gaps == most_gaps:
                 continue
-            is_away = away[at[STAGE, q], v] and at[STAGE, start] < at[STAGE, q]
+            is_away = away[at[STAGE, q], v] and at[STAGE, start] < at[STAGE, q] and value[STAYS, v] == 0
             gap[FROM, n_gaps], gap[TO, n_gaps], gap[VALUE, n_gaps], gap[AWAY, n_gaps] = start, q, v, is_away
             if is_away:
                 note_away(at, gap, of, n_gaps, int(v), int(start), int(size))
             else:  # `HELD` has differences so far
                 at[HELD, start + 1] += size
                 at[HELD, q] -= size
-            n_gaps += 1
+            n_gaps += 1 - value[STAYS, v]
         for e in range(out_start[i], out_start[i + 1]):
             v = out_ids[e]
             own += value[SIZE, v]
@@ -571,12 +571,14 @@ def instance_of(graph: Graph, link: Link) -> Instance:
         _lists([*(op.inputs for op in operations), kept]),
         _lists([*(op.outputs for op in operations), ()]),
     )
-    rows = [(v.bytes, link.out_ns(v.bytes), link.in_ns(v.bytes)) for v in values]
+    rows = [
+        (v.bytes, link.out_ns(v.bytes), link.in_ns(v.bytes), is_held_outside(graph, i)) for i, v in enumerate(values)
+    ]
     return Instance(
         *inputs, *outputs, _integers([*(op.cost for op in operations), 0]),
         _integers([*(op.workspace_bytes for op in operations), 0]), _integers(graph.producer),
         np.array([op.run_once for op in operations], np.bool_),
-        np.array([_integers(row) for row in zip(*rows, strict=True)]).reshape(3, -1),
+        np.array([_integers(row) for row in zip(*rows, strict=True)]).reshape(4, -1),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from remat.cost import CostWarning, Noise, costs_and_noise, load_gpu
-from remat.errors import InvalidInput, RematError, shortened
+from remat.errors import InvalidInput, InvalidPlan, RematError, shortened
 from remat.execution import (
     Fingerprint,
     Peaks,
@@ -93,6 +93,8 @@ def load_plan(step: CapturedStep, plan: SavedPlan, inputs: str, budget: int | fl
         known = plan.moved(step.graph, here, step.fixed)
     else:
         known = StepPlan.load(plan, step.graph, here, step.fixed)
+    if known.plan.has_copies:
+        raise InvalidPlan("the plan copies values to the host, which only PyTorch executes (remat.torch.follow)")
     return _with_executor(known, step).promising(None if budget is None else promise_of(step, budget).budget_bytes)
 
 

@@ -179,6 +179,10 @@ def _check_static(specs: Any) -> None:
 def checked_options(budget: Budget | None, keywords: Keywords) -> Options:
     """The options of a call; refuses other backends, XLA, visible GPUs, and what cannot be used."""
     for name in keywords:
+        if name in ("offload", "link"):
+            raise InvalidInput(
+                f"no plan of a TensorFlow step copies values to the host, as in PyTorch: leave {name}= out"
+            )
         if name not in Keywords.__annotations__:
             raise TypeError(f"unexpected keyword argument '{name}'")
     check_backend()

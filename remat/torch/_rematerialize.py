@@ -14,8 +14,18 @@ from torch import Tensor, nn
 from remat import zoo
 from remat.cost import load_gpu
 from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
-from remat.execution import Peaks, PlanOptions, StepPlan, check_options, implementations_of, is_fraction, parse_budget
+from remat.execution import (
+    Peaks,
+    PlanOptions,
+    StepPlan,
+    check_options,
+    copies_of,
+    implementations_of,
+    is_fraction,
+    parse_budget,
+)
 from remat.execution.phases import CAPTURE
+from remat.link import Link
 from remat.plan import parse_scope
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
@@ -29,6 +39,7 @@ from remat.torch.planning.capturing import (
     describe_inputs,
     device_of,
     keywords,
+    link_of,
     with_storages,
 )
 from remat.torch.planning.eager import Eager
@@ -77,8 +88,10 @@ def rematerialize(
     loss: Callable[[Any], Tensor] | None = None,
     retain_graph: bool = False,
     target_gap: float | None = None,
+    offload: str | Link | bool = False,
 ) -> Rematerialized:
-    """A module that trains `model` within a memory budget: a plan says which operations it recomputes.
+    """A module that trains `model` within a memory budget: a plan says which operations it recomputes, and which values
+    it copies to the host meanwhile.
 
     Use it in place of the model in an ordinary loop (``loss.backward()``, any optimizer). Parameters and buffers are
     the model's own objects. With ``backend="eager"``, gradients, loss, buffers and random numbers are those of the
@@ -131,9 +144,13 @@ def rematerialize(
             there is none, it is taken to need the memory of cross-entropy or the mean squared error.
         retain_graph: count several backward passes through one forward pass, ``loss.backward(retain_graph=True)``,
             which keep what a plan frees.
+        offload: let the plan also copy values to the host's memory and back (docs/how-to/offload.md): over a
+            `remat.Link`, a rate (``25GB/s``), a name (``pcie4``), or ``auto``, the link of this machine's GPU. On a
+            CPU, whose memory is the host's, ``auto`` copies nothing, and a link that is given is imitated.
         operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
+        RematError: the host has no memory left for the copies of a step, or a copy failed (from the module's calls).
         InvalidInput: (a ValueError) no plan within the budget was found; the model does not compile into one graph; an
             option is wrong; a plan was made for another step.
         MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
@@ -160,8 +177,17 @@ def rematerialize(
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
+    link = link_of(offload, device)
+    if link is not None or (plan is not None and copies_of(plan)):
+        _refuse_any("offload=" if link is not None else "a plan that copies values to the host", {
+            f"backend={backend!r}": backend != "eager",
+            f"implementations={implementations!r}": implementations != "default",
+            "shard=": shard is not None, "parts=": parts is not None, "retain_graph=True": retain_graph,
+            OPTION: optimizer_in_backward, "plan=, which says what is copied": link is not None and plan is not None,
+            f"cost={cost!r}, which is no time": link is not None and cost == "flops",
+        })  # fmt: skip
     options = replace(
-        options, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
+        options, link=link, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
     how: Backend = Eager(implementations, updates) if backend == "eager" else Inductor()
@@ -251,9 +277,14 @@ def _check_for_updates(
         "accumulate=True (each backward pass updates the parameters)": accumulate,
         "parts=": parts is not None,
     }
+    _refuse_any(OPTION, wrong)
+
+
+def _refuse_any(what: str, wrong: Mapping[str, bool]) -> None:
+    """Refuse options of `wrong` that are given."""
     for option, is_given in wrong.items():
         if is_given:
-            raise InvalidInput(f"{OPTION} does not go with {option}; leave either out")
+            raise InvalidInput(f"{what} does not go with {option}; leave either out")
 
 
 def _verified(

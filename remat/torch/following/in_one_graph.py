@@ -136,6 +136,9 @@ class InOneGraph:
         self.sums.note(training_graph, self.model)
         step = planner.backend.step_of(training_graph, planner.name, self.model)
         self.called.plan = plan = planner.plan(step, self.called.inputs, in_loop=True)
-        halves = emit(step, plan.order.tolist(), plan.plan.choices, plan.groups, planner.backend.updates.update_of)
+        halves = emit(
+            step, plan.order.tolist(), plan.plan.choices, plan.groups, planner.backend.updates.update_of,
+            planner.copying(plan, step),
+        )  # fmt: skip
         plan.ran(time.perf_counter() - began)
         return halves

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
+from remat.link import Link, parse_link
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.operators import is_fake, tree_leaves, tree_map
 from remat.torch.measuring.plain import plain_step
@@ -26,6 +27,7 @@ from remat.torch.step.state import State
 from remat.torch.step.training_graph import CapturedStep, split_graph_of
 from remat.torch.step.work import tensors_of
 
+AUTO = "auto"
 _numbers = itertools.count()
 _settings: weakref.WeakKeyDictionary[nn.Module, TraceSettings] = weakref.WeakKeyDictionary()
 
@@ -132,12 +134,39 @@ def device_of(model: nn.Module, args: Any) -> str:
 
 def default_gpu(device: str) -> Gpu:
     """The device of the roofline: this machine's GPU if it is known, else a V100; the CPU for a model on the CPU."""
-    if device == "cpu":
-        return load_gpu("cpu")
+    return load_gpu("cpu") if device == "cpu" else _this_gpu() or load_gpu(DEFAULT_GPU)
+
+
+def _this_gpu() -> Gpu | None:
+    """This machine's GPU, if it is known."""
     name = torch.cuda.get_device_name().lower().replace(" ", "")
     alike = [load_gpu(known) for known in gpu_names() if known.split("_")[0] in name]  # may differ in memory
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes), default=load_gpu(DEFAULT_GPU))
+    return min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes), default=None)
+
+
+def link_of(offload: str | Link | bool | None, device: str) -> Link | None:
+    """The link that values may be copied over; None for no copies.
+
+    ``auto`` is the link of this machine's GPU. A model on the CPU has its values in the host's memory, so that there
+    ``auto`` copies nothing; a link that is given is imitated.
+
+    Raises:
+        InvalidInput: no link, or this GPU's is not known.
+    """
+    if offload is False or offload is None:
+        return None
+    if offload is not True and offload != AUTO:
+        return parse_link(offload)
+    if device == "cpu":
+        return None
+    gpu = _this_gpu()
+    if gpu is None or not gpu.link:
+        raise InvalidInput(
+            f"offload='{AUTO}': the rate between {torch.cuda.get_device_name()} and its host is not known; give it, "
+            "e.g. offload='25GB/s'"
+        )
+    return parse_link(gpu.link)
 
 
 def keywords(sample_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -107,6 +107,8 @@ class Eager(Backend):
         return _Search(planner, own, in_loop).new()
 
     def retained_peak(self, plan: StepPlan) -> int | None:
+        if plan.plan.has_copies:
+            return None
         return retained_peak(plan.graph, plan.plan, bool(plan.fixed.get(EARLIER_GRADIENTS)))
 
 
@@ -128,6 +130,7 @@ class _Search:
         graph, fixed, budget = self.own.graph, self.own.fixed, planner.budget_bytes
         workspaces = planner.workspaces(graph)
         graph = with_workspaces(graph, step, workspaces)
+        self._check_host(graph)
         is_sample = not (planner.plans or self.in_loop)
         plan, strategy, costs, noise = _once(graph, budget), AS_IT_IS, "", None
         fits = planner.peak(graph, plan, fixed) <= budget
@@ -138,6 +141,15 @@ class _Search:
         graph = with_workspaces(graph, step, workspaces, plan)
         plain = planner.plain.plain_bytes if is_sample else None
         return self._planned(graph, plan, strategy, costs, plain_peak_bytes=plain, noise=noise)
+
+    def _check_host(self, graph: Graph) -> None:
+        """Refuse a link to a host that has no room for any value."""
+        link, least = self.planner.options.link, min((v.bytes for v in graph.values if v.bytes), default=0)
+        if link is not None and link.host_bytes is not None and link.host_bytes < least:
+            raise InvalidInput(
+                f"the link's host_bytes of {format_size(link.host_bytes)} hold no value of this step, the smallest of "
+                f"which has {format_size(least)}; give more, or leave offload= out"
+            )
 
     def carried(self) -> StepPlan | None:
         """The plan of another shape for this one, made cheaper by a moment of search; None if no plan is found so.
@@ -155,7 +167,7 @@ class _Search:
         plan = self._repaired(graph)
         if plan is None:
             return None
-        is_once = len(plan.order) == len(graph) and not graph.has_implementations
+        is_once = len(plan.order) == len(graph) and not graph.has_implementations and not plan.has_copies
         strategy, costs = (AS_IT_IS, "") if is_once else (OTHER_SHAPE, known.costs)
         made = self._planned(with_workspaces(graph, step, workspaces, plan), plan, strategy, costs)
         fits = planner.peak(made.graph, made.plan, made.fixed) <= planner.budget_bytes
@@ -174,6 +186,8 @@ class _Search:
 
     def _in_order(self, plan: Plan, graph: Graph) -> Plan:
         """A plan with updates behind the last readers of their parameters, on `graph`."""
+        if not self.own.step.updates:
+            return plan.on(graph, self.planner.budget_bytes)
         order = postponed(plan.order.tolist(), self.own.step.updates)
         return Plan.from_order(graph, order, self.planner.budget_bytes, plan.choices)
 
@@ -185,7 +199,8 @@ class _Search:
             return best
         if not graph.total_cost or get_strategy(options.strategy).is_baseline:  # a search must not change its plans
             return best
-        found = solve(graph, budget, "search", **options.within(REPAIR_S).of_solver(), warm_start=best)
+        how = options.within(REPAIR_S).of_solver()
+        found = solve(graph, budget, "search", link=options.link, **how, warm_start=best)
         plans = [best, None if found.plan is None else self._in_order(found.plan, graph)]
         return cheapest_fitting(graph, filter(None, plans), budget)
 

@@ -19,6 +19,7 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch._random import random_state
+from remat.torch.copying.copies import ended_on_error
 from remat.torch.internals import aot, autograd, dynamo, notes, operators
 from remat.torch.step.work import tensors_of
 
@@ -41,7 +42,8 @@ def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
         missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
         if missing not in variants:
             variants[missing] = aot.boxed(without_tangents(module, missing))
-        made = variants[missing](args)
+        with ended_on_error():
+            made = variants[missing](args)
         if output_of is not None:
             made_last.gradients = {autograd.identity(x) for x in made if isinstance(x, torch.Tensor)}
         return made
@@ -79,7 +81,7 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
             node.replace_input_with(x, zeros)
     end = graph.find_nodes(op="output")[0]
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() and node not in undefined)  # what is not made is not copied
     unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
     if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
@@ -190,6 +192,12 @@ def fake_state(node: fx.Node) -> torch.Tensor:
     """The state of a random call's generator for the compiler: shape and dtype without contents."""
     first: Any = tensors_of(node.meta["val"])[0]
     return first.fake_mode.from_tensor(random_state(first.device))
+
+
+def fake_ticket(like: torch.Tensor) -> torch.Tensor:
+    """The ticket of a step's copies for the compiler; `like` is any tensor of its graph."""
+    made: Any = like
+    return made.fake_mode.from_tensor(torch.zeros(8, dtype=torch.uint8))
 
 
 def repetition(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], int | None]:

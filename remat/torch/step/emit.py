@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, fx
 
 from remat.errors import InvalidPlan
+from remat.plan import DROP, FREE, OFFLOAD, PREFETCH
 from remat.torch import _random
+from remat.torch.copying import copies
+from remat.torch.copying.copies import Copying
+from remat.torch.copying.places import Move
 from remat.torch.internals import notes
 from remat.torch.internals.autograd import storage_key
 from remat.torch.step import aot
@@ -29,7 +33,7 @@ from remat.torch.step.with_implementations import Kept, Recipe, arguments_in
 @aot.no_collection()
 def emit(
     step: CapturedStep, order: Sequence[int], implementations: Sequence[str] = (), groups: Sequence[int] = (),
-    update_of: Callable[[Tensor], Callable[[Tensor], None]] | None = None,
+    update_of: Callable[[Tensor], Callable[[Tensor], None]] | None = None, copying: Copying | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
     """Forward and backward of a valid order of computations of ``step.graph``, repeats included.
 
@@ -38,6 +42,7 @@ def emit(
         groups: numbers of consecutive computations that a compiler may fuse, and must run in this order; () leaves it
             free.
         update_of: (parameter) -> the function that updates it with its gradient, for a step with updates.
+        copying: for a plan with copies.
 
     Returns:
         The forward half takes the primals; it returns the training graph's forward outputs, then the saved tensors.
@@ -47,7 +52,7 @@ def emit(
     Raises:
         InvalidPlan: the order reads a tensor before it is computed, or a parameter after its update.
     """
-    return _Emitter(step, order, implementations, groups, update_of).emit()
+    return _Emitter(step, order, implementations, groups, update_of, copying).emit()
 
 
 SAVED = "saved_"  # begins the names of the placeholders of saved tensors
@@ -58,15 +63,17 @@ class _Half:
     """One of the two graphs while it is written.
 
     Attributes:
-        made: node of the training graph, `_State` or `Kept` -> node here that holds it.
+        made: node of the training graph, `_State`, `_Ticket` or `Kept` -> node here that holds it.
         views: view in the training graph -> (node here of its base, node here of the view).
         names: of the calls here.
+        offloads: value -> the call here that copies it to the host.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
-    made: dict[fx.Node | _State | Kept, fx.Node] = field(default_factory=dict)
+    made: dict[Held, fx.Node] = field(default_factory=dict)
     views: dict[fx.Node, tuple[fx.Node, fx.Node]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    offloads: dict[int, fx.Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,25 @@ class _State:
 
     node: fx.Node
 
+    @property
+    def name(self) -> str:
+        return f"{self.node.name}_state"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """Of the step's copies."""
+
+    name: str = "copies"
+
+
+Held = fx.Node | _State | _Ticket | Kept
+
 
 class _Emitter:
     def __init__(
         self, step: CapturedStep, order: Sequence[int], implementations: Sequence[str], groups: Sequence[int],
-        update_of: Callable[[Tensor], Callable[[Tensor], None]] | None,
+        update_of: Callable[[Tensor], Callable[[Tensor], None]] | None, copying: Copying | None,
     ):  # fmt: skip
         self.step, self.order = step, [int(k) for k in order]
         self.implementations = list(implementations) or [""] * len(self.order)
@@ -88,13 +109,21 @@ class _Emitter:
         self.training_graph, self.runner = step.training_graph, step.training_graph.runner
         self.forward, self.backward = _Half(), _Half()
         self.half = self.forward
-        self.saved: dict[fx.Node | _State | Kept, fx.Node] = {}  # -> its placeholder in the backward half
+        self.saved: dict[Held, fx.Node] = {}  # -> its placeholder in the backward half
+        self.given: dict[fx.Node, fx.Node] = {}  # gradient of an output -> its placeholder in the backward half
         self.calls = {node for nodes in step.nodes for node in nodes}
         self.times = collections.Counter(self.order)
         self.done: set[int] = set()
         self.update_of = update_of
         self.updated: dict[int, fx.Node] = {}  # primal -> call that updates it
         self.changed: set[int] = set()  # storages of parameters that are updated already
+        self.copying = copying
+        self.moves = copying.places.moves if copying is not None else ((),) * (len(self.order) + 1)
+        self.tensors_of = self._tensors_of_values() if copying is not None else {}
+        self.coming: set[int] = set()  # values that were fetched, and that nobody has waited for
+        self.copied: set[int] = set()  # values that were copied to the host
+        self.hosted: set[int] = set()  # those of them that are there
+        self.gone: set[fx.Node] = set()  # nodes whose values were freed in the backward half
         places, primals = self.training_graph.places, self.training_graph.primals
         self.storage_of = {n: storage_key(primals[i]) for i, n in places.items() if isinstance(primals[i], Tensor)}
 
@@ -104,14 +133,18 @@ class _Emitter:
         for node in training_graph.module.graph.find_nodes(op="placeholder"):
             if node not in training_graph.tangents:
                 self._place(self.forward, node, node.name, node.meta)
+        self._begin_copies()
         outputs: list[fx.Node | None] = []
         for i, (k, name) in enumerate(zip(self.order, self.implementations, strict=True)):
             self.group = self.group_of[i] if self.group_of else None
+            self._move(self.moves[i])
+            self._arrive(self.step.graph.operations[k].inputs)
+            self._replace(self.step.graph.operations[k].outputs)
             if self.step.graph.operations[k].kind == END_KIND:
                 for node in self.step.nodes[k]:
                     self._call(node)
                 outputs = [None if n is None else self._fetch(n) for n in training_graph.outputs[:n_forward]]
-                self.half = self.backward
+                self._change_halves()
             elif k in self.step.updates:
                 self._update(k)
             elif name and not (k in self.done and self.step.recipes[k, name].checks):
@@ -119,6 +152,8 @@ class _Emitter:
             else:
                 self._compute(k)
             self.done.add(k)
+        self._move(self.moves[-1])
+        self._arrive([*self.coming])
         # An update gives None in place of the gradient. If the half returned None itself, AOT autograd would take the
         # parameter for one that needs no gradient.
         gradients = [
@@ -126,7 +161,7 @@ class _Emitter:
             for i, n in enumerate(training_graph.outputs[n_forward:])
         ]
         descriptions = notes.descriptions_of_outputs(training_graph.module.graph)
-        tangents = [self._hold(node) for node in training_graph.tangents]
+        tangents = [self.given.get(node) or self._hold(node) for node in training_graph.tangents]
         _put_first(self.backward.graph, [*self.saved.values(), *tangents])
         outputs += [self.forward.made[x] for x in self.saved]
         aot.finish(self.forward.graph, outputs, descriptions[:n_forward])
@@ -145,9 +180,110 @@ class _Emitter:
         outputs = notes.descriptions_of_outputs(self.training_graph.module.graph)
         described = {node: notes.differentiated_output(node) for node in self.training_graph.tangents}
         return {
-            self.backward.made[node].name: outputs.index(output) if output in outputs else -1
+            self.given[node].name: outputs.index(output) if output in outputs else -1
             for node, output in described.items()
         }
+
+    def _tensors_of_values(self) -> dict[int, tuple[fx.Node, ...]]:
+        """[value] nodes of the training graph that hold its storage, views left out.
+
+        What a repetition does not make again is left out too (the running statistics of batch norm): it stays.
+        """
+        found, tangents = dict[int, list[fx.Node]](), set(self.training_graph.tangents)
+        for node, v in self.step.storage.items():
+            call: Any = node.args[0] if node.target is operator.getitem else node
+            if not isinstance(v, int) or (call not in self.calls and node not in tangents):
+                continue
+            n_parts = aot.repetition(call)[3] if call is not node else None
+            is_again = self.times[self.step.graph.producer[v]] > 1
+            if n_parts is None or not is_again or int(str(node.args[1])) < n_parts:
+                found.setdefault(v, []).append(node)
+        return {v: tuple(nodes) for v, nodes in found.items()}
+
+    def _begin_copies(self) -> None:
+        if self.copying is not None:
+            vals = (node.meta["val"] for node in self.training_graph.places.values())
+            like = next(val for val in vals if isinstance(val, Tensor))
+            self.forward.made[_Ticket()] = self._add(self.copying.begin, (), {}, aot.fake_ticket(like))
+
+    def _change_halves(self) -> None:
+        """Go on with the backward half; what was on the host is there."""
+        self.half = self.backward
+        if any(map(len, self.moves)):
+            ticket = self._hold(_Ticket())
+            self.backward.made[_Ticket()] = self._add(copies.begin_backward, (ticket,), {}, ticket.meta["val"])
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Write a plan's copies, and waits where it frees what is copied; tensors are dropped after their last use."""
+        for kind, v, copy in moves:
+            nodes = self.tensors_of.get(v, ())
+            if kind == FREE:
+                self._free(v)
+            elif kind == OFFLOAD and self._are_there(nodes):
+                self.half.offloads[v] = self._copy(copies.offload, v, copy, *map(self._hold, nodes))
+                self.copied.add(v)
+                self.hosted.add(v)
+            elif kind == PREFETCH and v in self.hosted:
+                self._prefetch(v)
+            elif kind == DROP and v in self.hosted:
+                self._copy(copies.drop, v, *self._offloaded(v))
+                self.hosted.discard(v)
+
+    def _prefetch(self, v: int) -> None:
+        nodes = self.tensors_of[v]
+        self._land(nodes, self._copy(copies.prefetch, v, len(nodes), *self._offloaded(v)))
+        self.coming.add(v)
+
+    def _offloaded(self, v: int) -> list[fx.Node]:
+        """The call of this half that copies a value to the host, if there is one."""
+        return [self.half.offloads[v]] if v in self.half.offloads else []
+
+    def _are_there(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether something holds a value."""
+
+        def is_there(node: fx.Node) -> bool:
+            passed_on = node in self.forward.made or notes.is_tangent(node)
+            return node in self.half.made or (passed_on and node not in self.gone)
+
+        return bool(nodes) and all(map(is_there, nodes))
+
+    def _copy(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        return self._add(function, (self._hold(_Ticket()), *args), {}, None)
+
+    def _land(self, nodes: Sequence[fx.Node], made: fx.Node) -> None:
+        """Let what a prefetch makes be the tensors of a value."""
+        made.meta["val"] = vals = [node.meta["val"] for node in nodes]
+        if len(nodes) == 1:
+            (made.meta["val"],) = vals
+            self.half.made[nodes[0]] = made
+            return
+        for i, node in enumerate(nodes):
+            self.half.made[node] = self._add(operator.getitem, (made, i), {}, vals[i])
+
+    def _free(self, v: int) -> None:
+        nodes = self.tensors_of.get(v, ())
+        if v in self.copied and self._are_there(nodes):
+            self._copy(copies.free, v, *map(self._hold, nodes))
+        self.coming.discard(v)
+        for node in nodes:
+            self.half.made.pop(node, None)
+        if self.half is self.backward:
+            self.gone.update(nodes)
+
+    def _arrive(self, values: Sequence[int]) -> None:
+        """Wait for values that are read next."""
+        for v in values:
+            if v in self.coming:
+                self.coming.discard(v)
+                self._copy(copies.arrive, v, *map(self._hold, self.tensors_of[v]))
+
+    def _replace(self, values: Sequence[int]) -> None:
+        """Wait for copies of values that are made next, in place of tensors that are there."""
+        for v in self.copied.intersection(values):
+            nodes = self.tensors_of[v]
+            if self._are_there(nodes):
+                self._copy(copies.free, v, *map(self._hold, nodes))
+            self.coming.discard(v)
 
     def _update(self, k: int) -> None:
         if self.half is self.forward or self.update_of is None:
@@ -238,7 +374,7 @@ class _Emitter:
             known = self.half.views[node] = source, made
         return known[1]
 
-    def _hold(self, held: fx.Node | _State | Kept) -> fx.Node:
+    def _hold(self, held: Held) -> fx.Node:
         """The node here of a storage, a constant or a random state; forward saves it if backward lacks it."""
         half = self.half
         if self.storage_of.get(held) in self.changed:  # pyright: ignore[reportArgumentType] - others have none
@@ -252,16 +388,16 @@ class _Emitter:
         if isinstance(held, fx.Node) and held in self.training_graph.tangents:
             if half is self.forward:
                 raise InvalidPlan(f"the forward pass reads '{held}', a gradient of an output")
-            return self._place(half, held, held.name, held.meta)
+            self.given[held] = self._place(half, held, held.name, held.meta)
+            return self.given[held]
         if half is self.forward or held not in self.forward.made:
             raise InvalidPlan(f"'{held}' is read before it is computed")
         # The name must be new: `fx` generates wrong code for a placeholder of a name that exists.
-        name = f"{held.node.name}_state" if isinstance(held, _State) else held.name
-        name = SAVED + re.sub(r"\W", "_", name)
+        name = SAVED + re.sub(r"\W", "_", held.name)
         self.saved[held] = self._place(half, held, name, self.forward.made[held].meta)
         return self.saved[held]
 
-    def _place(self, half: _Half, held: fx.Node | _State | Kept, name: str, meta: dict[str, Any]) -> fx.Node:
+    def _place(self, half: _Half, held: Held, name: str, meta: dict[str, Any]) -> fx.Node:
         half.made[held] = half.graph.placeholder(name)
         half.made[held].meta.update({key: meta[key] for key in notes.COPIED_META if key in meta})
         return half.made[held]

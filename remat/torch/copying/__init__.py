@@ -1,0 +1,1 @@
+"""Copies of values to the host and back while a step runs."""
