@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--shard", action=_Once, type=int, metavar="RANKS", help="the answer is for one of so many ranks of FSDP2"
     )
     explain.add_argument(
+        "--implementations", action=_Once, default="default", metavar="joint",
+        help="joint: also the largest sizes at each overhead with the logits in chunks",
+    )  # fmt: skip
+    explain.add_argument(
         "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
     )
     explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
@@ -148,7 +152,8 @@ def _explain(given: argparse.Namespace) -> int:
         raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
         factory, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        precision=given.precision, lora=given.lora, time_limit_s=given.time_limit, **options,
+        precision=given.precision, lora=given.lora, implementations=given.implementations,
+        time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(explained)
     if given.out is not None:

@@ -16,7 +16,10 @@ import remat.torch as rt  # noqa: E402
 from remat.graph import Graph  # noqa: E402
 from remat.torch.explaining.gpu_kernels import workspace_of_call  # noqa: E402
 from remat.torch.implementations import IMPLEMENTATIONS, logits  # noqa: E402
+from remat.torch.measuring.measure import peak_of_step  # noqa: E402
 from remat.torch.measuring.timing import peak_of  # noqa: E402
+from remat.torch.networks.llama import llama  # noqa: E402
+from remat.torch.planning.planner import there_before  # noqa: E402
 from remat.torch.step.capture import capture_module  # noqa: E402
 from remat.torch.step.chunked_loss import with_one_call  # noqa: E402
 from remat.torch.step.training_graph import split_graph_of  # noqa: E402
@@ -306,3 +309,38 @@ def test_a_saved_plan_with_chunks_is_followed_without_a_search(tmp_path: Any) ->
     followed(*inputs).backward()
     plain(*inputs).backward()
     assert max(differences(followed.model, plain).values()) < TOLERANCE[torch.float32]
+
+
+EXPLAINED = {"vocabulary": 2000, "width": 16, "hidden": 32, "n_layers": 2, "n_heads": 2, "length": 96, "batch_size": 2}
+BUDGET = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def explained() -> rt.Explanation:
+    return rt.explain(llama, gpu="cpu", budget=BUDGET, optimizer=None, time_limit_s=0.1, **EXPLAINED)
+
+
+@pytest.mark.long
+def test_explain_says_what_chunks_of_the_logits_save(explained: rt.Explanation) -> None:
+    assert explained.in_chunks is not None
+    assert explained.in_chunks.peak_bytes < 0.5 * explained.plain_peak_bytes
+    plain, chunked = explained.largest["length"][0.0], explained.in_chunks.largest["length"][0.0]
+    assert plain is not None
+    assert chunked is not None
+    assert chunked > 2 * plain
+    assert f"largest length    {chunked} at 0%" in str(explained)
+
+
+@pytest.mark.slow
+def test_the_largest_length_with_chunks_trains_within_the_budget(explained: rt.Explanation) -> None:
+    assert explained.in_chunks is not None
+    size = explained.in_chunks.largest["length"][0.0]
+    model, args = llama(**EXPLAINED | {"length": size})
+    for x in args:
+        x.random_(EXPLAINED["vocabulary"])
+    module = rt.rematerialize(
+        model, args, BUDGET, implementations="joint", strategy="search", cost="roofline", time_limit_s=1
+    )
+    assert there_before(module.plan) + peak_of_step(module, args, {}, "cpu") <= BUDGET
+    assert module.plan.overhead < 0.05
+    assert there_before(module.plan) + peak_of_step(model, args, {}, "cpu") > 2 * BUDGET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from remat.cost import Gpu, load_gpu
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, unknown_name
 from remat.files import write_bytes, write_text
 from remat.graph import Graph
 from remat.plan import Plan
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch.explaining.largest import Growing, KnownPlans
@@ -29,8 +29,23 @@ from remat.units import check_time_limit, format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
+CHUNKS = 16  # of the logits; a plan chooses their number
+IMPLEMENTATIONS = ("default", "joint")
 NEAR = 0.01  # of the plain peak: less is not worth a line
 MOST_KINDS = 6  # kinds of tensors at the peak
+
+
+@dataclass(frozen=True, slots=True)
+class InChunks:
+    """What the step needs with the logits in chunks, as ``rematerialize(implementations="joint")`` may choose it.
+
+    Attributes:
+        peak_bytes: of the step as captured, everything kept.
+        largest: as in `Explanation`; of overheads other than 0 only if they were asked for.
+    """
+
+    peak_bytes: int
+    largest: Mapping[str, Mapping[float, int | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,8 @@ class Explanation:
         largest: [what grows, then overhead] largest size of which a step fits; None if not even the smallest does.
         changes: [what else] bytes that it adds to the plain peak; negative where it saves.
         refused: [what grows] why its largest sizes are not known.
+        in_chunks: the step with the logits in chunks; None if its loss is no cross-entropy of a projection, which alone
+            reads the logits, or of one rank.
     """
 
     name: str
@@ -71,6 +88,7 @@ class Explanation:
     largest: Mapping[str, Mapping[float, int | None]]
     changes: Mapping[str, int]
     refused: Mapping[str, str]
+    in_chunks: InChunks | None = None
 
     @property
     def fits(self) -> bool:
@@ -110,7 +128,7 @@ class Explanation:
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
-    precision: str | None = None, lora: int | None = None,
+    precision: str | None = None, lora: int | None = None, implementations: str = "default",
     time_limit_s: float = 2.0, threads: int = 2, **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
@@ -130,6 +148,7 @@ def explain(
         precision: ``bf16``, ``fp32``, or ``mixed`` (parameters in float32, autocast to bfloat16); None: as the factory
             made the model.
         lora: rank of adapters beside the linear layers of the model's blocks; the rest is frozen.
+        implementations: ``joint`` also searches the largest sizes with the logits in chunks that recompute something.
         time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
@@ -145,6 +164,8 @@ def explain(
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
+    if implementations not in IMPLEMENTATIONS:
+        raise unknown_name("implementations", str(implementations), IMPLEMENTATIONS)
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
@@ -152,7 +173,10 @@ def explain(
     def holding_of(model: nn.Module) -> Holding:
         return Holding.of(model, device, optimizer, shard)
 
-    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training)
+    made = StepFactory(
+        factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training,
+        CHUNKS if shard is None else 0,
+    )  # fmt: skip
     step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
@@ -164,7 +188,7 @@ def explain(
         if each >= least:
             plans.cheapest(graph, each)
     plans.limit_s = time_limit_s / 2
-    largest, refused = _largest(made, holding, budget_bytes, plans)
+    largest, refused = _largest(made, holding, budget_bytes, plans, OVERHEADS)
     found = {share: plans.known(graph, budget) for share, budget in zip(SHARES, budgets, strict=True)}
     return Explanation(
         made.name, device, shard, training.describe(model), graph, step.modules, step.captured,
@@ -172,26 +196,47 @@ def explain(
         plans.known(graph, budget_bytes), least,
         {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest,
         changes(step.graph, model, holding, optimizer), refused,
+        _in_chunks(made, holding, budget_bytes, plans, implementations == "joint"),
     )  # fmt: skip
 
 
+def _in_chunks(
+    made: StepFactory, holding: Holding, budget_bytes: int, known: KnownPlans, searches: bool
+) -> InChunks | None:  # fmt: skip
+    try:
+        graph = holding.costed(holding.held(made.known_in_chunks({}).graph))
+    except InvalidInput:
+        return None
+    plans = KnownPlans(graph, known.limit_s if searches else 0.0, known.threads)
+    overheads = OVERHEADS if searches else OVERHEADS[:1]
+    largest, _ = _largest(made, holding, budget_bytes, plans, overheads, in_chunks=True)
+    return InChunks(plain_peak(graph), largest)
+
+
 def _largest(
-    made: StepFactory, holding: Holding, budget_bytes: int, plans: KnownPlans
+    made: StepFactory,
+    holding: Holding,
+    budget_bytes: int,
+    plans: KnownPlans,
+    overheads: Sequence[float],
+    *,
+    in_chunks: bool = False,
 ) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
     """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
     largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
     for what, parameter, degree, unit in made.growing():
         try:
-            sized = made.sized(parameter, degree, unit)
+            plain = made.sized(parameter, degree, unit)
+            sized = made.sized(parameter, degree, unit, in_chunks=True) if in_chunks else plain
 
             def held_at(n: int, sized: StepAtSizes = sized) -> tuple[Graph, int]:
                 step = sized.at(n)
                 graph = holding.held(step.graph)
-                return graph, holding.framework_peak(graph, step.needs)
+                return graph, plain_peak(graph) if in_chunks else holding.framework_peak(graph, step.needs)
 
             growing = Growing(held_at, holding.costed, budget_bytes, plans, unit, learns=degree > 1)
             largest[what] = growing.largest(
-                OVERHEADS, lambda n, p=parameter, sized=sized: sized.check_needs(made.needs({p: n}), n)
+                overheads, lambda n, p=parameter, plain=plain: plain.check_needs(made.needs({p: n}), n)
             )
         except InvalidInput as error:
             refused[what] = str(error)
@@ -223,13 +268,20 @@ def _lines(explained: Explanation) -> Iterator[str]:
         price_of = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
         yield f"  at {share:.0%} of the peak  {price_of}"
     for what, sizes in explained.largest.items():
-        sizes_at = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
-        yield f"  largest {what:<11} {sizes_at}"
+        yield f"  largest {what:<11} {_sizes_at(sizes)}"
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
+    if explained.in_chunks is not None:
+        yield f"  logits in {CHUNKS} chunks  peak {size(explained.in_chunks.peak_bytes)} (implementations='joint')"
+        for what, sizes in explained.in_chunks.largest.items():
+            yield f"    largest {what:<9} {_sizes_at(sizes)}"
     yield "  the plain peak changes with"
     for what, n_bytes in explained.changes.items():
         yield f"    {what}: {'+' if n_bytes >= 0 else '-'}{size(abs(n_bytes))}"
+
+
+def _sizes_at(sizes: Mapping[float, int | None]) -> str:
+    return ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
 
 
 def _lines_of_peak(explained: Explanation) -> Iterator[str]:

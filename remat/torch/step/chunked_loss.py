@@ -3,7 +3,7 @@
 The calls from the projection to the loss, and from the gradient of the loss to those of hidden states, weight and bias,
 become `remat.linear_cross_entropy` in the forward pass, which makes the gradients for a gradient of 1, and
 `scaled_gradient` in the backward pass, which counts as a view because it works in place. Calls are replaced only if
-nothing else reads the logits, their logarithms or their gradients. docs/decisions/0030-logits-in-chunks.md.
+nothing else reads the logits, their logarithms or their gradients. docs/decisions/0016-implementations.md.
 """
 
 from __future__ import annotations
@@ -75,17 +75,20 @@ class _Gradients:
     of_bias: fx.Node | None
 
 
-def with_one_call(training_graph: TrainingGraph) -> int:
+def with_one_call(training_graph: TrainingGraph, n_chunks: int = 1) -> int:
     """Replace every output projection with its cross-entropy, where that needs less memory; returns how many.
 
     The graph is changed in place.
+
+    Args:
+        n_chunks: of the calls by default.
     """
     graph, n_replaced = training_graph.module.graph, 0
     for node in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
         loss = _forward_calls(node)
         gradients = None if loss is None else _backward_calls(loss)
         if loss is not None and gradients is not None and _pays(loss, gradients):
-            _replace(graph, loss, gradients)
+            _replace(graph, loss, gradients, n_chunks)
             n_replaced += 1
     if n_replaced:
         graph.lint()
@@ -296,7 +299,7 @@ def _pays(loss: _Loss, gradients: _Gradients) -> bool:
     return sum(map(tensor_bytes, held)) + sums < 2 * tensor_bytes(loss.logarithms.meta["val"])
 
 
-def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients) -> None:
+def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients, n_chunks: int) -> None:
     """Write the one call in the place of the loss, and take the others away."""
     product = loss.product
     bias, rows, turned = (None, *product.args) if product.target is aten.mm.default else product.args
@@ -307,7 +310,7 @@ def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients) -> None:
         weight = _call(graph, aten.t.default, (turned,), meta)
         args = (
             rows, weight, bias, labels, list(loss.lead), list(loss.cut), ignored, reduction, round(1 - loss.factor, 12),
-            loss.logarithms.meta["val"].dtype, asked, 1,
+            loss.logarithms.meta["val"].dtype, asked, n_chunks,
         )  # fmt: skip
         whole = _call(graph, logits.OPERATOR, args, meta | {"nn_module_stack": product.meta.get("nn_module_stack")})
         parts = [_call(graph, operator.getitem, (whole, i), meta) for i in range(4)]
