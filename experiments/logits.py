@@ -28,7 +28,7 @@ ON_A_GPU: Mapping[str, dict[str, Any]] = {
     "Llama 3.1 8B": {"width": 4096, "hidden": 14_336, "n_layers": 32, "n_heads": 32, "n_groups": 8},
 }
 SMALL = {"batch_size": 1, "width": 256, "hidden": 1024, "n_layers": 8, "n_heads": 8, "vocabulary": VOCABULARY}
-CPU_BUDGET, OVERHEAD = "850MB", 0.05
+CPU_BUDGET, OVERHEAD = "680MB", 0.05
 LENGTHS = {"Llama 3.2 1B": 4096, "Llama 3.1 8B": 8192}  # from which others are found
 OPTIMIZERS = {"Llama 3.2 1B": "adamw", "Llama 3.1 8B": "adamw8bit"}
 
@@ -44,8 +44,8 @@ def logits(for_gpu: str = "h100", time_limit_s: float = 2.0) -> Iterator[Case]:
 def told(model: str, gpu: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
     """Two rows: as it is, and with the logits in chunks."""
     found = rt.explain(
-        LLAMA, gpu=gpu, batch_size=1, length=LENGTHS[model], vocabulary=VOCABULARY, dtype="bfloat16", implementations="joint",
-        optimizer=OPTIMIZERS[model], time_limit_s=time_limit_s, **ON_A_GPU[model],
+        LLAMA, gpu=gpu, batch_size=1, length=LENGTHS[model], vocabulary=VOCABULARY, dtype="bfloat16",
+        implementations="joint", optimizer=OPTIMIZERS[model], time_limit_s=time_limit_s, **ON_A_GPU[model],
     )  # fmt: skip
     yield from _lengths(found, model)
 

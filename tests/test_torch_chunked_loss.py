@@ -147,8 +147,8 @@ def test_the_rule_for_the_workspace_counts_what_the_call_holds(dtype: Any, n_chu
     args = (x, weight, None, labels, [], [], -100, 1, 0.0, torch.float32, [True, True, False], n_chunks)
     made, most = peak_of(lambda: logits.OPERATOR(*args), "cpu")
     held = most - sum(t.untyped_storage().nbytes() for t in made)
-    assert held <= logits.bytes_of(args)[0] * 1.05 + 65536
-    assert held >= logits.bytes_of(args)[0] * 0.85
+    assert held <= logits.workspace_bytes(args) * 1.05 + 65536
+    assert held >= logits.workspace_bytes(args) * 0.85
 
 
 VARIANTS: list[tuple[Any, dict[str, Any], Any]] = [

@@ -218,7 +218,7 @@ def _with_workspace(op: Operation) -> Operation:
 def workspace_of_call(signature: str) -> int:
     """Bytes of workspace by rule, as in `with_workspaces`; 0 without a rule."""
     if "remat.linear_cross_entropy" in signature:
-        return logits.bytes_of([*map(_on_meta, json.loads(signature)["args"])])[0]
+        return logits.workspace_bytes([*map(_on_meta, json.loads(signature)["args"])])
     if (
         "dot_product_flash_attention_backward" not in signature
         and "dot_product_cudnn_attention_backward" not in signature

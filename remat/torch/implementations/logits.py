@@ -176,19 +176,12 @@ def scaled_gradient(x: Tensor, factor: Tensor) -> Tensor:
     return x.mul_(factor)
 
 
-def bytes_of(args: Sequence[Any]) -> tuple[int, int]:
-    """(workspace, bytes that its kernels move) of a call of the operator with these arguments, by rule.
-
-    A number of a chunk's logits is written and read some ten times, as by the plain calls: the product, the widening,
-    the largest, the difference, the exponential, its sum, the scale, the rounding, two products.
-    """
+def workspace_bytes(args: Sequence[Any]) -> int:
+    """Workspace of a call of the operator with these arguments, by rule."""
     x, weight, _bias, _labels, _lead, cut, *_, dtype, asked, n_chunks = args
     n_logits, own = x.shape[0] * weight.shape[0], x.element_size()
     wide = max(4, torch.empty((), dtype=dtype, device="meta").element_size())
-    is_low = weight.dtype in LOW and n_chunks > 1
     chunk = -(-n_logits // n_chunks) * (wide + own if wide > own else own)
-    sums = weight.numel() * asked[1]
+    sums = weight.numel() * asked[1] if weight.dtype in LOW and n_chunks > 1 else 0
     rows = 2 * x.numel() * own * bool(cut)
-    workspace = chunk + rows + is_low * (4 * sums + sums // SLICES * own)
-    added = n_chunks * sums * (8 + 2 * own if is_low else 2 * own)
-    return workspace, n_logits * (8 * wide + (own * 5 if wide > own else own)) + added
+    return chunk + rows + 4 * sums + sums // SLICES * own

@@ -25,7 +25,6 @@ from remat.torch.implementations import (
     TorchImplementation,
     all_arguments,
     batch_norm_backward_from_leaky_relu,
-    logits,
 )
 from remat.torch.internals.operators import FakeTensor, tree_iter, tree_map
 from remat.torch.step.training_graph import END_KIND, CapturedStep
@@ -191,9 +190,6 @@ class _Finder:
         side = "backward" if recipe.results is None else "forward"
         flops = operation.work.flops if operation.work else None  # the same arithmetic as by default, or less
         work = _work(f"{name}.{side}", recipe.args, recipe.vals, self._val, flops)
-        if node.target is logits.OPERATOR:
-            inside = logits.bytes_of(tree_map(self._val, recipe.args))[1]
-            work = replace(work, bytes_moved=work.bytes_moved + inside)
         implementation = Implementation(name, tuple(sorted(reads)), outputs, overwrites=overwrites, work=work)
         self.implementations.setdefault(k, []).append(implementation)
         self.recipes[k, name] = recipe

@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from remat.graph import Work
-from remat.torch.implementations import logits
 from remat.torch.internals.operators import OpOverload, tree_iter
 from remat.torch.step import flop_rules
 
@@ -64,12 +63,11 @@ def work_of(node: fx.Node, kind: str) -> Work:
     count = flop_rules.flops(
         kind.rpartition(".")[2], args, [tuple(t.shape) for t in inputs], [tuple(t.shape) for t in outputs], tags
     )
-    inside = logits.bytes_of(args)[1] if node.target is logits.OPERATOR else 0
     dtypes = [t.dtype for t in (*outputs, *inputs)]
     floats = [dtype for dtype in dtypes if dtype.is_floating_point]
     return Work(
         flops=count,
-        bytes_moved=sum(read.values()) + sum(tensor_bytes(t) for t in outputs) + inside,
+        bytes_moved=sum(read.values()) + sum(tensor_bytes(t) for t in outputs),
         dtype=str((floats or dtypes or [torch.float32])[0]).removeprefix("torch."),
         signature=call_signature(node.target, args, kwargs),
     )
