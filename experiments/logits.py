@@ -110,12 +110,12 @@ def page(rows: Sequence[Row]) -> Drawing:
     heads = ["model", "budget", "logits", "plain peak", *(f"length at {n}%" for n in (0, 5, 10, 20))]
     longest = markdown_table(heads, map(_lengths_of, rows))
     heads = ["logits", "length", "plain step", "under the plan", "budget", "cost", "processor time", "difference"]
-    trained = markdown_table(heads, [_trained(row) for row in rows if row["gpu"] is None])
+    trained = markdown_table(heads, [_trained(row) for row in rows if row.get("gpu") is None])
     return Drawing(f"{made(rows, 'torch')}.\n\n{longest}\n\n{trained}")
 
 
 def _lengths_of(row: Row) -> list[str]:
-    on = row["gpu"] or "this CPU"
+    on = row.get("gpu") or "this CPU"
     return [
         f"{row['model']}, {on}", _gb(row["budget_bytes"]), _logits(row), _gb(row["plain_bytes"]),
         *(f"{size or 'none':,}" for size in row["largest"].values()),
