@@ -118,7 +118,7 @@ def _lengths_of(row: Row) -> list[str]:
     on = row.get("gpu") or "this CPU"
     return [
         f"{row['model']}, {on}", _gb(row["budget_bytes"]), _logits(row), _gb(row["plain_bytes"]),
-        *(f"{size or 'none':,}" for size in row["largest"].values()),
+        *(f"{size:,}" if size else "none" for size in row["largest"].values()),
     ]  # fmt: skip
 
 
