@@ -66,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--link", action=_Once, help="what copies to the host change: pcie5, 50GB/s, or auto for the GPU's own link"
     )
     explain.add_argument(
+        "--implementations", action=_Once, default="default", metavar="joint",
+        help="joint: also the largest sizes at each overhead with the logits in chunks",
+    )  # fmt: skip
+    explain.add_argument(
         "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
     )
     explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
@@ -151,7 +155,8 @@ def _explain(given: argparse.Namespace) -> int:
         raise InvalidInput("name a GPU or a budget, e.g. --gpu h100 or --budget 24GB")
     explained = explain(
         factory, gpu=given.gpu, budget=given.budget, optimizer=given.optimizer, shard=given.shard,
-        precision=given.precision, lora=given.lora, link=given.link, time_limit_s=given.time_limit, **options,
+        precision=given.precision, lora=given.lora, link=given.link, implementations=given.implementations,
+        time_limit_s=given.time_limit, **options,
     )  # fmt: skip
     print(explained)
     if given.out is not None:

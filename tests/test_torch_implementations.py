@@ -143,7 +143,8 @@ CASES: dict[str, Callable[[], Any]] = {
 
 
 def test_every_implementation_has_a_case() -> None:
-    assert set(CASES) == set(IMPLEMENTATIONS)
+    # Chunks of a projection with its loss replace no call of a captured step: test_torch_chunked_loss.py.
+    assert set(CASES) == {name for name in IMPLEMENTATIONS if not name.startswith("cross_entropy_in_")}
 
 
 def _chain(graph: fx.Graph, kinds: tuple[str, ...], tag: str, near: list[fx.Node]) -> list[fx.Node]:
@@ -171,7 +172,7 @@ def _results(node: fx.Node) -> list[fx.Node]:
     return [parts.get(i, node) for i in range(max(parts) + 1)] if parts else [node]
 
 
-@pytest.mark.parametrize("name", [name for name, made in IMPLEMENTATIONS.items() if "cpu" in made.devices])
+@pytest.mark.parametrize("name", [name for name in CASES if "cpu" in IMPLEMENTATIONS[name].devices])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
 def test_in_the_place_of_captured_calls(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> None:

@@ -100,7 +100,7 @@ def matrix_dtype(kind: str, dtype: str, gpu: Gpu) -> str:
     """
     matrix_work = operation_class(kind) in ("convolution", "matmul")
     if dtype == "float32" and matrix_work and "tf32" in gpu.peak_flops:
-        is_torch_product = kind.startswith("aten") and operation_class(kind) == "matmul"
+        is_torch_product = kind.startswith(("aten", "remat")) and operation_class(kind) == "matmul"
         return "float32" if is_torch_product else "tf32"
     if dtype in gpu.peak_flops and (matrix_work or dtype == "float64"):
         return dtype

@@ -190,7 +190,7 @@ def rematerialize(
         options, link=link, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
-    how: Backend = Eager(implementations, updates) if backend == "eager" else Inductor()
+    how: Backend = Eager(implementations, updates, retain_graph) if backend == "eager" else Inductor()
     planner = Planner(
         type(model).__name__, options, device, how, plain=Peaks(None, "a plan was given"),
         resident=Resident(model, optimizer, shard, accumulate), sample=inputs, outside=Outside(loss, retain_graph),

@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from remat.cost import Gpu, link_of, load_gpu
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, unknown_name
 from remat.files import write_bytes, write_text
 from remat.graph import Graph
 from remat.link import Link
 from remat.plan import Plan
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch.explaining.largest import Growing, KnownPlans
@@ -32,6 +32,8 @@ from remat.units import check_time_limit, format_size, parse_size
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
 WITH_COPIES = (0.0, 0.01, 0.05, 0.1, 0.2)  # copies that hide cost next to nothing, seldom nothing
+CHUNKS = 16  # of the logits; a plan chooses their number
+IMPLEMENTATIONS = ("default", "joint")
 NEAR = 0.01  # of the plain peak: less is not worth a line
 MOST_KINDS = 6  # kinds of tensors at the peak
 
@@ -47,6 +49,19 @@ class Copying:
     plan: Plan | None
     least_bytes: int
     overheads: Mapping[float, float | None]
+    largest: Mapping[str, Mapping[float, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class InChunks:
+    """What the step needs with the logits in chunks, as ``rematerialize(implementations="joint")`` may choose it.
+
+    Attributes:
+        peak_bytes: of the step as captured, everything kept.
+        largest: as in `Explanation`; of overheads other than 0 only if they were asked for.
+    """
+
+    peak_bytes: int
     largest: Mapping[str, Mapping[float, int | None]]
 
 
@@ -70,6 +85,8 @@ class Explanation:
         changes: [what else] bytes that it adds to the plain peak; negative where it saves.
         refused: [what grows] why its largest sizes are not known.
         copying: with copies over a link, if one was given.
+        in_chunks: the step with the logits in chunks; None if its loss is no cross-entropy of a projection, which alone
+            reads the logits, or of one rank.
     """
 
     name: str
@@ -90,6 +107,7 @@ class Explanation:
     changes: Mapping[str, int]
     refused: Mapping[str, str]
     copying: Copying | None = None
+    in_chunks: InChunks | None = None
 
     @property
     def fits(self) -> bool:
@@ -132,7 +150,7 @@ def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
     precision: str | None = None, lora: int | None = None, link: Link | str | None = None,
-    time_limit_s: float = 2.0, threads: int = 2, **options: Any,
+    implementations: str = "default", time_limit_s: float = 2.0, threads: int = 2, **options: Any,
 ) -> Explanation:  # fmt: skip
     """What a training step needs on a GPU that need not be there. Nothing is computed, parameters take no memory.
 
@@ -153,6 +171,7 @@ def explain(
         lora: rank of adapters beside the linear layers of the model's blocks; the rest is frozen.
         link: to the host's memory, e.g. ``pcie5`` or ``50GB/s``; ``auto`` is the GPU's own. It is also said then what
             plans that copy need.
+        implementations: ``joint`` also searches the largest sizes with the logits in chunks that recompute something.
         time_limit_s: of search, for each budget; half as long for each size that is tried.
         options: of the factory. One of ``length``, ``seq_len``, ``sequence_length`` is the length of its sequences.
 
@@ -169,6 +188,8 @@ def explain(
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
+    if implementations not in IMPLEMENTATIONS:
+        raise unknown_name("implementations", str(implementations), IMPLEMENTATIONS)
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
@@ -176,7 +197,10 @@ def explain(
     def holding_of(model: nn.Module) -> Holding:
         return Holding.of(model, device, optimizer, shard)
 
-    made = StepFactory(factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training)
+    made = StepFactory(
+        factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training,
+        CHUNKS if shard is None else 0,
+    )  # fmt: skip
     step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
@@ -196,7 +220,7 @@ def explain(
         made.name, device, shard, training.describe(model), graph, step.modules, step.captured,
         holding.bytes_by_name(graph), budget_bytes, plain_peak_bytes, Plan.from_order(graph, range(len(graph))),
         plans.known(graph, budget_bytes), least, found, largest, changes(step.graph, model, holding, optimizer),
-        refused, copying,
+        refused, copying, _in_chunks(growing, plans, implementations == "joint"),
     )  # fmt: skip
 
 
@@ -215,38 +239,53 @@ def _answers(
     return {share: None if plan is None else _overhead(graph, plan) for share, plan in found.items()}, largest, refused
 
 
+def _in_chunks(sizes: _Sizes, known: KnownPlans, searches: bool) -> InChunks | None:
+    try:
+        graph = sizes.holding.costed(sizes.holding.held(sizes.made.known_in_chunks({}).graph))
+    except InvalidInput:
+        return None
+    plans = KnownPlans(graph, known.limit_s / 2 if searches else 0.0, known.threads)
+    largest, _ = sizes.largest(plans, OVERHEADS if searches else OVERHEADS[:1], in_chunks=True)
+    return InChunks(plain_peak(graph), largest)
+
+
 class _Sizes:
     """The step at other sizes; each is captured once."""
 
     def __init__(self, made: StepFactory, holding: Holding, budget_bytes: int):
         self.made, self.holding, self.budget_bytes = made, holding, budget_bytes
-        self.known = dict[str, tuple[StepAtSizes, dict[int, tuple[Graph, int]]]]()
+        self.known = dict[tuple[str, bool], tuple[StepAtSizes, dict[int, tuple[Graph, int]]]]()
 
     def largest(
-        self, plans: KnownPlans, overheads: Sequence[float]
+        self, plans: KnownPlans, overheads: Sequence[float], *, in_chunks: bool = False
     ) -> tuple[dict[str, dict[float, int | None]], dict[str, str]]:
-        """([what grows, then overhead] the largest size, [what grows] why it is not known)."""
+        """([what grows, then overhead] the largest size, [what grows] why it is not known).
+
+        Args:
+            in_chunks: whether the logits are made in chunks.
+        """
         largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
         for what, parameter, degree, unit in self.made.growing():
             try:
-                if what not in self.known:
-                    self.known[what] = self.made.sized(parameter, degree, unit), {}
-                sized, steps = self.known[what]
+                for chunked in {False, in_chunks}:
+                    if (what, chunked) not in self.known:
+                        self.known[what, chunked] = self.made.sized(parameter, degree, unit, in_chunks=chunked), {}
+                (plain, _), (sized, steps) = self.known[what, False], self.known[what, in_chunks]
                 growing = Growing(
-                    partial(self._held_at, sized), self.holding.costed, self.budget_bytes, plans, unit,
+                    partial(self._held_at, sized, in_chunks), self.holding.costed, self.budget_bytes, plans, unit,
                     learns=degree > 1 and plans.link is None, steps=steps,
                 )  # fmt: skip
                 largest[what] = growing.largest(
-                    overheads, lambda n, p=parameter, sized=sized: sized.check_needs(self.made.needs({p: n}), n)
+                    overheads, lambda n, p=parameter, plain=plain: plain.check_needs(self.made.needs({p: n}), n)
                 )
             except InvalidInput as error:
                 refused[what] = str(error)
         return largest, refused
 
-    def _held_at(self, sized: StepAtSizes, n: int) -> tuple[Graph, int]:
+    def _held_at(self, sized: StepAtSizes, in_chunks: bool, n: int) -> tuple[Graph, int]:
         step = sized.at(n)
         graph = self.holding.held(step.graph)
-        return graph, self.holding.framework_peak(graph, step.needs)
+        return graph, plain_peak(graph) if in_chunks else self.holding.framework_peak(graph, step.needs)
 
 
 def _overhead(graph: Graph, plan: Plan) -> float:
@@ -267,6 +306,10 @@ def _lines(explained: Explanation) -> Iterator[str]:
     yield from _lines_of_plans(explained, explained)
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
+    if explained.in_chunks is not None:
+        yield f"  logits in {CHUNKS} chunks  peak {size(explained.in_chunks.peak_bytes)} (implementations='joint')"
+        for what, sizes in explained.in_chunks.largest.items():
+            yield f"    largest {what:<9} {_sizes_at(sizes)}"
     if explained.copying is not None:
         yield f"  with copies to the host, {explained.copying.link}"
         yield from (f"  {line}" for line in _lines_of_plans(explained, explained.copying))
@@ -288,8 +331,11 @@ def _lines_of_plans(explained: Explanation, found: Explanation | Copying) -> Ite
         price_of = "no plan" if overhead is None else f"{overhead:.1%} overhead, {price:.3g} ms for each GiB saved"
         yield f"  at {share:.0%} of the peak  {price_of}"
     for what, sizes in found.largest.items():
-        sizes_at = ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
-        yield f"  largest {what:<11} {sizes_at}"
+        yield f"  largest {what:<11} {_sizes_at(sizes)}"
+
+
+def _sizes_at(sizes: Mapping[float, int | None]) -> str:
+    return ", ".join(f"{n or 'none'} at {overhead:.0%}" for overhead, n in sizes.items())
 
 
 def _lines_of_peak(explained: Explanation) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import nn
 from remat.cost import Gpu
 from remat.errors import InvalidInput, RematError, first_line
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
+from remat.graph import Graph
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
 from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.explaining.training import Training
@@ -35,20 +36,23 @@ class StepFactory:
             asked before the step is captured, so that what it refuses costs no time.
         shard: number of ranks of FSDP2 of which the step is one's; None: the model is not divided.
         training: types, and what is trained.
+        n_chunks: of the logits, for `known_in_chunks`.
     """
 
     def __init__(
         self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
         beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None, training: Training | None = None,
+        n_chunks: int = 0,
     ):  # fmt: skip
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         if not callable(self.make) or isinstance(self.make, nn.Module):
             raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
-        self.training = training or Training()
+        self.training, self.n_chunks = training or Training(), n_chunks
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
+        self.in_chunks: dict[tuple[tuple[str, int], ...], Graph] = {}  # the same with the logits in chunks
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
         self.copies: Copies | None = None
         self._check_sizes()
@@ -71,7 +75,7 @@ class StepFactory:
     def use(self, gpu: Gpu) -> None:
         """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
         if gpu is not self.gpu:
-            self.gpu, self.copies, self.steps = gpu, None, {}
+            self.gpu, self.copies, self.steps, self.in_chunks = gpu, None, {}, {}
 
     def describe_sizes(self) -> str:
         """``batch_size=4, length=8192``: the sizes of the step."""
@@ -92,14 +96,18 @@ class StepFactory:
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):
             made = described_graph(
-                model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast
-            )
+                model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast,
+                n_chunks=self.n_chunks,
+            )  # fmt: skip
             self.copies = made.copies or self.copies
             known_plain = made.followed if self.shard is None else None
             needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
         self.repeats = made.is_repeated
-        graph = with_workspaces(made.graph)
-        graph = replace(graph, fixed_bytes=graph.fixed_bytes + beside_bytes)
+        graph, *other = (
+            replace(with_workspaces(each), fixed_bytes=each.fixed_bytes + beside_bytes)
+            for each in (made.graph, made.in_chunks) if each is not None
+        )  # fmt: skip
+        self.in_chunks |= {self._key(sizes): each for each in other}
         known = StepAtSize(graph, needs)
         self.steps.setdefault(self._key(sizes), known)
         return replace(made, graph=graph), known, model
@@ -157,6 +165,17 @@ class StepFactory:
         key = self._key(sizes)
         return self.steps[key] if key in self.steps else self.step(sizes)[1]
 
+    def known_in_chunks(self, sizes: Mapping[str, int]) -> StepAtSize:
+        """The step with the logits in chunks at these sizes.
+
+        Raises:
+            InvalidInput: its loss is no such one, or it has too few tokens.
+        """
+        self.known(sizes)
+        if self._key(sizes) not in self.in_chunks:
+            raise InvalidInput("the logits of so few tokens are left as they are")
+        return StepAtSize(self.in_chunks[self._key(sizes)])
+
     def growing(self) -> Iterator[tuple[str, str, int, int]]:
         """(what grows, its parameter, degree of bytes and work in it, by how much it grows at least)."""
         if self._default("batch_size") or "batch_size" in self.options:
@@ -165,20 +184,20 @@ class StepFactory:
         if name is not None:
             yield "length", name, 2, GRAIN if self._base(name) >= GRAIN else 1
 
-    def sized(self, parameter: str, degree: int, unit: int) -> StepAtSizes:
-        """The step at any size of a parameter.
+    def sized(self, parameter: str, degree: int, unit: int, *, in_chunks: bool = False) -> StepAtSizes:
+        """The step at any size of a parameter, as it is or with the logits in chunks.
 
         Raises:
             InvalidInput: its operations differ between sizes, or it cannot be captured at one.
         """
-        base = self._base(parameter)
+        base, known = self._base(parameter), self.known_in_chunks if in_chunks else self.known
         first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
         more = max(1, first // 2)
         # A table of positions grows from its length on.
         found = StepAtSizes.of(
-            lambda n: self.known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
+            lambda n: known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
         )
-        if not are_alike(self.known({}), found.at(first)):
+        if not are_alike(known({}), found.at(first)):
             raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
         return found
 

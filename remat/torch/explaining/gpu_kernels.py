@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from remat.cost import Gpu
 from remat.cost.gpu import operation_class
 from remat.graph import Graph, Operation
+from remat.torch.implementations import logits
 from remat.torch.internals.operators import overridden, tree_map, without_autocast
 from remat.torch.step.work import in_blocks
 
@@ -216,6 +217,8 @@ def _with_workspace(op: Operation) -> Operation:
 
 def workspace_of_call(signature: str) -> int:
     """Bytes of workspace by rule, as in `with_workspaces`; 0 without a rule."""
+    if "remat.linear_cross_entropy" in signature:
+        return logits.workspace_bytes([*map(_on_meta, json.loads(signature)["args"])])
     if (
         "dot_product_flash_attention_backward" not in signature
         and "dot_product_cudnn_attention_backward" not in signature
@@ -226,6 +229,15 @@ def workspace_of_call(signature: str) -> int:
     sums = 4 * batch * heads * length * (-(-width // 32) * 32 + 1)
     grouped = 0 if key["t"][1] == heads else 2 * 2 * batch * heads * key["t"][2] * width
     return sums + grouped
+
+
+def _on_meta(x: Any) -> Any:
+    """An argument of a signature, a tensor without contents."""
+    if not isinstance(x, dict):
+        return x
+    if "t" in x:
+        return torch.empty(x["t"], dtype=getattr(torch, x["d"]), device="meta")
+    return getattr(torch, x["x"].removeprefix("torch."))
 
 
 def allocated(graph: Graph, gpu: Gpu) -> Graph:

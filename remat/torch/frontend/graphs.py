@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from remat.torch.frontend.repeated import SHALLOW, Copies, Described, Repeated, 
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
 from remat.torch.measuring.plain import FollowedStep
-from remat.torch.step.capture import capture
+from remat.torch.step.capture import TrainingGraph, capture
+from remat.torch.step.chunked_loss import with_one_call
 from remat.torch.step.flop_rules import is_counted
 from remat.torch.step.training_graph import CapturedStep, graph_of
 
@@ -73,6 +74,7 @@ class DescribedGraph:
         step, args: what was captured: computes the loss.
         followed: the framework's own step, if it was followed to see whether blocks repeat.
         copies: how its bytes follow from those of the shallow step, if they do.
+        in_chunks: the graph with the logits in chunks, if that was asked for and its loss is such a one.
     """
 
     graph: Graph
@@ -83,23 +85,35 @@ class DescribedGraph:
     is_repeated: bool = False
     followed: FollowedStep | None = None
     copies: Copies | None = None
+    in_chunks: Graph | None = None
 
 
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
-    repeats: bool | None = None, autocast: torch.dtype | None = None,
+    repeats: bool | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
     Args:
         repeats: whether blocks of this model may be repeated, known from another size; None finds out.
         autocast: type of matrix products.
+        n_chunks: of the logits, for `DescribedGraph.in_chunks`.
     """
     step, args = _loss_step(model, sample_args, loss_fn, autocast)
+    first = list[TrainingGraph]()  # what was captured first: the whole, or the shallow step
+
+    def described(training_graph: TrainingGraph) -> Described:
+        found = graph_of(training_graph, name, (*model.parameters(), *model.buffers(), *args))
+        return found.graph, _modules(found)
 
     def captured() -> Described:
-        found = graph_of(capture(step, args), name, (*model.parameters(), *model.buffers(), *args))
-        return found.graph, _modules(found)
+        training_graph = capture(step, args)
+        if n_chunks and not first:
+            first.append(training_graph)
+        return described(training_graph)
+
+    def in_chunks() -> bool:
+        return bool(first) and with_one_call(first[0], n_chunks) > 0
 
     row = Row.of(model) if repeats is not False else None
     why = "as a whole: its blocks are not alike" if row is None and repeats is None and has_long_row(model) else ""
@@ -108,10 +122,14 @@ def described_graph(
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
             n = len(row.blocks)
             how = f"{SHALLOW} of {n} equal blocks, the others as copies"
-            return DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed, repeated.copies)
+            made = DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed, repeated.copies)
+            other = Repeated(row, lambda: described(first[0])).graph(n)[0] if in_chunks() else None
+            return replace(made, in_chunks=other)
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
-    return DescribedGraph(*captured(), step, args, why)
+    first.clear()
+    made = DescribedGraph(*captured(), step, args, why)
+    return replace(made, in_chunks=described(first[0])[0] if in_chunks() else None)
 
 
 def _modules(step: CapturedStep) -> tuple[str, ...]:

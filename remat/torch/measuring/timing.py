@@ -22,6 +22,7 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
     "embedding_dense_backward": lambda args: args[2],
     "nll_loss_forward": lambda args: args[0].shape[-1],
     "nll_loss_backward": lambda args: args[1].shape[-1],
+    "remat.linear_cross_entropy": lambda args: args[1].shape[0],
     "nll_loss2d_forward": lambda args: args[0].shape[1],
     "nll_loss2d_backward": lambda args: args[1].shape[1],
     **dict.fromkeys(

@@ -30,6 +30,7 @@ from remat.torch.resident.residents import EARLIER_GRADIENTS
 from remat.torch.resident.updates import plan_in_order, postponed
 from remat.torch.step import aot
 from remat.torch.step.capture import TrainingGraph
+from remat.torch.step.chunked_loss import with_one_call
 from remat.torch.step.loss import OWN_LOSS, Needs, Outside
 from remat.torch.step.runners import EAGER, Runner
 from remat.torch.step.training_graph import CapturedStep
@@ -44,11 +45,16 @@ OTHER_SHAPE = "from another shape"  # strategy of a plan that takes the order of
 
 @dataclass(frozen=True, slots=True)
 class Eager(Backend):
-    """Runs the calls of a plan one by one; results have the plain step's bits."""
+    """Runs the calls of a plan one by one; results have the plain step's bits.
+
+    Attributes:
+        retains: whether steps have several backward passes, which read what the first one would write over.
+    """
 
     runner: ClassVar[Runner] = EAGER
     implementations: str = "default"
     updates: Updates = BY_THE_LOOP
+    retains: bool = False
 
     @property
     def captures_alike(self) -> bool:
@@ -56,6 +62,8 @@ class Eager(Backend):
 
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
+        if self.implementations == "joint" and not self.retains:
+            with_one_call(training_graph)
         step = whole_step(training_graph, name, model)
         return self.updates.added(with_implementations(step, self.implementations))
 

@@ -93,9 +93,15 @@ def _sdpa_backward(args: Sequence[Any], _out: Sequence[Shape]) -> int:
     return 3 * qk + 2 * av
 
 
+def _linear_cross_entropy(args: Sequence[Any], _out: Sequence[Shape]) -> int:
+    """The product that makes the logits, and one for each gradient of a factor that is asked for."""
+    return 2 * prod(args[0].shape) * args[1].shape[0] * (1 + args[10][0] + args[10][1])
+
+
 _COUNTED: dict[str, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     "mm": _matmul, "bmm": _matmul, "mv": _matmul, "dot": _matmul, "addmm": _matmul_add, "baddbmm": _matmul_add,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "linear_cross_entropy": _linear_cross_entropy,
 }  # fmt: skip
 for _kernel in ("flash", "efficient", "cudnn", "fused_overrideable"):
     for _suffix in ("", "_for_cpu"):

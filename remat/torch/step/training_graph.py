@@ -13,6 +13,7 @@ from torch import fx
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
+from remat.torch.implementations.logits import scaled_gradient
 from remat.torch.internals import notes
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.notes import is_in_backward
@@ -111,6 +112,7 @@ class _Builder:
         self.storage: dict[fx.Node, Any] = {}
         places = training_graph.places
         self.stale = {places[i] for i in training_graph.mutated}  # tensors that the step overwrites, and their views
+        self.beside: dict[fx.Node, set[int]] = {}  # [view] values that it reads beside its base
         self.operations: list[Operation] = []
         self.calls: list[tuple[fx.Node, ...]] = []
         self.values: list[Value] = []
@@ -140,6 +142,8 @@ class _Builder:
                 if base in self.stale:
                     self.stale.add(node)
                 self.storage[node] = tree_map(lambda _, root=root: root, node.meta["val"])
+                others = {v for source in node.all_input_nodes if source is not base for v in self._roots(source)}
+                self.beside[node] = others | self.beside.get(base, set())
             elif node not in updates:
                 self._add_call(node)
         if not updated:
@@ -245,7 +249,7 @@ class _Builder:
             return by_storage[key]
 
         self.storage[node] = tree_map(add, node.meta["val"])
-        inputs = {v for source in node.all_input_nodes for v in self._roots(source)}
+        inputs = {v for source in node.all_input_nodes for v in (*self._roots(source), *self.beside.get(source, ()))}
         reads_stale = self._reads_stale(node)
         if self.splits:
             inputs |= self._tie(node, reads_stale)
@@ -497,6 +501,8 @@ def _is_mutable(node: fx.Node) -> bool:
 def _base(node: fx.Node) -> fx.Node | None:
     """The node whose storage this call's output is a view of; None for a real computation."""
     schema = schema_of(node.target)
+    if node.target is scaled_gradient:  # in place
+        return node.all_input_nodes[0]
     if schema is None or node.op != "call_function":
         return None
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
