@@ -1,0 +1,296 @@
+"""Offsets for intervals: greedy orders, a local search over orders, then a complete search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, cycle
+from typing import Any
+
+import numpy as np
+
+from remat.arena.intervals import load_of
+from remat.compiled import is_compiled
+from remat.errors import InvalidInput, shown
+from remat.units import MAX_BYTES, check_time_limit, parse_size
+
+# Where between the proven bound and the best arena the complete search looks next.
+LEVELS = (0.0, 0.5, 0.25, 0.75)
+UNIT = 200  # nodes of the shortest run between restarts
+NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
+FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
+STEP_S = 0.02  # the clock is read about so often
+COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
+ORDERS_S = 0.3  # share of the time for greedy orders
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Placement:
+    """Offsets of buffers in one block.
+
+    Attributes:
+        offsets: [n] int64, in the order given.
+        bytes: of the block.
+        load: the largest sum of sizes that are live at once.
+        bound: proven lower bound on the bytes of any placement: the load, or what the complete search refuted, plus 1.
+    """
+
+    offsets: np.ndarray
+    bytes: int
+    load: int
+    bound: int
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no placement needs fewer bytes, by proof."""
+        return self.bytes == self.bound
+
+    def __repr__(self) -> str:
+        proof = "optimal" if self.is_optimal else f"at least {self.bound}"
+        return f"<Placement: {len(self.offsets)} buffers in {self.bytes} bytes, load {self.load}, {proof}>"
+
+
+def place(
+    lower: Any, upper: Any, size: Any, capacity: int | str | None = None, time_limit_s: float = 10.0, *, seed: int = 0
+) -> Placement:
+    """Find offsets, so that no two buffers that are live at once overlap, in a block as small as possible.
+
+    Args:
+        lower, upper: [n] integers: a buffer is live in [lower, upper).
+        size: [n] bytes.
+        capacity: stop at a block of at most so many bytes; None for the smallest one.
+        time_limit_s: limits the call.
+        seed: of every random choice.
+
+    Returns:
+        A `Placement`, also if the capacity is not reached; its `bound` says if no placement can reach it.
+
+    Raises:
+        InvalidInput: arrays of other shapes or kinds, an interval that ends before it begins, a negative size.
+    """
+    began = time.monotonic()
+    lower, upper, size = _checked(lower, upper, size)
+    check_time_limit(time_limit_s)
+    aim = 0 if capacity is None else parse_size(capacity)
+    return _Placer(lower, upper, size, aim, began + time_limit_s, seed).run()
+
+
+def _checked(*arrays: Any) -> list[np.ndarray]:
+    found = []
+    for name, given in zip(("lower", "upper", "size"), arrays, strict=True):
+        try:
+            array = np.asarray(given)
+        except ValueError:
+            array = np.empty((0, 0))
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise InvalidInput(f"{name} must be a list of integers, not {shown(given)}")
+        if array.size and (int(array.max()) > MAX_BYTES or int(array.min()) < -MAX_BYTES):
+            raise InvalidInput(f"{name} must hold integers within 2**62 or so, not {int(abs(array).max())}")
+        found.append(array.astype(np.int64))
+    lower, upper, size = found
+    if not len(lower) == len(upper) == len(size):
+        raise InvalidInput(f"lower, upper and size have {len(lower)}, {len(upper)} and {len(size)} entries")
+    for wrong, why in ((upper <= lower, "must end after it begins"), (size < 0, "must have a size of at least 0")):
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise InvalidInput(f"buffer {i} (live in [{lower[i]}, {upper[i]}), {size[i]} bytes) {why}")
+    if sum(size.tolist()) > MAX_BYTES:
+        raise InvalidInput("all sizes together are too large")
+    return found
+
+
+def sections_of(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each buffer's sections [low, high): the times at which a largest set of buffers is live at once."""
+    starts, ends = np.unique(lower), np.unique(upper)
+    after = np.append(starts[1:], ends[-1])
+    # The buffers live at a start are a largest set if one of them ends before others begin.
+    is_largest = np.searchsorted(ends, after, "right") > np.searchsorted(ends, starts, "right")
+    times = starts[is_largest]
+    return np.searchsorted(times, lower), np.searchsorted(times, upper)
+
+
+def _luby() -> Iterator[int]:
+    """1 1 2 1 1 2 4 ...: within a constant factor of the best lengths of runs (Luby, Sinclair, Zuckerman, 1993)."""
+    for i in count(1):
+        k = i
+        while (k + 1) & k:  # no power of 2 minus 1
+            k -= (1 << (k.bit_length() - 1)) - 1
+        yield (k + 1) >> 1
+
+
+class _Placer:
+    """The best offsets so far. Sizes are in units of their greatest common divisor; buffers of 0 bytes lie at 0."""
+
+    def __init__(
+        self, lower: np.ndarray, upper: np.ndarray, size: np.ndarray, aim: int, deadline: float, seed: int
+    ):  # fmt: skip
+        self.n = len(size)
+        self.chosen = np.nonzero(size)[0]
+        self.unit = int(np.gcd.reduce(size)) or 1
+        self.size = size[self.chosen] // self.unit
+        self.lower, self.upper = lower[self.chosen], upper[self.chosen]
+        self.deadline, self.random = deadline, np.random.default_rng(seed)
+        self.load = load_of(self.lower, self.upper, self.size)
+        self.bound, self.aim = self.load, aim // self.unit
+        self.bytes = int(self.size.sum())
+        self.offsets = np.cumsum(self.size) - self.size
+
+    def run(self) -> Placement:
+        if not self.is_done():
+            orders = _Orders(self)
+            exact = _Exact(self)
+            turn_s = FIRST_S
+            while not self.is_done():
+                if exact.can_run():
+                    exact.turn(min(self.deadline, time.monotonic() + turn_s))
+                orders.turn(min(self.deadline, time.monotonic() + turn_s))
+                turn_s *= GROWTH
+        offsets = np.zeros(self.n, dtype=np.int64)
+        offsets[self.chosen] = self.offsets * self.unit
+        return Placement(offsets, self.bytes * self.unit, self.load * self.unit, self.bound * self.unit)
+
+    def is_done(self) -> bool:
+        """Whether the capacity is reached, nothing better exists or the time is over."""
+        return self.bytes <= max(self.bound, self.aim) or time.monotonic() >= self.deadline
+
+    def goal(self) -> int:
+        """A block of so many bytes ends the call."""
+        return max(self.bound, self.aim)
+
+    def take(self, offsets: np.ndarray) -> None:
+        """Keep these offsets if they are better."""
+        needed = int((offsets + self.size).max())
+        if needed < self.bytes:
+            self.bytes, self.offsets = needed, offsets.copy()
+
+
+class _Orders:
+    """Greedy placement in several orders, then changes of the best one: buffers that end too high go earlier."""
+
+    def __init__(self, placer: _Placer):
+        self.placer, self.scratch = placer, np.zeros(len(placer.size), dtype=np.int64)
+        self.order, self.is_tight, self.needed = np.arange(len(placer.size)), False, 1 << 62
+        self.offsets = self.scratch
+        for order in self.greedy_orders():
+            for is_tight in (False, True):
+                if not placer.is_done():
+                    self.consider(order, is_tight)
+
+    def consider(self, order: np.ndarray, is_tight: bool) -> None:
+        """Place in that order; it becomes the current one unless it needs more."""
+        from remat.arena.fit import fit
+
+        placer, offsets = self.placer, np.zeros(len(order), dtype=np.int64)
+        needed = fit(order, placer.lower, placer.upper, placer.size, is_tight, offsets)
+        placer.take(offsets)
+        if needed <= self.needed:
+            self.order, self.is_tight, self.needed, self.offsets = order, is_tight, needed, offsets
+
+    def greedy_orders(self) -> Iterator[np.ndarray]:
+        """By size, by the largest load during a buffer's life, by its length, by both multiplied, by time."""
+        placer = self.placer
+        size, length, area = placer.size, placer.upper - placer.lower, placer.size * (placer.upper - placer.lower + 0.0)
+        load = self.largest_loads()
+        yield np.lexsort((-length, -size))
+        yield np.lexsort((-size, -load))
+        yield np.lexsort((-size, -length, -load))
+        yield np.lexsort((-size, -length))
+        yield np.lexsort((-area, -load))
+        yield np.argsort(-area, kind="stable")
+        yield np.lexsort((-length, placer.lower))
+        yield np.lexsort((-length, -placer.upper))
+
+    def largest_loads(self) -> np.ndarray:
+        """[n] the largest load while each buffer is live."""
+        placer = self.placer
+        times = np.unique(np.concatenate([placer.lower, placer.upper]))
+        first, last = np.searchsorted(times, placer.lower), np.searchsorted(times, placer.upper)
+        change = np.zeros(len(times), dtype=np.int64)
+        np.add.at(change, first, placer.size)
+        np.add.at(change, last, -placer.size)
+        load = np.cumsum(change)
+        ends = np.column_stack([first, last]).ravel()
+        return np.maximum.reduceat(np.append(load, 0), ends)[::2]
+
+    def turn(self, until: float) -> None:
+        """Change the order until then."""
+        placer = self.placer
+        while time.monotonic() < until and not placer.is_done():
+            top = self.offsets + placer.size
+            above = np.nonzero(top > placer.goal())[0]
+            n = len(self.order)
+            place = np.empty(n)
+            place[self.order] = np.arange(n)
+            some = above[placer.random.random(len(above)) < placer.random.random()]
+            if not len(some):
+                some = above[placer.random.integers(len(above), size=1)]
+            place[some] *= placer.random.random() ** placer.random.integers(1, 4)
+            place[some] -= 0.5
+            if placer.random.random() < 0.3:
+                some = placer.random.integers(n, size=placer.random.integers(1, 4))
+                place[some] = placer.random.random(len(some)) * n
+            self.consider(np.argsort(place, kind="stable"), bool(placer.random.random() < 0.1) ^ self.is_tight)
+
+
+class _Exact:
+    """The complete search, below one level after another between the proven bound and the best block."""
+
+    def __init__(self, placer: _Placer):
+        self.placer = placer
+        times = sections_of(placer.lower, placer.upper)
+        self.low, self.high = times
+        self.room, self.ns_per_node = 1 << 16, 1e5
+        self.level, self.levels = -1, cycle(LEVELS)
+        self.skyline: Any = None
+        self.runs = _luby()
+
+    def can_run(self) -> bool:
+        """Whether it is compiled, or there is time to compile it."""
+        from remat.arena import skyline
+
+        return is_compiled(skyline.go_on) or self.placer.deadline - time.monotonic() > COMPILES_S
+
+    def next_level(self) -> int:
+        placer = self.placer
+        if self.placer.aim >= placer.bound:
+            return placer.aim
+        return placer.bound + int(next(self.levels) * (placer.bytes - 1 - placer.bound))
+
+    def turn(self, until: float) -> None:
+        """Search below the next level until then; what is found or refuted goes to the placer."""
+        from remat.arena import skyline
+
+        placer, level = self.placer, self.next_level()
+        if level != self.level or self.skyline is None:
+            seed = int(placer.random.integers(1 << 62))
+            self.skyline = skyline.new_skyline(self.low, self.high, placer.size, level, seed, self.room)
+            self.level, self.runs = level, _luby()
+            self.skyline.noise[:] = 0.0  # the first run is the heuristic's
+        unit = max(UNIT, len(placer.size) // 2)
+        while time.monotonic() < until:
+            skyline.restart(self.skyline)
+            result = self.run(unit * next(self.runs), until)
+            self.skyline.noise[:] = NOISE
+            if result == skyline.FOUND:
+                placer.take(self.skyline.least)
+            elif result == skyline.REFUTED:
+                placer.bound = max(placer.bound, level + 1)
+            elif result == skyline.FULL:
+                self.room, self.skyline = 4 * self.room, None
+            if result != skyline.RUNNING:
+                return
+
+    def run(self, n_nodes: int, until: float) -> int:
+        """One run of so many nodes, unless the time ends it."""
+        from remat.arena import skyline
+
+        while n_nodes > 0 and (now := time.monotonic()) < until:
+            before = self.skyline.scalar[skyline.NODES]
+            result = skyline.go_on(self.skyline, min(n_nodes, max(1, int(STEP_S * 1e9 / self.ns_per_node))))
+            done = max(1, int(self.skyline.scalar[skyline.NODES] - before))
+            n_nodes -= done
+            self.ns_per_node = 0.7 * self.ns_per_node + 0.3 * (time.monotonic() - now) * 1e9 / done
+            if result != skyline.RUNNING:
+                return result
+        return skyline.RUNNING
