@@ -1,0 +1,24 @@
+"""Arenas: a place for every byte of a plan, and places for intervals of anybody's.
+
+`place` finds offsets for live intervals; `Plan.arena` an `Arena` for a plan, whose file (remat-arena/1) `remat check`
+verifies without a solver. Greedy orders come first, then a local search and a complete one, which proves optima.
+"""
+
+from remat.arena.buffers import read_buffers, write_buffers
+from remat.arena.certificate import ARENA_FORMAT, Arena, arena_of_document, check_form, find_arena
+from remat.arena.intervals import Intervals, intervals_of
+from remat.arena.placing import Placement, place
+
+__all__ = [
+    "ARENA_FORMAT",
+    "Arena",
+    "Intervals",
+    "Placement",
+    "arena_of_document",
+    "check_form",
+    "find_arena",
+    "intervals_of",
+    "place",
+    "read_buffers",
+    "write_buffers",
+]

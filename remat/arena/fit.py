@@ -17,7 +17,12 @@ def fit(order, lower, upper, size, best, offsets):
     """
     n = len(order)
     # The buffers placed so far, by offset.
-    begins, ends, bottoms, tops = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    begins, ends, bottoms, tops = (
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+    )
     most = 0
     for n_placed in range(n):
         b = order[n_placed]

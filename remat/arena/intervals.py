@@ -94,16 +94,17 @@ class _Replay:
         for source, target in self.reused.get(step, ()):
             if values[source].bytes == values[target].bytes and source in self.buffer_of:
                 taken[target] = self.buffer_of[source]
-        made = []
-        for v in call.outputs:
-            buffer = taken[v] if v in taken else self.new(values[v].bytes, f"value {v} ({values[v].name})")
-            made.append(buffer)
+        made = [
+            taken[v] if v in taken else self.new(values[v].bytes, f"value {v} ({values[v].name})") for v in call.outputs
+        ]
         for v, buffer in zip(call.outputs, made, strict=True):
             if v in self.buffer_of:  # computed again while it is resident: the first one is given back
                 self.upper[self.buffer_of[v]] = time + 1
             self.buffer_of[v] = buffer
         if call.workspace_bytes:
-            made.append(self.new(call.workspace_bytes, f"the workspace of operation {k} ({call_name(self.graph, k)})"))
+            made.append(
+                self.new(call.workspace_bytes, f"the workspace of operation {k} ({self.graph.operations[k].name})")
+            )
             self.upper[made[-1]] = time + 1
         self.calls.append(tuple(made))
 
@@ -113,8 +114,3 @@ class _Replay:
         self.size.append(size)
         self.names.append(name)
         return len(self.size) - 1
-
-
-def call_name(graph: Graph, k: int) -> str:
-    """An operation's name."""
-    return graph.operations[k].name

@@ -20,9 +20,10 @@ LEVELS = (0.0, 0.5, 0.25, 0.75)
 UNIT = 200  # nodes of the shortest run between restarts
 NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
 FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
-STEP_S = 0.02  # the clock is read about so often
+STEP_S = 0.05  # the clock is read about so often
 COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
-ORDERS_S = 0.3  # share of the time for greedy orders
+DESCENT = 0.75  # where between the goal and the best block the local search looks next
+WEIGHT_GROWTH = 0.1  # of a buffer that is pushed out of its place, as a share of its first weight
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,13 +139,13 @@ class _Placer:
 
     def run(self) -> Placement:
         if not self.is_done():
-            orders = _Orders(self)
-            exact = _Exact(self)
+            self.greedy()
+            exact, pushes = _Exact(self), _Pushes(self)
             turn_s = FIRST_S
             while not self.is_done():
                 if exact.can_run():
                     exact.turn(min(self.deadline, time.monotonic() + turn_s))
-                orders.turn(min(self.deadline, time.monotonic() + turn_s))
+                pushes.turn(min(self.deadline, time.monotonic() + turn_s))
                 turn_s *= GROWTH
         offsets = np.zeros(self.n, dtype=np.int64)
         offsets[self.chosen] = self.offsets * self.unit
@@ -164,73 +165,77 @@ class _Placer:
         if needed < self.bytes:
             self.bytes, self.offsets = needed, offsets.copy()
 
-
-class _Orders:
-    """Greedy placement in several orders, then changes of the best one: buffers that end too high go earlier."""
-
-    def __init__(self, placer: _Placer):
-        self.placer, self.scratch = placer, np.zeros(len(placer.size), dtype=np.int64)
-        self.order, self.is_tight, self.needed = np.arange(len(placer.size)), False, 1 << 62
-        self.offsets = self.scratch
-        for order in self.greedy_orders():
-            for is_tight in (False, True):
-                if not placer.is_done():
-                    self.consider(order, is_tight)
-
-    def consider(self, order: np.ndarray, is_tight: bool) -> None:
-        """Place in that order; it becomes the current one unless it needs more."""
+    def greedy(self) -> None:
+        """Place in several orders, each buffer in the lowest and in the tightest gap."""
         from remat.arena.fit import fit
 
-        placer, offsets = self.placer, np.zeros(len(order), dtype=np.int64)
-        needed = fit(order, placer.lower, placer.upper, placer.size, is_tight, offsets)
-        placer.take(offsets)
-        if needed <= self.needed:
-            self.order, self.is_tight, self.needed, self.offsets = order, is_tight, needed, offsets
+        offsets = np.zeros(len(self.size), dtype=np.int64)
+        for order in self.greedy_orders():
+            for is_tight in (False, True):
+                if self.is_done():
+                    return
+                fit(order, self.lower, self.upper, self.size, is_tight, offsets)
+                self.take(offsets)
 
     def greedy_orders(self) -> Iterator[np.ndarray]:
         """By size, by the largest load during a buffer's life, by its length, by both multiplied, by time."""
-        placer = self.placer
-        size, length, area = placer.size, placer.upper - placer.lower, placer.size * (placer.upper - placer.lower + 0.0)
-        load = self.largest_loads()
+        size, length = self.size, self.upper - self.lower
+        area, load = size * (length + 0.0), self.largest_loads()
         yield np.lexsort((-length, -size))
         yield np.lexsort((-size, -load))
         yield np.lexsort((-size, -length, -load))
         yield np.lexsort((-size, -length))
         yield np.lexsort((-area, -load))
         yield np.argsort(-area, kind="stable")
-        yield np.lexsort((-length, placer.lower))
-        yield np.lexsort((-length, -placer.upper))
+        yield np.lexsort((-length, self.lower))
+        yield np.lexsort((-length, -self.upper))
 
     def largest_loads(self) -> np.ndarray:
         """[n] the largest load while each buffer is live."""
+        times = np.unique(np.concatenate([self.lower, self.upper]))
+        first, last = np.searchsorted(times, self.lower), np.searchsorted(times, self.upper)
+        change = np.zeros(len(times) + 1, dtype=np.int64)
+        np.add.at(change, first, self.size)
+        np.add.at(change, last, -self.size)
+        return np.maximum.reduceat(np.cumsum(change), np.column_stack([first, last]).ravel())[::2]
+
+
+class _Pushes:
+    """The local search. It goes down from the best block: below a level, then below one nearer to the goal."""
+
+    def __init__(self, placer: _Placer):
+        self.placer, self.level = placer, -1
+        self.state: Any = None
+
+    def begin(self) -> None:
+        """Leave those without a place that end above the level."""
         placer = self.placer
-        times = np.unique(np.concatenate([placer.lower, placer.upper]))
-        first, last = np.searchsorted(times, placer.lower), np.searchsorted(times, placer.upper)
-        change = np.zeros(len(times), dtype=np.int64)
-        np.add.at(change, first, placer.size)
-        np.add.at(change, last, -placer.size)
-        load = np.cumsum(change)
-        ends = np.column_stack([first, last]).ravel()
-        return np.maximum.reduceat(np.append(load, 0), ends)[::2]
+        goal = placer.goal()
+        self.level = goal + int(DESCENT * (placer.bytes - 1 - goal))
+        offsets = placer.offsets.copy()
+        above = np.nonzero(offsets + placer.size > self.level)[0]
+        offsets[above] = -1
+        homeless = np.zeros(len(offsets), dtype=np.int64)
+        homeless[: len(above)] = above
+        share = placer.size / placer.size.max() * np.sqrt(placer.upper - placer.lower)
+        self.state = offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH
 
     def turn(self, until: float) -> None:
-        """Change the order until then."""
+        """Search until then; what is found goes to the placer, and the level down."""
+        from remat.arena.push import push
+
         placer = self.placer
-        while time.monotonic() < until and not placer.is_done():
-            top = self.offsets + placer.size
-            above = np.nonzero(top > placer.goal())[0]
-            n = len(self.order)
-            place = np.empty(n)
-            place[self.order] = np.arange(n)
-            some = above[placer.random.random(len(above)) < placer.random.random()]
-            if not len(some):
-                some = above[placer.random.integers(len(above), size=1)]
-            place[some] *= placer.random.random() ** placer.random.integers(1, 4)
-            place[some] -= 0.5
-            if placer.random.random() < 0.3:
-                some = placer.random.integers(n, size=placer.random.integers(1, 4))
-                place[some] = placer.random.random(len(some)) * n
-            self.consider(np.argsort(place, kind="stable"), bool(placer.random.random() < 0.1) ^ self.is_tight)
+        random = np.array([placer.random.integers(1, 1 << 62)], dtype=np.uint64)
+        n_moves = 16
+        while (now := time.monotonic()) < until and not placer.is_done():
+            if self.state is None or placer.bytes <= self.level:
+                self.begin()
+            offsets, homeless, n_homeless, weight, growth = self.state
+            push(self.level, n_moves, placer.lower, placer.upper, placer.size, weight, growth, offsets, homeless,
+                 n_homeless, random)  # fmt: skip
+            if not n_homeless[0]:
+                placer.take(offsets)
+            n_moves = 2 * n_moves if time.monotonic() - now < STEP_S else max(16, n_moves // 2)
 
 
 class _Exact:
