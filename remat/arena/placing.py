@@ -23,7 +23,8 @@ FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the ne
 STEP_S = 0.05  # the clock is read about so often
 COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
 DESCENT = 0.75  # where between the goal and the best block the local search looks next
-WEIGHT_GROWTH = 0.1  # of a buffer that is pushed out of its place, as a share of its first weight
+LENGTH_POWER = 0.7  # of a buffer's life in its first weight, which is also proportional to its size
+WEIGHT_GROWTH = 0.3  # of a buffer that is pushed out of its place, as a share of its first weight
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -205,10 +206,10 @@ class _Pushes:
 
     def __init__(self, placer: _Placer):
         self.placer, self.level = placer, -1
-        self.state: Any = None
+        self.state: tuple[np.ndarray, ...] | None = None
 
-    def begin(self) -> None:
-        """Leave those without a place that end above the level."""
+    def begin(self) -> tuple[np.ndarray, ...]:
+        """From the best block, less the buffers that end above the next level."""
         placer = self.placer
         goal = placer.goal()
         self.level = goal + int(DESCENT * (placer.bytes - 1 - goal))
@@ -217,8 +218,8 @@ class _Pushes:
         offsets[above] = -1
         homeless = np.zeros(len(offsets), dtype=np.int64)
         homeless[: len(above)] = above
-        share = placer.size / placer.size.max() * np.sqrt(placer.upper - placer.lower)
-        self.state = offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH
+        share = placer.size / placer.size.max() * (placer.upper - placer.lower) ** LENGTH_POWER
+        return offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH
 
     def turn(self, until: float) -> None:
         """Search until then; what is found goes to the placer, and the level down."""
@@ -229,7 +230,7 @@ class _Pushes:
         n_moves = 16
         while (now := time.monotonic()) < until and not placer.is_done():
             if self.state is None or placer.bytes <= self.level:
-                self.begin()
+                self.state = self.begin()
             offsets, homeless, n_homeless, weight, growth = self.state
             push(self.level, n_moves, placer.lower, placer.upper, placer.size, weight, growth, offsets, homeless,
                  n_homeless, random)  # fmt: skip
