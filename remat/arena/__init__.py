@@ -6,8 +6,8 @@ verifies without a solver. Greedy orders come first, then a local search and a c
 
 from remat.arena.buffers import read_buffers, write_buffers
 from remat.arena.certificate import ARENA_FORMAT, Arena, arena_of_document, check_form, find_arena
-from remat.arena.intervals import Intervals, intervals_of
-from remat.arena.placing import Placement, place
+from remat.arena.intervals import Intervals, intervals_of, load_of
+from remat.arena.placing import Placement, compile_places, place
 
 __all__ = [
     "ARENA_FORMAT",
@@ -16,8 +16,10 @@ __all__ = [
     "Placement",
     "arena_of_document",
     "check_form",
+    "compile_places",
     "find_arena",
     "intervals_of",
+    "load_of",
     "place",
     "read_buffers",
     "write_buffers",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, cycle
 from typing import Any
 
@@ -20,8 +20,10 @@ LEVELS = (0.0, 0.5, 0.25, 0.75)
 UNIT = 200  # nodes of the shortest run between restarts
 NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
 FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
+MANY = 200_000  # places of buffers in sections; with more, the complete search gets less time
 STEP_S = 0.05  # the clock is read about so often
 COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
+MOVES, PATIENCE = 200, 20  # of a run of the local search; runs without progress after which it goes back to its best
 DESCENT = 0.75  # where between the goal and the best block the local search looks next
 LENGTH_POWER = 0.7  # of a buffer's life in its first weight, which is also proportional to its size
 WEIGHT_GROWTH = 0.3  # of a buffer that is pushed out of its place, as a share of its first weight
@@ -76,6 +78,17 @@ def place(
     check_time_limit(time_limit_s)
     aim = 0 if capacity is None else parse_size(capacity)
     return _Placer(lower, upper, size, aim, began + time_limit_s, seed).run()
+
+
+def compile_places() -> None:
+    """Compile the searches, so that the first call has its time for them."""
+    lower, upper, size = (np.array(each) for each in ([0, 1, 0], [2, 3, 3], [2, 3, 4]))
+    placer = _Placer(lower, upper, size, 0, time.monotonic() + 300.0, 0)
+    placer.greedy()
+    placer.bytes = placer.bound + 2  # so that both searches look below it
+    _Pushes(placer).turn(time.monotonic() + STEP_S)
+    placer.bytes = placer.bound + 1
+    _Exact(placer).turn(placer.deadline)
 
 
 def _checked(*arrays: Any) -> list[np.ndarray]:
@@ -145,7 +158,7 @@ class _Placer:
             turn_s = FIRST_S
             while not self.is_done():
                 if exact.can_run():
-                    exact.turn(min(self.deadline, time.monotonic() + turn_s))
+                    exact.turn(min(self.deadline, time.monotonic() + exact.share * turn_s))
                 pushes.turn(min(self.deadline, time.monotonic() + turn_s))
                 turn_s *= GROWTH
         offsets = np.zeros(self.n, dtype=np.int64)
@@ -201,14 +214,37 @@ class _Placer:
         return np.maximum.reduceat(np.cumsum(change), np.column_stack([first, last]).ravel())[::2]
 
 
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Where the local search stands, see `remat.arena.push.push`."""
+
+    offsets: np.ndarray
+    homeless: np.ndarray
+    n_homeless: np.ndarray
+    weight: np.ndarray
+    growth: np.ndarray
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """In the order of `push`."""
+        return self.weight, self.growth, self.offsets, self.homeless, self.n_homeless
+
+    def copied(self) -> _Push:
+        """The same, with places of its own."""
+        return replace(
+            self, offsets=self.offsets.copy(), homeless=self.homeless.copy(), n_homeless=self.n_homeless.copy()
+        )
+
+
 class _Pushes:
     """The local search. It goes down from the best block: below a level, then below one nearer to the goal."""
 
     def __init__(self, placer: _Placer):
         self.placer, self.level = placer, -1
-        self.state: tuple[np.ndarray, ...] | None = None
+        self.state: _Push | None = None
+        self.best: _Push | None = None
+        self.least, self.n_worse = 1 << 62, 0  # fewest bytes without a place; runs of moves since
 
-    def begin(self) -> tuple[np.ndarray, ...]:
+    def begin(self) -> _Push:
         """From the best block, less the buffers that end above the next level."""
         placer = self.placer
         goal = placer.goal()
@@ -219,7 +255,8 @@ class _Pushes:
         homeless = np.zeros(len(offsets), dtype=np.int64)
         homeless[: len(above)] = above
         share = placer.size / placer.size.max() * (placer.upper - placer.lower) ** LENGTH_POWER
-        return offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH
+        self.least, self.n_worse = 1 << 62, 0
+        return _Push(offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH)
 
     def turn(self, until: float) -> None:
         """Search until then; what is found goes to the placer, and the level down."""
@@ -227,16 +264,27 @@ class _Pushes:
 
         placer = self.placer
         random = np.array([placer.random.integers(1, 1 << 62)], dtype=np.uint64)
-        n_moves = 16
-        while (now := time.monotonic()) < until and not placer.is_done():
+        while time.monotonic() < until and not placer.is_done():
             if self.state is None or placer.bytes <= self.level:
-                self.state = self.begin()
-            offsets, homeless, n_homeless, weight, growth = self.state
-            push(self.level, n_moves, placer.lower, placer.upper, placer.size, weight, growth, offsets, homeless,
-                 n_homeless, random)  # fmt: skip
-            if not n_homeless[0]:
-                placer.take(offsets)
-            n_moves = 2 * n_moves if time.monotonic() - now < STEP_S else max(16, n_moves // 2)
+                self.state = self.best = self.begin()
+            push(self.level, MOVES, placer.lower, placer.upper, placer.size, *self.state.arrays(), random)
+            if not self.state.n_homeless[0]:
+                placer.take(self.state.offsets)
+            else:
+                self.keep(self.state)
+
+    def keep(self, state: _Push) -> None:
+        """Note a state with fewer bytes without a place; after a while without one, go back to the best.
+
+        Weights stay, so that the search leaves it in another direction.
+        """
+        missing = int(self.placer.size[state.homeless[: state.n_homeless[0]]].sum())
+        self.n_worse += 1
+        if missing < self.least:
+            self.least, self.n_worse, self.best = missing, 0, state.copied()
+        elif self.n_worse >= PATIENCE and self.best is not None:
+            copied = self.best.copied()
+            self.state, self.n_worse = replace(copied, weight=state.weight), 0
 
 
 class _Exact:
@@ -246,8 +294,9 @@ class _Exact:
         self.placer = placer
         times = sections_of(placer.lower, placer.upper)
         self.low, self.high = times
-        self.room, self.ns_per_node = 1 << 16, 1e5
+        self.room, self.ns_per_node = 1 << 16, STEP_S * 1e9
         self.level, self.levels = -1, cycle(LEVELS)
+        self.share = min(1.0, MANY / int((self.high - self.low).sum()))  # of the time
         self.skyline: Any = None
         self.runs = _luby()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+LATE, NEVER = 1 << 62, -(1 << 62)  # key of an empty row behind all others, end of a life that never was
 BLUR = 0.1  # of the weights of places, so that equal ones are not always taken in order
 
 
@@ -20,42 +21,52 @@ def uniform(state):
 
 
 @njit(cache=True, nogil=True)
-def insert(table, n, key, begin, end, b):
-    """Enter a buffer into a table of `n` rows (key, begin, end, buffer) in ascending order of keys."""
-    j = np.searchsorted(table[0, :n], key, side="right")
-    for column in range(4):
-        row = table[column]
-        for i in range(n, j, -1):
-            row[i] = row[i - 1]
+def fill(table, offsets, extra, lower, upper):
+    """Write a row (key, begin, end, buffer) for each buffer with a place, by key (offset + extra); then empty rows."""
+    placed = np.nonzero(offsets >= 0)[0]
+    keys = offsets[placed] + extra[placed]
+    table[0], table[1], table[2], table[3] = LATE, 0, NEVER, -1
+    for i, j in enumerate(np.argsort(keys)):
+        b = placed[j]
+        table[0, i], table[1, i], table[2, i], table[3, i] = keys[j], lower[b], upper[b], b
+
+
+@njit(cache=True, nogil=True)
+def insert(table, key, begin, end, b):
+    """Write a buffer into the nearest empty row; those between it and the buffer's place in the order move by one."""
+    n = table.shape[1]
+    j = np.searchsorted(table[0], key, side="right")
+    left, right = j - 1, j
+    while True:
+        if right < n and table[3, right] < 0:
+            for i in range(right, j, -1):
+                for column in range(4):
+                    table[column, i] = table[column, i - 1]
+            break
+        if left >= 0 and table[3, left] < 0:
+            j -= 1
+            for i in range(left, j):
+                for column in range(4):
+                    table[column, i] = table[column, i + 1]
+            break
+        left, right = left - 1, right + 1
     table[0, j], table[1, j], table[2, j], table[3, j] = key, begin, end, b
 
 
 @njit(cache=True, nogil=True)
-def fill(table, buffers, keys, lower, upper):
-    """Write the rows of these buffers to a table."""
-    order = np.argsort(keys)
-    for i in range(len(order)):
-        b = buffers[order[i]]
-        table[0, i], table[1, i], table[2, i], table[3, i] = keys[order[i]], lower[b], upper[b], b
-
-
-@njit(cache=True, nogil=True)
-def remove(table, n, key, b):
-    """Take a buffer out of such a table."""
-    j = np.searchsorted(table[0, :n], key, side="left")
+def remove(table, key, b):
+    """Empty a buffer's row."""
+    j = np.searchsorted(table[0], key, side="left")
     while table[3, j] != b:
         j += 1
-    for column in range(4):
-        row = table[column]
-        for i in range(j, n - 1):
-            row[i] = row[i + 1]
+    table[2, j], table[3, j] = NEVER, -1
 
 
 @njit(cache=True, nogil=True)
-def live(table, n, begin, end, keys, ids):
+def live(table, begin, end, keys, ids):
     """Write keys and buffers of a table that are live in [begin, end); their number."""
     found = 0
-    for i in range(n):
+    for i in range(table.shape[1]):
         keys[found], ids[found] = table[0, i], table[3, i]
         found += (table[1, i] < end) & (begin < table[2, i])
     return found
@@ -107,12 +118,9 @@ def push(level, n_moves, lower, upper, size, weight, growth, offsets, homeless, 
         random: [1] uint64.
     """
     n = len(size)
-    # The placed buffers by bottom, and by top.
-    low, high = np.empty((4, n), np.int64), np.empty((4, n), np.int64)
-    placed = np.nonzero(offsets >= 0)[0]
-    n_placed = len(placed)
-    fill(low, placed, offsets[placed], lower, upper)
-    fill(high, placed, offsets[placed] + size[placed], lower, upper)
+    low, high = np.empty((4, n), np.int64), np.empty((4, n), np.int64)  # buffers with a place by bottom, and by top
+    fill(low, offsets, np.zeros_like(size), lower, upper)
+    fill(high, offsets, size, lower, upper)
     bottoms, under = np.empty(n, np.int64), np.empty(n, np.int64)
     tops, over = np.empty(n, np.int64), np.empty(n, np.int64)
     for _ in range(n_moves):
@@ -124,8 +132,8 @@ def push(level, n_moves, lower, upper, size, weight, growth, offsets, homeless, 
             if size[homeless[i]] > size[homeless[chosen]]:
                 chosen = i
         b = homeless[chosen]
-        near = live(low, n_placed, lower[b], upper[b], bottoms, under)
-        live(high, n_placed, lower[b], upper[b], tops, over)
+        near = live(low, lower[b], upper[b], bottoms, under)
+        live(high, lower[b], upper[b], tops, over)
         at = lightest_place(size[b], level, near, bottoms, tops, under, over, weight, random)
         if at < 0:  # larger than the level
             return
@@ -135,14 +143,12 @@ def push(level, n_moves, lower, upper, size, weight, growth, offsets, homeless, 
         for i in range(near):
             o = under[i]
             if bottoms[i] < end and bottoms[i] + size[o] > at:
-                remove(low, n_placed, offsets[o], o)
-                remove(high, n_placed, offsets[o] + size[o], o)
-                n_placed -= 1
+                remove(low, offsets[o], o)
+                remove(high, offsets[o] + size[o], o)
                 offsets[o] = -1
                 homeless[n_homeless[0]] = o
                 n_homeless[0] += 1
                 weight[o] += growth[o]
         offsets[b] = at
-        insert(low, n_placed, at, lower[b], upper[b], b)
-        insert(high, n_placed, end, lower[b], upper[b], b)
-        n_placed += 1
+        insert(low, at, lower[b], upper[b], b)
+        insert(high, end, lower[b], upper[b], b)
