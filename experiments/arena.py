@@ -138,7 +138,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         seeds = sorted({row["seed"] for row in own})
         found = [row for row in own if row["bytes"] is not None]
         reached = sum(row["bytes"] <= (row["capacity"] or row["load"]) for row in found)
-        worst = max((row["bytes"] / row["load"] for row in found), default=0)
+        worst = max((row["bytes"] / (row["capacity"] or row["load"]) for row in found), default=0)
         by_seed = [sum(row["cpu_s"] for row in own if row["seed"] == seed) for seed in seeds]
         lines.append([
             kind, allocator, str(len(own)), f"{reached}", f"{worst:.4f}" if len(found) == len(own) else "-",
@@ -148,8 +148,8 @@ def page(rows: Sequence[Row]) -> Drawing:
         "cases",
         "allocator",
         "runs",
-        "within capacity, or equal to the load",
-        "worst / load",
+        "within capacity or at the load",
+        "worst / that",
         "processor s for all",
     ]
     return Drawing(markdown_table(heads, lines, "llrrrr"))
