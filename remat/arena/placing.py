@@ -224,10 +224,6 @@ class _Push:
     weight: np.ndarray
     growth: np.ndarray
 
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """In the order of `push`."""
-        return self.weight, self.growth, self.offsets, self.homeless, self.n_homeless
-
     def copied(self) -> _Push:
         """The same, with places of its own."""
         return replace(
@@ -267,7 +263,11 @@ class _Pushes:
         while time.monotonic() < until and not placer.is_done():
             if self.state is None or placer.bytes <= self.level:
                 self.state = self.best = self.begin()
-            push(self.level, MOVES, placer.lower, placer.upper, placer.size, *self.state.arrays(), random)
+            state = self.state
+            push(
+                self.level, MOVES, placer.lower, placer.upper, placer.size, state.weight, state.growth, state.offsets,
+                state.homeless, state.n_homeless, random,
+            )  # fmt: skip
             if not self.state.n_homeless[0]:
                 placer.take(self.state.offsets)
             else:
