@@ -8,7 +8,8 @@
 Frameworks are imported only by the frontends and executors that need them.
 """
 
-from remat import zoo
+from remat import arena, zoo
+from remat.arena import Arena
 from remat.bounds.certificate import verify_bound
 from remat.bounds.min_budget import MinBudget, min_budget
 from remat.certificate import BoundCertificate
@@ -28,6 +29,7 @@ from remat.solving.api import family, solve, solve_sweep
 __version__ = "0.1.0"
 
 __all__ = [
+    "Arena",
     "BoundCertificate",
     "Candidate",
     "Context",
@@ -56,6 +58,7 @@ __all__ = [
     "UnknownName",
     "Value",
     "Work",
+    "arena",
     "family",
     "load_graph",
     "min_budget",

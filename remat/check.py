@@ -1,4 +1,4 @@
-"""``remat check``: describe a graph, plan or bound file in one line, or list everything that is wrong with it."""
+"""``remat check``: describe a graph, plan, bound or arena file in one line, or list all that is wrong with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from remat.arena import ARENA_FORMAT, arena_of_document, check_form
 from remat.bounds.certificate import verify_bound
 from remat.certificate import KINDS as BOUND_FORMATS
 from remat.certificate import BoundCertificate
@@ -26,7 +27,7 @@ LOG = "DTR's operator log"
 
 
 def check_file(path: str | os.PathLike[str], graph_path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
-    """(one line that describes the file, remarks). With `graph_path`, a plan or bound is checked against that graph.
+    """(one line that describes the file, remarks). With `graph_path`, other files are checked against that graph.
 
     Raises:
         InvalidInput: a line of the message for each problem, with the file and the place.
@@ -50,7 +51,9 @@ def _checked(where: str, document: Any, kind: Any, graph_path: str | os.PathLike
         return _plan_line(where, document, graph)
     if isinstance(kind, str) and kind in BOUND_FORMATS:
         return _bound_line(where, document, graph)
-    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, PLAN_FORMAT_COPIES, *BOUND_FORMATS))
+    if kind == ARENA_FORMAT:
+        return _arena_line(where, document, graph)
+    known = ", ".join((*GRAPH_FORMATS, PLAN_FORMAT, PLAN_FORMAT_COPIES, *BOUND_FORMATS, ARENA_FORMAT))
     raise InvalidInput(f"{where}: 'format' must be one of {known}, not {kind!r:.60}")
 
 
@@ -124,3 +127,18 @@ def _bound_line(where: str, document: Mapping[str, Any], graph: Graph | None) ->
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from None
     return f"{line}; the proof holds"
+
+
+def _arena_line(where: str, document: Mapping[str, Any], graph: Graph | None) -> str:
+    if graph is None:
+        check_form(document, where)
+        head = f"{where}: {document['format']}, arena for a plan of graph '{document['graph']:.80}'"
+        size = format_size(document["bytes"])
+        return f"{head}: {size}, as it says; give --graph GRAPH to check that nothing overlaps"
+    arena = arena_of_document(document, graph, where)
+    n = sum(map(len, arena.offsets))
+    reused = f", {n_reused} outputs over inputs as it says" if (n_reused := sum(map(len, arena.sharing))) else ""
+    return (
+        f"{where}: {document['format']}, arena for a plan of graph '{graph.name:.80}': {n} outputs and workspaces, "
+        f"{arena.summary()}{reused}; nothing overlaps"
+    )

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from remat import zoo
+from remat.arena import find_arena, place, read_buffers, write_buffers
 from remat.check import check_file
 from remat.cost import gpu_names
 from remat.errors import InvalidInput, RematError
 from remat.files import show_any_text
-from remat.frontends.json import save_graph
+from remat.frontends.json import load_graph, save_graph
 from remat.frontends.monet_schedules import import_clone
+from remat.plan import Plan
+from remat.units import parse_size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_any_text()
     parser = _Parser(prog="remat", description="tools beside the library; experiments: python run.py")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    check = commands.add_parser("check", help="describe graph, plan and bound files, or say what is wrong with them")
-    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan or bound as JSON")
-    check.add_argument("--graph", type=Path, help="the graph that plans and bounds are checked against")
+    check = commands.add_parser("check", help="describe graph, plan, bound and arena files, or say what is wrong")
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="graph, plan, bound or arena as JSON")
+    check.add_argument("--graph", type=Path, help="the graph that plans, bounds and arenas are checked against")
     check.set_defaults(run=_check)
     monet = commands.add_parser("import-monet", help="graphs, and plans of solutions_*.json, of monet-schedules")
     monet.add_argument("path", type=Path, help="a clone, or a solution_*.pkl, cost_*.pkl or solutions_*.json[.gz]")
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     monet.set_defaults(run=_import_monet)
     zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
     zoo.set_defaults(run=_zoo)
+    _add_arena(commands)
     explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
     explain.add_argument(
         "target", nargs="?", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)"
@@ -89,6 +93,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _add_arena(commands: Any) -> None:
+    arena = commands.add_parser("arena", help="a place in one block for every byte of a plan, or for buffers of a CSV")
+    arena.add_argument("path", type=Path, metavar="PLAN.json | BUFFERS.csv", help="columns id,lower,upper,size")
+    arena.add_argument("--graph", type=Path, help="of the plan")
+    arena.add_argument("--budget", help="of a plan: stop at so many bytes, fixed bytes included")
+    arena.add_argument("--capacity", help="of buffers: stop at a block of so many bytes")
+    arena.add_argument("--inclusive", action="store_true", help="buffers are live at their upper end, too")
+    arena.add_argument("--alignment", type=int, default=1, help="of a plan's offsets (default: %(default)s)")
+    arena.add_argument("--time-limit", type=float, default=10.0, help="seconds (default: %(default)s)")
+    arena.add_argument("--seed", type=int, default=0)
+    arena.add_argument("--out", type=Path, help="write the arena (remat-arena/1), or the CSV with a column offset")
+    arena.set_defaults(run=_arena)
+
+
+def _arena(given: argparse.Namespace) -> int:
+    """Print the arena; 1 if it is above the budget or the capacity."""
+    if ".csv" in given.path.suffixes:
+        return _arena_of_buffers(given)
+    if given.graph is None:
+        raise InvalidInput("name the plan's graph, e.g. --graph graph.json; buffers of a file *.csv need none")
+    if given.capacity is not None or given.inclusive:
+        raise InvalidInput("--capacity and --inclusive are for buffers; a plan's limit is --budget")
+    graph = load_graph(given.graph)
+    plan = Plan.load(given.path, graph)
+    arena = find_arena(graph, plan, given.budget, given.time_limit, alignment=given.alignment, seed=given.seed)
+    print(f"{given.path}: arena of {arena.summary()}")
+    if given.out is not None:
+        arena.save(given.out)
+    return 1 if arena.excess_bytes else 0
+
+
+def _arena_of_buffers(given: argparse.Namespace) -> int:
+    if given.graph is not None or given.budget is not None or given.alignment != 1:
+        raise InvalidInput("--graph, --budget and --alignment are for plans; the limit of buffers is --capacity")
+    ids, lower, upper, size = read_buffers(given.path, is_inclusive=given.inclusive)
+    placed = place(lower, upper, size, given.capacity, given.time_limit, seed=given.seed)
+    if given.out is not None:
+        write_buffers(given.out, ids, lower, upper - given.inclusive, size, placed.offsets)
+    ratio = f", {placed.bytes / placed.load:.4f} of their load" if placed.load else ""
+    print(f"{given.path}: {len(ids)} buffers in {placed.bytes} bytes{ratio}; no block is below {placed.bound} bytes")
+    return 0 if given.capacity is None or placed.bytes <= parse_size(given.capacity) else 1
 
 
 def _check(given: argparse.Namespace) -> int:

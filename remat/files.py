@@ -56,6 +56,16 @@ def read_json(path: str | os.PathLike[str], refused: type[InvalidInput] = Invali
         raise refused(f"{os.fspath(path)}: cannot be read: it needs more memory than there is") from None
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The UTF-8 text in a file, compressed with gzip or not; raises `InvalidInput` with the path."""
+    try:
+        return _read_bytes(Path(path)).decode("utf-8-sig")
+    except _Unreadable as error:
+        raise InvalidInput(f"{os.fspath(path)}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{os.fspath(path)}: is not UTF-8 text (byte {error.start})") from None
+
+
 class _Unreadable(Exception):
     """Why a file cannot be read, without its path."""
 

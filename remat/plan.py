@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -259,6 +260,23 @@ class Plan:
         if self.has_copies and self.link is not None:
             head["link"] = self.link.document()
         return {**head, "steps": self.steps}
+
+    def arena(
+        self, graph: Graph, budget: int | str | None = None, time_limit_s: float = 10.0, *, alignment: int = 1
+    ) -> Any:
+        """A place for every byte of the plan: a `remat.Arena`, in which each output and workspace has an offset.
+
+        Args:
+            budget: total bytes, fixed bytes included, at which the search stops; None for the smallest block.
+            time_limit_s: limits the call.
+            alignment: of every offset, in bytes; sizes are rounded up to it.
+
+        Raises:
+            InvalidPlan: the plan cannot be executed on `graph`.
+        """
+        # By name, because arenas are made of plans: the layers of modules know no way up.
+        found = importlib.import_module("remat.arena").find_arena
+        return found(graph, self, budget, time_limit_s, alignment=alignment)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: Graph) -> Plan:

@@ -278,9 +278,9 @@ def _named(graph: Graph, v: int) -> str:
     return f"{v} ({graph.values[v].name})"
 
 
-def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
-    """Step of a computation -> bytes of its outputs that are written over inputs freed before the next computation."""
-    saved: dict[int, int] = {}
+def reused_storages(plan: Plan, sharing: Sharing) -> dict[int, list[tuple[int, int]]]:
+    """Step of a computation -> (input, output) pairs, the output written over an input freed before the next one."""
+    reused: dict[int, list[tuple[int, int]]] = {}
     freed: set[int] = set()
     kinds, ids = plan.kinds.tolist(), plan.ids.tolist()
     for step in range(len(kinds) - 1, -1, -1):
@@ -291,6 +291,14 @@ def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int
         for source, target in sharing[ids[step]]:
             if source in freed and source not in used and target not in used and target not in freed:
                 used |= {source, target}
-                saved[step] = saved.get(step, 0) + min(size[source], size[target])
+                reused.setdefault(step, []).append((source, target))
         freed = set()
-    return saved
+    return reused
+
+
+def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
+    """Step of a computation -> bytes of its outputs that are written over inputs."""
+    return {
+        step: sum(min(size[source], size[target]) for source, target in pairs)
+        for step, pairs in reused_storages(plan, sharing).items()
+    }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from remat.arena import Arena
 from remat.certificate import BoundCertificate
 from remat.errors import RematError
 from remat.plan import Plan, Scope
@@ -133,6 +134,7 @@ class Solution:
         peak_bound_bytes: proven lower bound on the peak of any staged plan within the cost cap, fixed bytes included;
             None unless the strategy proves one.
         solver_memory_bytes: largest resident set of the processes that solved the problem, this one not counted.
+        arena: of the plan, if the solve was asked for one.
     """
 
     status: Status
@@ -159,6 +161,7 @@ class Solution:
     proven_by: str = ""
     peak_bound_bytes: int | None = None
     solver_memory_bytes: int = 0
+    arena: Arena | None = None
 
     def __repr__(self) -> str:
         asked = f"{self.status} by {self.strategy}, '{self.graph_name}' within {format_size(self.budget_bytes)}"

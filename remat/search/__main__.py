@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from remat.arena import compile_places
 from remat.compiled import is_compiled
 from remat.context import Context
 from remat.frontends.synthetic import chain
@@ -32,6 +33,7 @@ def main() -> None:
     for chosen in map(get_strategy, strategies()):
         if chosen.gives_starts and chosen.compiles is not None and not is_compiled(chosen.compiles):
             list(candidates_of(chosen(Context.of(problem, SolveOptions()), {})))
+    compile_places()
     compile_joint()
     compile_offload()
     print(f"the search is compiled ({time.monotonic() - began:.0f} s)")

@@ -15,6 +15,7 @@ from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions, check_accounting
 from remat.registry import Strategy, get_strategy
 from remat.solution import Member, Solution, candidates_of
+from remat.solving.arenas import solve_with_arena
 from remat.solving.budgets import share, solve_ascending
 from remat.solving.dispatch import new_context, run_strategy
 from remat.solving.here import run_family, solve_family
@@ -31,6 +32,7 @@ def solve(
     *,
     accounting: str = "exact",
     link: Link | str | None = None,
+    arena: bool = False,
     **options: Any,
 ) -> Solution:
     """Find a plan for `graph` within `budget`.
@@ -42,6 +44,8 @@ def solve(
         accounting: ``exact``, or ``published`` for the memory that Checkmate's artifact counts.
         link: to the host's memory, to which values may be copied: a `remat.Link`, a rate (``12GB/s``) or a name
             (``pcie5``). Costs and bounds are makespans then.
+        arena: find a plan that has an arena within the budget (`Solution.arena`), or the one found that misses it by
+            least, which the message says.
         options: `remat.SolveOptions` (`time_limit_s`, `seed`, `threads`, ...) and keyword options of the strategy.
 
     Returns:
@@ -51,7 +55,20 @@ def solve(
     Raises:
         InvalidInput: unknown strategy or option, unreadable size or limit.
     """
-    return solve_sweep(graph, [budget], strategy, scope, accounting=accounting, link=link, **options)[0]
+    if not isinstance(arena, bool):
+        raise InvalidInput(f"arena must be True or False, not {shown(arena)}")
+
+    def solve_within(budget: int | str, **more: Any) -> Solution:
+        return solve_sweep(graph, [budget], strategy, scope, accounting=accounting, link=link, **{**options, **more})[0]
+
+    if not arena:
+        return solve_within(budget)
+    check_graph(graph)
+    how, _ = SolveOptions.split(options)
+    return solve_with_arena(
+        graph, parse_size(budget), how.time_limit_s,
+        lambda size, seconds, n_before: solve_within(size, time_limit_s=seconds, seed=how.seed + n_before),
+    )  # fmt: skip
 
 
 def solve_sweep(

@@ -1,0 +1,155 @@
+"""Places for every byte: MiniMalloc's cases, plans of published graphs and of large models, beside other allocators."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import remat
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
+from experiments.store import code_of
+from remat.arena import compile_places, intervals_of, load_of, place, read_buffers
+from remat.errors import InvalidInput
+from remat.simulator import plain_peak
+
+INSTANCES = "REMAT_INSTANCES"
+# Share of (plain peak - fixed bytes) that the plans of large models may hold.
+LARGE = ("llama_32", "llama_80")
+SHARES = (0.5, 0.35)
+GRAPHS = Path(__file__).parents[1] / "results" / "graphs"
+# Files whose upper ends are inclusive.
+INCLUSIVE = ("pangu_2.6B",)
+SOLVE_S = 90.0
+
+
+@experiment(page="results/arena.md")
+def arena(
+    sets: Sequence[str] = ("minimalloc", "zoo", "large", "somas"), seeds: int = 5,
+    allocators: Sequence[str] = ("remat", "cp_sat"), limit: float = 10.0, large_limit: float = 20.0,
+) -> Iterator[Case]:  # fmt: skip
+    """Arena / load and processor seconds, beside CP-SAT."""
+    for kind in sets:
+        if kind not in CASES:
+            raise InvalidInput(f"sets must be some of {', '.join(CASES)}, not '{kind}'")
+        for name in CASES[kind]():
+            for allocator in allocators:
+                for seed in range(seeds if kind == "minimalloc" and allocator == "remat" else 1):
+                    what = {"set": kind, "name": name, "allocator": allocator, "seed": seed}
+                    seconds = large_limit if kind == "large" else limit
+                    yield Case(measured, what | {"limit_s": seconds}, code_of("portfolio"), on_this_machine=True)
+
+
+def _folder() -> Path:
+    if INSTANCES not in os.environ:
+        raise InvalidInput(f"set {INSTANCES} to the folder of instances, or leave out the sets minimalloc and somas")
+    return Path(os.environ[INSTANCES], "arena")
+
+
+CASES: dict[str, Callable[[], list[str]]] = {
+    "minimalloc": lambda: sorted(path.name for path in _folder().glob("*.csv")),
+    "zoo": lambda: list(remat.zoo.names("graph")),
+    "large": lambda: [f"{name} {share:.0%}" for name in LARGE for share in SHARES],
+    "somas": lambda: sorted(path.name for path in _folder().glob("*.csv.gz")),
+}
+
+
+def buffers(kind: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int | None]:
+    """(lower, upper, size, capacity) of a case."""
+    if kind in ("minimalloc", "somas"):
+        _, lower, upper, size = read_buffers(_folder() / name, is_inclusive=name.startswith(INCLUSIVE))
+        return lower, upper, size, int(name.split(".")[-2]) if kind == "minimalloc" else None
+    graph, plan = (remat.zoo.graph(name), remat.zoo.load(name)) if kind == "zoo" else _large_plan(name)
+    found = intervals_of(graph, plan)
+    return found.lower, found.upper, found.size, None
+
+
+def _large_plan(name: str) -> tuple[remat.Graph, remat.Plan]:
+    model, share = name.split()
+    graph = remat.load_graph(GRAPHS / f"{model}.json.gz")
+    part = float(share.rstrip("%")) / 100 * (plain_peak(graph) - graph.fixed_bytes)
+    solution = remat.solve(graph, round(graph.fixed_bytes + part), time_limit_s=SOLVE_S, threads=1)
+    if solution.plan is None:
+        raise InvalidInput(f"{name}: {solution.message}")
+    return graph, solution.plan
+
+
+def measured(set: str, name: str, allocator: str, seed: int, limit_s: float) -> Iterator[dict[str, Any]]:
+    """A row: the block, the load, the bound and the processor seconds; what is compiled is compiled before."""
+    lower, upper, size, capacity = buffers(set, name)
+    compile_places()
+    load = load_of(lower, upper, size)
+    began = time.process_time()
+    n_bytes, is_optimal = ALLOCATORS[allocator](lower, upper, size, capacity, limit_s, seed)
+    yield {
+        "n_buffers": len(size), "load": load, "capacity": capacity, "bytes": n_bytes, "is_optimal": is_optimal,
+        "cpu_s": time.process_time() - began,
+    }  # fmt: skip
+
+
+def _remat(
+    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
+) -> tuple[int | None, bool]:
+    placed = place(lower, upper, size, capacity, limit_s, seed=seed)
+    return placed.bytes, placed.is_optimal
+
+
+def _cp_sat(
+    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
+) -> tuple[int | None, bool]:
+    """`no_overlap_2d`, one worker, in units of the greatest common divisor."""
+    from ortools.sat.python import cp_model
+
+    model, unit = cp_model.CpModel(), max(1, int(np.gcd.reduce(size)))
+    most = int(size.sum()) // unit if capacity is None else capacity // unit
+    tops, across, along = [], [], []
+    for low, high, each in zip(lower.tolist(), upper.tolist(), (size // unit).tolist(), strict=True):
+        start = model.new_int_var(0, max(0, most - each), "")
+        along.append(model.new_fixed_size_interval_var(start, each, ""))
+        across.append(model.new_fixed_size_interval_var(low, high - low, ""))
+        tops.append(start + each)
+    model.add_no_overlap_2d(across, along)
+    block = model.new_int_var(0, most, "")
+    model.add_max_equality(block, tops)
+    if capacity is None:
+        model.minimize(block)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers, solver.parameters.random_seed = 1, seed
+    solver.parameters.max_time_in_seconds = limit_s
+    status = solver.solve(model)
+    is_found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return solver.value(block) * unit if is_found else None, status == cp_model.OPTIMAL
+
+
+ALLOCATORS = {"remat": _remat, "cp_sat": _cp_sat}
+
+
+@arena.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """A table for each set: the worst ratio, how many reach their goal, processor seconds."""
+    lines = []
+    for kind, allocator in dict.fromkeys((row["set"], row["allocator"]) for row in rows):
+        own = [row for row in rows if (row["set"], row["allocator"]) == (kind, allocator)]
+        seeds = sorted({row["seed"] for row in own})
+        found = [row for row in own if row["bytes"] is not None]
+        reached = sum(row["bytes"] <= (row["capacity"] or row["load"]) for row in found)
+        worst = max((row["bytes"] / (row["capacity"] or row["load"]) for row in found), default=0)
+        by_seed = [sum(row["cpu_s"] for row in own if row["seed"] == seed) for seed in seeds]
+        lines.append([
+            kind, allocator, str(len(own)), f"{reached}", f"{worst:.4f}" if len(found) == len(own) else "-",
+            f"{min(by_seed):.1f} to {max(by_seed):.1f}" if len(seeds) > 1 else f"{by_seed[0]:.1f}",
+        ])  # fmt: skip
+    heads = [
+        "cases",
+        "allocator",
+        "runs",
+        "within capacity or at the load",
+        "worst / that",
+        "processor s for all",
+    ]
+    return Drawing(markdown_table(heads, lines, "llrrrr"))

@@ -1,0 +1,26 @@
+"""Arenas: a place for every byte of a plan, and places for intervals of anybody's.
+
+`place` finds offsets for live intervals; `Plan.arena` an `Arena` for a plan, whose file (remat-arena/1) `remat check`
+verifies without a solver. Greedy orders come first, then a local search and a complete one, which proves optima.
+"""
+
+from remat.arena.buffers import read_buffers, write_buffers
+from remat.arena.certificate import ARENA_FORMAT, Arena, arena_of_document, check_form, find_arena
+from remat.arena.intervals import Intervals, intervals_of, load_of
+from remat.arena.placing import Placement, compile_places, place
+
+__all__ = [
+    "ARENA_FORMAT",
+    "Arena",
+    "Intervals",
+    "Placement",
+    "arena_of_document",
+    "check_form",
+    "compile_places",
+    "find_arena",
+    "intervals_of",
+    "load_of",
+    "place",
+    "read_buffers",
+    "write_buffers",
+]

@@ -1,0 +1,351 @@
+"""Offsets for intervals: greedy orders, a local search over orders, then a complete search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, cycle
+from typing import Any
+
+import numpy as np
+
+from remat.arena.intervals import load_of
+from remat.compiled import is_compiled
+from remat.errors import InvalidInput, shown
+from remat.units import MAX_BYTES, check_time_limit, parse_size
+
+# Where between the proven bound and the best arena the complete search looks next.
+LEVELS = (0.0, 0.5, 0.25, 0.75)
+UNIT = 200  # nodes of the shortest run between restarts
+NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
+FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
+MANY = 200_000  # places of buffers in sections; with more, the complete search gets less time
+STEP_S = 0.05  # the clock is read about so often
+COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
+MOVES, PATIENCE = 200, 20  # of a run of the local search; runs without progress after which it goes back to its best
+DESCENT = 0.75  # where between the goal and the best block the local search looks next
+LENGTH_POWER = 0.7  # of a buffer's life in its first weight, which is also proportional to its size
+WEIGHT_GROWTH = 0.3  # of a buffer that is pushed out of its place, as a share of its first weight
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Placement:
+    """Offsets of buffers in one block.
+
+    Attributes:
+        offsets: [n] int64, in the order given.
+        bytes: of the block.
+        load: the largest sum of sizes that are live at once.
+        bound: proven lower bound on the bytes of any placement: the load, or what the complete search refuted, plus 1.
+    """
+
+    offsets: np.ndarray
+    bytes: int
+    load: int
+    bound: int
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no placement needs fewer bytes, by proof."""
+        return self.bytes == self.bound
+
+    def __repr__(self) -> str:
+        proof = "optimal" if self.is_optimal else f"at least {self.bound}"
+        return f"<Placement: {len(self.offsets)} buffers in {self.bytes} bytes, load {self.load}, {proof}>"
+
+
+def place(
+    lower: Any, upper: Any, size: Any, capacity: int | str | None = None, time_limit_s: float = 10.0, *, seed: int = 0
+) -> Placement:
+    """Find offsets, so that no two buffers that are live at once overlap, in a block as small as possible.
+
+    Args:
+        lower, upper: [n] integers: a buffer is live in [lower, upper).
+        size: [n] bytes.
+        capacity: stop at a block of at most so many bytes; None for the smallest one.
+        time_limit_s: limits the call.
+        seed: of every random choice.
+
+    Returns:
+        A `Placement`, also if the capacity is not reached; its `bound` says if no placement can reach it.
+
+    Raises:
+        InvalidInput: arrays of other shapes or kinds, an interval that ends before it begins, a negative size.
+    """
+    began = time.monotonic()
+    lower, upper, size = _checked(lower, upper, size)
+    check_time_limit(time_limit_s)
+    aim = 0 if capacity is None else parse_size(capacity)
+    return _Placer(lower, upper, size, aim, began + time_limit_s, seed).run()
+
+
+def compile_places() -> None:
+    """Compile the searches, so that the first call has its time for them."""
+    lower, upper, size = (np.array(each) for each in ([0, 1, 0], [2, 3, 3], [2, 3, 4]))
+    placer = _Placer(lower, upper, size, 0, time.monotonic() + 300.0, 0)
+    placer.greedy()
+    placer.bytes = placer.bound + 2  # so that both searches look below it
+    _Pushes(placer).turn(time.monotonic() + STEP_S)
+    placer.bytes = placer.bound + 1
+    _Exact(placer).turn(placer.deadline)
+
+
+def _checked(*arrays: Any) -> list[np.ndarray]:
+    found = []
+    for name, given in zip(("lower", "upper", "size"), arrays, strict=True):
+        try:
+            array = np.asarray(given)
+        except ValueError:
+            array = np.empty((0, 0))
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise InvalidInput(f"{name} must be a list of integers, not {shown(given)}")
+        if array.size and (int(array.max()) > MAX_BYTES or int(array.min()) < -MAX_BYTES):
+            raise InvalidInput(f"{name} must hold integers within 2**62 or so, not {int(abs(array).max())}")
+        found.append(array.astype(np.int64))
+    lower, upper, size = found
+    if not len(lower) == len(upper) == len(size):
+        raise InvalidInput(f"lower, upper and size have {len(lower)}, {len(upper)} and {len(size)} entries")
+    for wrong, why in ((upper <= lower, "must end after it begins"), (size < 0, "must have a size of at least 0")):
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise InvalidInput(f"buffer {i} (live in [{lower[i]}, {upper[i]}), {size[i]} bytes) {why}")
+    if sum(size.tolist()) > MAX_BYTES:
+        raise InvalidInput("all sizes together are too large")
+    return found
+
+
+def sections_of(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each buffer's sections [low, high): the times at which a largest set of buffers is live at once."""
+    starts, ends = np.unique(lower), np.unique(upper)
+    after = np.append(starts[1:], ends[-1])
+    # The buffers live at a start are a largest set if one of them ends before others begin.
+    is_largest = np.searchsorted(ends, after, "right") > np.searchsorted(ends, starts, "right")
+    times = starts[is_largest]
+    return np.searchsorted(times, lower), np.searchsorted(times, upper)
+
+
+def _luby() -> Iterator[int]:
+    """1 1 2 1 1 2 4 ...: within a constant factor of the best lengths of runs (Luby, Sinclair, Zuckerman, 1993)."""
+    for i in count(1):
+        k = i
+        while (k + 1) & k:  # no power of 2 minus 1
+            k -= (1 << (k.bit_length() - 1)) - 1
+        yield (k + 1) >> 1
+
+
+class _Placer:
+    """The best offsets so far. Sizes are in units of their greatest common divisor; buffers of 0 bytes lie at 0."""
+
+    def __init__(
+        self, lower: np.ndarray, upper: np.ndarray, size: np.ndarray, aim: int, deadline: float, seed: int
+    ):  # fmt: skip
+        self.n = len(size)
+        self.chosen = np.nonzero(size)[0]
+        self.unit = int(np.gcd.reduce(size)) or 1
+        self.size = size[self.chosen] // self.unit
+        self.lower, self.upper = lower[self.chosen], upper[self.chosen]
+        self.deadline, self.random = deadline, np.random.default_rng(seed)
+        self.load = load_of(self.lower, self.upper, self.size)
+        self.bound, self.aim = self.load, aim // self.unit
+        self.bytes = int(self.size.sum())
+        self.offsets = np.cumsum(self.size) - self.size
+
+    def run(self) -> Placement:
+        if not self.is_done():
+            self.greedy()
+            exact, pushes = _Exact(self), _Pushes(self)
+            turn_s = FIRST_S
+            while not self.is_done():
+                if exact.can_run():
+                    exact.turn(min(self.deadline, time.monotonic() + exact.share * turn_s))
+                pushes.turn(min(self.deadline, time.monotonic() + turn_s))
+                turn_s *= GROWTH
+        offsets = np.zeros(self.n, dtype=np.int64)
+        offsets[self.chosen] = self.offsets * self.unit
+        return Placement(offsets, self.bytes * self.unit, self.load * self.unit, self.bound * self.unit)
+
+    def is_done(self) -> bool:
+        """Whether the capacity is reached, nothing better exists or the time is over."""
+        return self.bytes <= max(self.bound, self.aim) or time.monotonic() >= self.deadline
+
+    def goal(self) -> int:
+        """A block of so many bytes ends the call."""
+        return max(self.bound, self.aim)
+
+    def take(self, offsets: np.ndarray) -> None:
+        """Keep these offsets if they are better."""
+        needed = int((offsets + self.size).max())
+        if needed < self.bytes:
+            self.bytes, self.offsets = needed, offsets.copy()
+
+    def greedy(self) -> None:
+        """Place in several orders, each buffer in the lowest and in the tightest gap."""
+        from remat.arena.fit import fit
+
+        offsets = np.zeros(len(self.size), dtype=np.int64)
+        for order in self.greedy_orders():
+            for is_tight in (False, True):
+                if self.is_done():
+                    return
+                fit(order, self.lower, self.upper, self.size, is_tight, offsets)
+                self.take(offsets)
+
+    def greedy_orders(self) -> Iterator[np.ndarray]:
+        """By size, by the largest load during a buffer's life, by its length, by both multiplied, by time."""
+        size, length = self.size, self.upper - self.lower
+        area, load = size * (length + 0.0), self.largest_loads()
+        yield np.lexsort((-length, -size))
+        yield np.lexsort((-size, -load))
+        yield np.lexsort((-size, -length, -load))
+        yield np.lexsort((-size, -length))
+        yield np.lexsort((-area, -load))
+        yield np.argsort(-area, kind="stable")
+        yield np.lexsort((-length, self.lower))
+        yield np.lexsort((-length, -self.upper))
+
+    def largest_loads(self) -> np.ndarray:
+        """[n] the largest load while each buffer is live."""
+        times = np.unique(np.concatenate([self.lower, self.upper]))
+        first, last = np.searchsorted(times, self.lower), np.searchsorted(times, self.upper)
+        change = np.zeros(len(times) + 1, dtype=np.int64)
+        np.add.at(change, first, self.size)
+        np.add.at(change, last, -self.size)
+        return np.maximum.reduceat(np.cumsum(change), np.column_stack([first, last]).ravel())[::2]
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Where the local search stands, see `remat.arena.push.push`."""
+
+    offsets: np.ndarray
+    homeless: np.ndarray
+    n_homeless: np.ndarray
+    weight: np.ndarray
+    growth: np.ndarray
+
+    def copied(self) -> _Push:
+        """The same, with places of its own."""
+        return replace(
+            self, offsets=self.offsets.copy(), homeless=self.homeless.copy(), n_homeless=self.n_homeless.copy()
+        )
+
+
+class _Pushes:
+    """The local search. It goes down from the best block: below a level, then below one nearer to the goal."""
+
+    def __init__(self, placer: _Placer):
+        self.placer, self.level = placer, -1
+        self.state: _Push | None = None
+        self.best: _Push | None = None
+        self.least, self.n_worse = 1 << 62, 0  # fewest bytes without a place; runs of moves since
+
+    def begin(self) -> _Push:
+        """From the best block, less the buffers that end above the next level."""
+        placer = self.placer
+        goal = placer.goal()
+        self.level = goal + int(DESCENT * (placer.bytes - 1 - goal))
+        offsets = placer.offsets.copy()
+        above = np.nonzero(offsets + placer.size > self.level)[0]
+        offsets[above] = -1
+        homeless = np.zeros(len(offsets), dtype=np.int64)
+        homeless[: len(above)] = above
+        share = placer.size / placer.size.max() * (placer.upper - placer.lower) ** LENGTH_POWER
+        self.least, self.n_worse = 1 << 62, 0
+        return _Push(offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH)
+
+    def turn(self, until: float) -> None:
+        """Search until then; what is found goes to the placer, and the level down."""
+        from remat.arena.push import push
+
+        placer = self.placer
+        random = np.array([placer.random.integers(1, 1 << 62)], dtype=np.uint64)
+        while time.monotonic() < until and not placer.is_done():
+            if self.state is None or placer.bytes <= self.level:
+                self.state = self.best = self.begin()
+            state = self.state
+            push(
+                self.level, MOVES, placer.lower, placer.upper, placer.size, state.weight, state.growth, state.offsets,
+                state.homeless, state.n_homeless, random,
+            )  # fmt: skip
+            if not self.state.n_homeless[0]:
+                placer.take(self.state.offsets)
+            else:
+                self.keep(self.state)
+
+    def keep(self, state: _Push) -> None:
+        """Note a state with fewer bytes without a place; after a while without one, go back to the best.
+
+        Weights stay, so that the search leaves it in another direction.
+        """
+        missing = int(self.placer.size[state.homeless[: state.n_homeless[0]]].sum())
+        self.n_worse += 1
+        if missing < self.least:
+            self.least, self.n_worse, self.best = missing, 0, state.copied()
+        elif self.n_worse >= PATIENCE and self.best is not None:
+            copied = self.best.copied()
+            self.state, self.n_worse = replace(copied, weight=state.weight), 0
+
+
+class _Exact:
+    """The complete search, below one level after another between the proven bound and the best block."""
+
+    def __init__(self, placer: _Placer):
+        self.placer = placer
+        times = sections_of(placer.lower, placer.upper)
+        self.low, self.high = times
+        self.room, self.ns_per_node = 1 << 16, STEP_S * 1e9
+        self.level, self.levels = -1, cycle(LEVELS)
+        self.share = min(1.0, MANY / int((self.high - self.low).sum()))  # of the time
+        self.skyline: Any = None
+        self.runs = _luby()
+
+    def can_run(self) -> bool:
+        """Whether it is compiled, or there is time to compile it."""
+        from remat.arena import skyline
+
+        return is_compiled(skyline.go_on) or self.placer.deadline - time.monotonic() > COMPILES_S
+
+    def next_level(self) -> int:
+        placer = self.placer
+        if self.placer.aim >= placer.bound:
+            return placer.aim
+        return placer.bound + int(next(self.levels) * (placer.bytes - 1 - placer.bound))
+
+    def turn(self, until: float) -> None:
+        """Search below the next level until then; what is found or refuted goes to the placer."""
+        from remat.arena import skyline
+
+        placer, level = self.placer, self.next_level()
+        if level != self.level or self.skyline is None:
+            seed = int(placer.random.integers(1 << 62))
+            self.skyline = skyline.new_skyline(self.low, self.high, placer.size, level, seed, self.room)
+            self.level, self.runs = level, _luby()
+            self.skyline.noise[:] = 0.0  # the first run is the heuristic's
+        unit = max(UNIT, len(placer.size) // 2)
+        while time.monotonic() < until:
+            skyline.restart(self.skyline)
+            result = self.run(unit * next(self.runs), until)
+            self.skyline.noise[:] = NOISE
+            if result == skyline.FOUND:
+                placer.take(self.skyline.least)
+            elif result == skyline.REFUTED:
+                placer.bound = max(placer.bound, level + 1)
+            elif result == skyline.FULL:
+                self.room, self.skyline = 4 * self.room, None
+            if result != skyline.RUNNING:
+                return
+
+    def run(self, n_nodes: int, until: float) -> int:
+        """One run of so many nodes, unless the time ends it."""
+        from remat.arena import skyline
+
+        while n_nodes > 0 and (now := time.monotonic()) < until:
+            before = self.skyline.scalar[skyline.NODES]
+            result = skyline.go_on(self.skyline, min(n_nodes, max(1, int(STEP_S * 1e9 / self.ns_per_node))))
+            done = max(1, int(self.skyline.scalar[skyline.NODES] - before))
+            n_nodes -= done
+            self.ns_per_node = 0.7 * self.ns_per_node + 0.3 * (time.monotonic() - now) * 1e9 / done
+            if result != skyline.RUNNING:
+                return result
+        return skyline.RUNNING

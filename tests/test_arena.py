@@ -1,0 +1,512 @@
+"""Arenas against brute force, cases by hand, an independent check of overlaps, and forged certificates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import random_case, random_graph
+from helpers import refused
+from ortools.sat.python import cp_model
+
+import remat
+from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
+from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
+from remat.arena.placing import sections_of
+from remat.check import check_file
+from remat.cli import main
+from remat.implementation import Implementation
+from remat.plan import COMPUTE, FREE
+from remat.solving.arenas import solve_with_arena
+
+
+def overlapping(lower: Any, upper: Any, size: Any, offsets: Any) -> list[tuple[int, int]]:
+    """Pairs of buffers that are live at once and overlap, by looking at every pair."""
+    n = len(size)
+    return [
+        (i, j) for i, j in itertools.combinations(range(n), 2)
+        if lower[i] < upper[j] and lower[j] < upper[i] and offsets[i] < offsets[j] + size[j]
+        and offsets[j] < offsets[i] + size[i]
+    ]  # fmt: skip
+
+
+def least_block(lower: Sequence[int], upper: Sequence[int], size: Sequence[int]) -> int:
+    """The smallest block, by trying every order: each buffer is placed on all earlier ones that it overlaps in time.
+
+    Some order is right: that of the offsets of a best placement, pushed down.
+    """
+    n, best = len(size), sum(size)
+
+    def go(placed: tuple[tuple[int, int], ...], left: frozenset[int], top: int) -> None:
+        nonlocal best
+        if not left:
+            best = min(best, top)
+        for b in left:
+            at = max((t for o, t in placed if lower[o] < upper[b] and lower[b] < upper[o]), default=0)
+            if at + size[b] < best:
+                go((*placed, (b, at + size[b])), left - {b}, max(top, at + size[b]))
+
+    go((), frozenset(range(n)), 0)
+    return best
+
+
+def random_buffers(rng: np.random.Generator, n: int, times: int, most: int) -> tuple[list[int], list[int], list[int]]:
+    ends = np.sort(rng.integers(0, times, (n, 2)), axis=1)
+    return ends[:, 0].tolist(), (ends[:, 1] + 1).tolist(), rng.integers(0, most, n).tolist()
+
+
+@cache
+def compiled() -> None:
+    """The searches are compiled, so that limits of seconds are for them alone."""
+    compile_places()
+
+
+def fits_below(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], capacity: int, seed: int = 0) -> bool:
+    """What the complete search alone says, without greedy orders."""
+    low, high = sections_of(np.array(lower), np.array(upper))
+    search = skyline.new_skyline(low, high, np.array(size), capacity, seed, 1 << 12)
+    while True:
+        skyline.restart(search)
+        result = skyline.go_on(search, 50 if seed else 1 << 30)
+        search.noise[:] = 1.0
+        if result != skyline.RUNNING:
+            assert result in (skyline.FOUND, skyline.REFUTED)
+            break
+    if result == skyline.FOUND:
+        offsets = search.least
+        assert not overlapping(lower, upper, size, offsets)
+        assert max(offsets + np.array(size)) <= capacity
+    return result == skyline.FOUND
+
+
+@pytest.mark.parametrize("n", [0, *range(1, 8)])
+def test_blocks_are_the_smallest_ones_by_brute_force(n: int) -> None:
+    compiled()
+    rng = np.random.default_rng(n)
+    for _ in range(25 if n < 7 else 12):
+        lower, upper, size = random_buffers(rng, n, 8, 9)
+        placed = place(lower, upper, size)
+        assert not overlapping(lower, upper, size, placed.offsets)
+        assert placed.bytes == max((placed.offsets + np.array(size, dtype=int)).tolist(), default=0)
+        assert placed.is_optimal
+        assert placed.bytes == least_block(lower, upper, size)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_complete_search_finds_and_refutes_as_brute_force_does(seed: int) -> None:
+    compiled()
+    rng = np.random.default_rng(100 + seed)
+    for _ in range(30):
+        lower, upper, size = random_buffers(rng, 7, 7, 8)
+        size = [max(1, each) for each in size]
+        best = least_block(lower, upper, size)
+        assert fits_below(lower, upper, size, best, seed)
+        assert not fits_below(lower, upper, size, best - 1, seed)
+
+
+def cp_sat_fits(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], capacity: int) -> bool:
+    """What another complete solver says."""
+    model = cp_model.CpModel()
+    starts = [model.new_int_var(0, capacity - each, "") for each in size]
+    along = [model.new_fixed_size_interval_var(start, each, "") for start, each in zip(starts, size, strict=True)]
+    across = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(lower, upper, strict=True)]
+    model.add_no_overlap_2d(across, along)
+    status = cp_model.CpSolver().solve(model)
+    assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.INFEASIBLE)
+    return status != cp_model.INFEASIBLE
+
+
+# Found by trying random buffers that fill their load at every time.
+ABOVE_LOAD = [
+    ([0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 5], [1, 2, 3, 4, 6, 6, 4, 5, 5, 6, 6], [2, 5, 1, 1, 2, 1, 1, 1, 1, 2, 2]),
+    ([0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 5], [1, 2, 3, 4, 4, 3, 4, 6, 5, 6, 6, 6], [5, 2, 3, 2, 1, 1, 2, 2, 5, 3, 1, 1]),
+    ([0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 6, 6], [2, 1, 5, 3, 4, 3, 6, 5, 6, 7, 7, 7], [3, 2, 1, 1, 1, 2, 3, 1, 2, 2, 1, 2]),
+]
+
+
+@pytest.mark.parametrize(("lower", "upper", "size"), ABOVE_LOAD)
+def test_a_block_that_must_exceed_its_load_is_proven_so(lower: list[int], upper: list[int], size: list[int]) -> None:
+    compiled()
+    placed = place(lower, upper, size)
+    assert (placed.bytes, placed.bound, placed.is_optimal) == (placed.load + 1, placed.load + 1, True)
+    assert not overlapping(lower, upper, size, placed.offsets)
+    for seed in range(4):  # without restarts, and with them
+        assert not fits_below(lower, upper, size, placed.load, seed)
+    assert not cp_sat_fits(lower, upper, size, placed.load)
+    assert cp_sat_fits(lower, upper, size, placed.load + 1)
+
+
+def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> None:
+    compiled()
+    lower, upper, size = [0, 3, 0, 9, 5], [3, 9, 9, 12, 12], [4, 4, 4, 4, 4]
+    assert place(lower, upper, size, 20).bytes <= 20
+    placed = place(lower, upper, size, 8)
+    assert placed.bound > 8
+    assert placed.is_optimal
+
+
+def test_wrong_intervals_are_refused() -> None:
+    with refused("buffer 1 .* must end after it begins"):
+        place([0, 2], [1, 2], [1, 1])
+    with refused("at least 0"):
+        place([0], [1], [-1])
+    with refused("2, 1 and 1 entries"):
+        place([0, 1], [1], [1])
+    with refused("size must be a list of integers"):
+        place([0], [1], [0.5])
+
+
+# Intervals of a plan, by hand ---------------------------------------------------------------------------------------
+
+
+def lived(graph: Graph, plan: Plan, sharing: Any = ()) -> list[tuple[int, int, int]]:
+    found = intervals_of(graph, plan, sharing)
+    return list(zip(found.lower.tolist(), found.upper.tolist(), found.size.tolist(), strict=True))
+
+
+def chain_of(n: int, size: Sequence[int], **more: Any) -> Graph:
+    return Graph.from_nodes("chain", [[i - 1] if i else [] for i in range(n)], size, [1] * n, **more)
+
+
+def test_an_input_and_the_next_calls_output_may_share_a_place_its_own_calls_output_may_not() -> None:
+    graph = chain_of(3, [4, 4, 4])
+    plan = Plan.from_order(graph, [0, 1, 2])
+    assert lived(graph, plan) == [(0, 2, 4), (1, 3, 4), (2, 3, 4)]
+    arena = plan.arena(graph)
+    assert (arena.bytes, arena.load, arena.is_optimal) == (8, 8, True)
+    assert arena.offsets[0] == arena.offsets[2] != arena.offsets[1]
+
+
+def test_what_is_kept_outlives_the_step() -> None:
+    graph = chain_of(3, [4, 4, 4], keep=[0])
+    assert lived(graph, Plan.from_order(graph, [0, 1, 2])) == [(0, 4, 4), (1, 3, 4), (2, 3, 4)]
+
+
+def test_a_workspace_lives_for_one_call() -> None:
+    graph = chain_of(2, [4, 4], workspace_bytes=[0, 9])
+    assert lived(graph, Plan.from_order(graph, [0, 1])) == [(0, 2, 4), (1, 2, 4), (1, 2, 9)]
+    assert [len(each) for each in Plan.from_order(graph, [0, 1]).arena(graph).offsets] == [1, 2]
+
+
+def two_outputs() -> Graph:
+    operations = (
+        Operation("a", "x", (), (0, 1)), Operation("b", "x", (0,), (2,)), Operation("c", "x", (1, 2), (3,)),
+    )  # fmt: skip
+    return Graph("two", operations, (Value("a0", 3), Value("a1", 5), Value("b", 1), Value("c", 1)))
+
+
+def test_a_value_computed_again_while_it_is_resident_is_a_second_buffer() -> None:
+    graph = two_outputs()
+    steps = [(COMPUTE, 0), (FREE, 0), (COMPUTE, 0), (COMPUTE, 1), (FREE, 0), (COMPUTE, 2)]
+    plan = Plan.from_steps(graph, steps)
+    # value 1 is there already: both copies are live while operation 0 runs again
+    assert lived(graph, plan) == [(0, 1, 3), (0, 2, 5), (1, 3, 3), (1, 5, 5), (2, 5, 1), (3, 5, 1)]
+    assert plan.arena(graph).load == simulate(graph, plan).peak_bytes == 13
+
+
+def overwriting() -> tuple[Graph, Plan]:
+    relu = Implementation("in_place", (0,), (1,), 1, 0, overwrites=0)
+    operations = (
+        Operation("a", "x", (), (0,)), Operation("relu", "x", (0,), (1,), implementations=(relu,)),
+        Operation("c", "x", (1,), (2,)),
+    )  # fmt: skip
+    graph = Graph("over", operations, (Value("a", 4), Value("r", 4), Value("c", 1)))
+    return graph, Plan.from_order(graph, [0, 1, 2], implementations=["", "in_place", ""])
+
+
+def test_an_output_that_overwrites_its_input_has_its_place() -> None:
+    graph, plan = overwriting()
+    assert lived(graph, plan) == [(0, 3, 4), (2, 3, 1)]
+    arena = plan.arena(graph)
+    assert arena.offsets[0] == arena.offsets[1]
+    assert arena.bytes == 5
+
+
+def test_tensorflows_forwarding_merges_intervals() -> None:
+    graph = chain_of(3, [4, 4, 2])
+    plan = Plan.from_order(graph, [0, 1, 2])
+    sharing = ((), ((0, 1),), ((1, 2),))  # the second pair differs in size: nothing is forwarded
+    assert lived(graph, plan, sharing) == [(0, 3, 4), (2, 3, 2)]
+    arena = find_arena(graph, plan, sharing=sharing)
+    assert arena.bytes == 6
+    assert remat.arena.arena_of_document(arena.document(), graph, "it").load == 6
+
+
+def test_a_copy_from_the_host_takes_a_place() -> None:
+    graph = Graph.from_nodes("step", [[], [0], [1], [0, 2]], [4, 2, 2, 1], [10, 20, 10, 10], cost_unit="ns")
+    steps = [
+        ("compute", 0), ("offload", 0), ("compute", 1), ("free", 0), ("compute", 2), ("free", 1), ("prefetch", 0),
+        ("compute", 3),
+    ]  # fmt: skip
+    plan = Plan.from_steps(graph, steps, link=remat.Link("1GB/s", "1GB/s"))
+    assert lived(graph, plan) == [(0, 2, 4), (1, 3, 2), (2, 6, 2), (3, 6, 4), (4, 6, 1)]
+    arena = plan.arena(graph)
+    assert arena.load == simulate(graph, plan).peak_bytes
+    assert remat.arena.arena_of_document(arena.document(), graph, "it").bytes == arena.bytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arenas_of_random_plans_hold_the_judges_peak_and_nothing_overlaps(seed: int) -> None:
+    compiled()
+    rng = np.random.default_rng(seed)
+    graph = random_case(rng, joint=seed % 2 == 0, n=6)
+    order = list(range(len(graph)))
+    names = [str(rng.choice(["", *(w.name for w in graph.operations[k].implementations)])) for k in order]
+    try:
+        plan = Plan.from_order(graph, order, implementations=names)
+        peak = simulate(graph, plan).peak_bytes
+    except remat.InvalidPlan:  # an implementation reads what no other one made
+        plan = Plan.from_order(graph, order)
+        peak = simulate(graph, plan).peak_bytes
+    arena = plan.arena(graph, alignment=int(rng.choice([1, 4])))
+    found = intervals_of(graph, plan)
+    offsets = np.zeros(len(found.size), dtype=int)
+    for call, given in zip(found.calls, arena.offsets, strict=True):
+        offsets[list(call)] = given
+    assert not overlapping(found.lower, found.upper, found.size, offsets)
+    assert found.load == peak - graph.fixed_bytes
+    assert arena.is_optimal
+    again = remat.arena.arena_of_document(json.loads(json.dumps(arena.document())), graph, "it")
+    assert (again.bytes, again.load) == (arena.bytes, arena.load)
+
+
+# Certificates -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certificate() -> tuple[Graph, dict[str, Any]]:
+    graph = random_graph(np.random.default_rng(3), 6)
+    plan = Plan.from_order(graph, range(6), 10**6)
+    return graph, json.loads(json.dumps(plan.arena(graph).document()))
+
+
+def test_a_saved_arena_is_checked_by_the_command(
+    certificate: tuple[Graph, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, document = certificate
+    remat.save_graph(graph, tmp_path / "g.json")
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    assert main(["check", str(tmp_path / "a.json"), "--graph", str(tmp_path / "g.json")]) == 0
+    assert "nothing overlaps" in capsys.readouterr().out
+    assert "give --graph" in check_file(tmp_path / "a.json")[0]
+    assert Arena.read(tmp_path / "a.json", graph).bytes == document["bytes"]
+
+
+def test_every_overlap_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
+    graph, document = certificate
+    plan = Plan.from_document(document["plan"], graph, "it")
+    found = intervals_of(graph, plan)
+    verdicts = set()
+    for call, places in enumerate(document["offsets"]):
+        for i, at in itertools.product(range(len(places)), range(document["bytes"])):
+            forged = json.loads(json.dumps(document))
+            forged["offsets"][call][i] = at
+            offsets = np.zeros(len(found.size), dtype=int)
+            for buffers, given in zip(found.calls, forged["offsets"], strict=True):
+                offsets[list(buffers)] = given
+            is_right = not overlapping(found.lower, found.upper, found.size, offsets) and bool(
+                (offsets + found.size <= document["bytes"]).all()
+            )
+            verdicts.add(is_right)
+            if is_right:
+                remat.arena.arena_of_document(forged, graph, "it")
+            else:
+                with refused("overlap|not within"):
+                    remat.arena.arena_of_document(forged, graph, "it")
+    assert verdicts == {True, False}
+
+
+def forgeries(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    offsets, steps = document["offsets"], document["plan"]["steps"]
+    at = next(i for i, (kind, _) in enumerate(steps) if kind == "free")
+    return {
+        "must be 'remat-arena/1'": document | {"format": "remat-arena/2"},
+        "was made for graph": document | {"graph_sha256": "0" * 64},
+        "'plan_sha256' is not": document | {"plan_sha256": "0" * 64},
+        "'plan_sha256' is not the": document | {"plan": document["plan"] | {"steps": steps[:at] + steps[at + 1 :]}},
+        "'load' is": document | {"load": document["load"] - 1},
+        "not within": document | {"bytes": document["load"] - 1},
+        "has 5 entries": document | {"offsets": offsets[:-1]},
+        "entry 0 of 'offsets' has 0": document | {"offsets": [[], *offsets[1:]]},
+        "entry 0 of 'offsets' must hold": document | {"offsets": [[-1], *offsets[1:]]},
+        "must be a list with": document | {"offsets": 3},
+        "no multiple of 64": document | {"alignment": 64, "offsets": [[1], *offsets[1:]]},
+        "alignment must be": document | {"alignment": 0},
+        "'bytes' must be a number": document | {"bytes": True},
+        "'plan' must be": document | {"plan": None},
+        "'plan' must have 'format'": document | {"plan": document["plan"] | {"format": "x"}},
+        "'sharing' must be": document | {"sharing": [[]]},
+        "is no input and output": document | {"sharing": [[[5, 0]], [], [], [], [], []]},
+    }
+
+
+def test_forged_arenas_are_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
+    graph, document = certificate
+    remat.arena.arena_of_document(document, graph, "it")
+    for why, forged in forgeries(document).items():
+        with refused(why):
+            remat.arena.arena_of_document(forged, graph, "it")
+
+
+def test_an_output_that_overwrites_cannot_lie_elsewhere() -> None:
+    graph, plan = overwriting()
+    document = plan.arena(graph).document()
+    document["offsets"][1] = [document["offsets"][1][0] + 1]
+    with refused("not in its storage"):
+        remat.arena.arena_of_document(document, graph, "it")
+
+
+def test_a_plan_with_copies_as_a_plan_without_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
+    graph, document = certificate
+    with refused("another plan"):
+        remat.arena.arena_of_document(document, graph, "it", Plan.from_order(graph, [0, *range(6)]))
+
+
+# Commands -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_places_buffers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiled()
+    path = tmp_path / "buffers.csv"
+    path.write_text("id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n")
+    assert main(["arena", str(path), "--capacity", "12", "--out", str(tmp_path / "o.csv")]) == 0
+    assert "5 buffers in 12 bytes" in capsys.readouterr().out
+    assert main(["arena", str(path), "--capacity", "11"]) == 1
+    lines = [line.split(",") for line in (tmp_path / "o.csv").read_text().splitlines()]
+    assert lines[0] == ["id", "lower", "upper", "size", "offset"]
+    columns = [[int(line[i]) for line in lines[1:]] for i in range(1, 5)]
+    assert not overlapping(*columns)
+    path.write_text("id,lower,upper,size\nb1,0,3\n")
+    assert main(["arena", str(path)]) == 1
+    assert "line 2" in capsys.readouterr().err
+    path.write_text("a,b\n")
+    with pytest.raises(InvalidInput, match="first line"):
+        read_buffers(path)
+
+
+def test_the_command_places_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = chain_of(3, [4, 4, 4])
+    remat.save_graph(graph, tmp_path / "g.json")
+    Plan.from_order(graph, [0, 1, 2]).save(tmp_path / "p.json")
+    given = ["arena", str(tmp_path / "p.json"), "--graph", str(tmp_path / "g.json")]
+    assert main([*given, "--budget", "8", "--out", str(tmp_path / "a.json")]) == 0
+    assert "within the budget" in capsys.readouterr().out
+    assert Arena.read(tmp_path / "a.json", graph).bytes == 8
+    assert main([*given, "--budget", "7"]) == 1
+    assert main(given[:2]) == 1
+    assert "--graph" in capsys.readouterr().err
+
+
+# Published instances ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_minimallocs_cases_are_within_their_capacity(instances: Path) -> None:
+    compiled()
+    paths = sorted((instances / "arena").glob("*.csv"))
+    assert paths
+    for path in paths:
+        capacity = int(path.name.split(".")[1])
+        _, lower, upper, size = read_buffers(path)
+        placed = place(lower, upper, size, capacity, 60)
+        assert placed.bytes <= capacity, path.name
+        assert not overlapping(lower, upper, size, placed.offsets)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet50_b184_5GB_p100", "unet_b11_5GB", "vgg16_b176_6GB", "googlenet_b320_5GB"])
+def test_plans_of_the_zoo_have_an_arena_of_their_load(name: str) -> None:
+    compiled()
+    graph, plan = remat.zoo.graph(name), remat.zoo.load(name)
+    arena = plan.arena(graph, time_limit_s=60)
+    assert arena.bytes == arena.load == simulate(graph, plan).peak_bytes - graph.fixed_bytes
+
+
+# Solves -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None:
+    compiled()
+    graph = remat.zoo.graph("unet_b11_5GB_p100")
+    budget = 5 * 2**30
+    solution = remat.solve(graph, budget, time_limit_s=20, threads=1, arena=True)
+    assert solution.plan is not None
+    assert solution.arena is not None
+    assert solution.arena.excess_bytes == 0
+    assert solution.arena.total_bytes <= budget == solution.budget_bytes == solution.plan.budget_bytes
+    remat.arena.arena_of_document(solution.arena.document(), graph, "it", solution.plan)
+
+
+class Fragmenting:
+    """A solve whose plans have gaps: each budget leads to a plan of that peak, and its arena needs `gap` bytes more."""
+
+    def __init__(self, graph: Graph, gap: int, monkeypatch: pytest.MonkeyPatch):
+        self.graph, self.asked = graph, list[int]()
+        found = find_arena(graph, Plan.from_order(graph, range(len(graph))))
+
+        def arena(plan: Plan, graph: Graph, budget: int, time_limit_s: float) -> Arena:
+            return replace(found, bytes=self.asked[-1] - graph.fixed_bytes + gap, budget_bytes=budget)
+
+        monkeypatch.setattr(Plan, "arena", arena)
+
+    def solve(self, budget: int, seconds: float, n_before: int) -> remat.Solution:
+        self.asked.append(budget)
+        plan = Plan.from_order(self.graph, range(len(self.graph)), budget)
+        return remat.Solution(
+            remat.Status.FEASIBLE, "test", self.graph.name, budget, plan.scope, "exact", plan, 100, budget, 0.1,
+            bound=90 + len(self.asked),
+        )  # fmt: skip
+
+
+def test_the_next_round_counts_on_what_the_arena_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
+    solves = Fragmenting(graph, 3, monkeypatch)
+    solution = solve_with_arena(graph, 50, 5.0, solves.solve)
+    assert solves.asked == [50, 47]
+    assert solution.arena is not None
+    assert solution.arena.total_bytes == 50 == solution.budget_bytes
+    assert solution.bound == 91  # of the first solve, which had the whole budget
+    assert "so that its arena fits" in solution.message
+
+
+def test_an_arena_that_never_fits_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain_of(3, [4, 4, 4])
+    solves = Fragmenting(graph, 3, monkeypatch)
+
+    def solve(budget: int, seconds: float, n_before: int) -> remat.Solution:
+        found = solves.solve(budget, seconds, n_before)
+        return found if not n_before else replace(found, plan=None, cost=None, peak_bytes=None)
+
+    solution = solve_with_arena(graph, 50, 5.0, solve)
+    assert solution.plan is not None
+    assert solution.message == "the arena misses the budget by 3 B"
+
+
+def test_what_is_saved_fits_its_schema(certificate: tuple[Graph, dict[str, Any]]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((resources.files("remat") / "schemas" / "remat-arena-1.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    graph, document = certificate
+    validator.validate(document)
+    wrong = [None, -1, 1.5, True, "x", [1.5], [["a"]]]
+    changed = [{k: v for k, v in document.items() if k != key} for key in document]
+    changed += [document | {key: one} for key in document for one in wrong]
+    n_refused = 0
+    for one in changed:
+        try:
+            remat.arena.arena_of_document(one, graph, "it")
+        except InvalidInput:
+            n_refused += 1
+        else:
+            assert validator.is_valid(one), one
+    assert n_refused > len(changed) / 2
