@@ -65,9 +65,9 @@ def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed])
         context, compilation = TracingContext.try_get(), CompileContext.try_get()
 
         def finish(partition_fn: PartitionFn) -> Boxed:
-            # This stage writes into the metadata; and it would print all graphs, whether somebody reads that or not.
+            # This stage would print all graphs, whether somebody reads that or not.
             quiet = replace(state.aot_config, enable_log=False)
-            own = replace(state, fw_metadata=copy.copy(state.fw_metadata), aot_config=quiet)
+            own = replace(state, fw_metadata=_copied_metadata(state.fw_metadata), aot_config=quiet)
             if TracingContext.try_get() is context:
                 return original(own, captured, partition_fn, *compilers)[0]
             with tracing(context), compile_context(compilation), compiled_autograd._disable():
@@ -80,6 +80,15 @@ def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed])
         yield
     finally:
         setattr(aot_autograd, name, original)
+
+
+def _copied_metadata(metadata: Any) -> Any:
+    """A copy into whose attributes, dicts and lists the second stage may write."""
+    copied = copy.copy(metadata)
+    for name, value in vars(metadata).items():
+        if isinstance(value, (dict, list, set)):
+            setattr(copied, name, copy.copy(value))
+    return copied
 
 
 def forbid_overwriting() -> None:
