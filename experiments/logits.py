@@ -65,9 +65,10 @@ def _lengths(found: rt.Explanation, model: str) -> Iterator[dict[str, Any]]:
 def checked(time_limit_s: float) -> Iterator[dict[str, Any]]:
     """Two rows of a small model, whose step is trained at the length that explain names for the overhead."""
     torch.set_num_threads(2)
+    options: dict[str, Any] = dict(SMALL)
     found = rt.explain(
         LLAMA, gpu="cpu", budget=CPU_BUDGET, optimizer=None, length=256, implementations="joint",
-        time_limit_s=time_limit_s, **SMALL,
+        time_limit_s=time_limit_s, **options,
     )  # fmt: skip
     for row in _lengths(found, "Llama, small"):
         length = row["largest"][f"{OVERHEAD:.0%}"]

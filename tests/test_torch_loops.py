@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import json
 import linecache
 import logging
@@ -26,6 +27,7 @@ import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
 from remat.cost import profile as profile_module  # noqa: E402
 from remat.cost.records import write_record  # noqa: E402
+from remat.torch.measuring.measure import difference_of_steps, peak_of_step  # noqa: E402
 from remat.torch.planning import capturing  # noqa: E402
 
 pytestmark = MARKS
@@ -313,8 +315,8 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
 
 def test_another_budget_needs_no_second_capture_while_nothing_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     captured, model, x = [], Net(), torch.randn(8, 3, 16, 16)
-    original = capturing.capture_module
-    monkeypatch.setattr(capturing, "capture_module", lambda *args: captured.append(args[1]) or original(*args))
+    original = capturing.compile_graph
+    monkeypatch.setattr(capturing, "compile_graph", lambda *args: captured.append(1) or original(*args))
 
     def count(batch: torch.Tensor, budget: float = 0.9) -> int:
         captured.clear()
@@ -329,8 +331,29 @@ def test_another_budget_needs_no_second_capture_while_nothing_has_changed(monkey
     model.layers[1].eval()
     assert [count(x), count(x)] == [1, 0]
     model.layers[0].weight.requires_grad_(False)
-    assert [count(x), count(x[:4]), count(x[:4].clone())] == [1, 1, 1]  # a part of a batch keeps all of it
+    assert [count(x), count(x[:4]), count(x[:4].clone())] == [1, 1, 0]
+    part, whole = (rematerialize(model, (batch,), "9MB").plan.graph for batch in (x[:4], x[:4].clone()))
+    assert part.fixed_bytes - whole.fixed_bytes == x[4:].nbytes  # a part of a batch keeps all of it
     reference = weakref.ref(x)
-    captured.clear()
     del x
+    assert reference() is None
+
+
+def test_one_capture_serves_the_first_steps_of_every_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, model, x = [], Net(), images(16)
+    original = capturing.compile_graph
+    monkeypatch.setattr(capturing, "compile_graph", lambda *args: captured.append(1) or original(*args))
+    modules = [rematerialize(model, (x,), budget) for budget in (0.9, 0.65)]
+    assert [bool(module._step.compiled) for module in modules] == [False, False]
+    for module in (*modules, *modules):  # by turns: each keeps to its own plan
+        assert difference_of_steps(model, module, (x,), {}, "cpu") == 0
+    peaks = [peak_of_step(module, (x,), {}, "cpu") for module in (model, *modules)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 3
+    assert captured == [1]
+    modules[1](images(8)).sum().backward()
+    assert captured == [1, 1]  # another shape
+    reference = weakref.ref(model)
+    del model, modules, module
+    gc.collect()
     assert reference() is None

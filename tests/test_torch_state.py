@@ -334,7 +334,7 @@ def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.Monk
     monkeypatch.setattr("remat.torch.step.capture.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
     losses(ours, rows()[0], 6)
     assert model.n == 11
-    assert len(compiled) == 1
+    assert not compiled  # what was captured for planning counts on
 
 
 def scaled(self: Any, h: Tensor) -> Tensor:

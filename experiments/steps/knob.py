@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from experiments.steps.measure_step import Beside, planned, promise_of
 from experiments.steps.torch_steps import step_for_a_cpu
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput, headline
-from remat.torch.planning.capturing import call_of
+from remat.torch.planning.capturing import call_of_models
 from remat.torch.planning.planner import there_before
 
 OPTIONS: dict[str, dict[str, Any]] = {"llama": {"n_groups": 2}}  # grouped heads
@@ -63,7 +64,7 @@ class _Compiled(nn.Module):
     def __init__(self, inner: nn.Module):
         super().__init__()
         self.inner = inner
-        self.__dict__["call"] = torch.compile(call_of(inner))
+        self.__dict__["call"] = functools.partial(torch.compile(call_of_models()), inner)
 
     def forward(self, *args: Any) -> Tensor:
         return self.__dict__["call"](*args)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import torch
-from torch import fx, nn
+from torch import nn
 
 from remat.errors import warn
 from remat.execution import StepPlan
 from remat.execution.phases import FIRST_STEP
 from remat.torch import _random
 from remat.torch.implementations import NotInvertible
-from remat.torch.planning.capturing import call_of, captured_step, describe_inputs, trace_settings
+from remat.torch.planning.capturing import calls_of, captured_step, describe_inputs, trace_settings
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.step import aot
-from remat.torch.step.branches import NewBranches, Values
-from remat.torch.step.capture import TrainingGraph, compile_graph, compiling
+from remat.torch.step.branches import Values
+from remat.torch.step.capture import Halfway, Halves, TrainingGraph, called_by, compiling
 from remat.torch.step.emit import emit
-from remat.torch.step.numbers import check_containers
 from remat.torch.step.refusals import causes, check_given_tensors, refusals
 from remat.torch.step.sums import Sums
 
@@ -53,11 +50,8 @@ class InOneGraph:
 
     def __init__(self, model: nn.Module, planner: Planner):
         self.model, self.planner = model, planner
-        self.called = threading.local()  # its `inputs` name a plan that is made during the call; `values` of arguments
-        # The keys say which parameters need a gradient: PyTorch 2.11's compiler does not notice when that changes.
-        # They also have the outcomes of the model's branches on values, of which the compiler does not know.
-        self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self.states: dict[tuple[str, str], set[Any]] = {}
+        self.calls = calls_of(model, planner.backend.runner)
+        self.compiled: dict[Halfway, Callable[[list[Any]], Any]] = {}  # with the halves of this module's plans
         self.sums = Sums()
 
     def of(self, model: nn.Module) -> InOneGraph:
@@ -90,27 +84,16 @@ class InOneGraph:
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         aot.check_that_calls_are_compiled()
-        self.called.inputs = inputs = describe_inputs((args, kwargs))
-        self.called.values = values = Values(self.model, args, kwargs, inputs)
-        updates = self.planner.backend.updates
-        trained = (*(p.requires_grad for p in self.model.parameters()), *updates.trained())
+        inputs, updates = describe_inputs((args, kwargs)), self.planner.backend.updates
+        check_given_tensors(self.model, args, kwargs)
+        own = _Call(self, Values(self.model, args, kwargs, inputs), inputs)
 
         def call() -> Any:
-            key = trained, values.key()
-            if key not in self.compiled:
-                self.compiled[key] = torch.compile(
-                    call_of(self.model), backend=self._compile, fullgraph=True, dynamic=False
-                )
-            return self.compiled[key](*args, **kwargs)
+            return self.calls(self.model, args, kwargs, own.values, inputs, updates.trained())
 
-        check_given_tensors(self.model, args, kwargs)
-        began, self.called.plan = time.perf_counter(), None
-        try:
-            with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
-                outputs = compiling(call, trace_settings(self.model), values)
-        finally:
-            del self.called.values  # which holds the arguments
-            self._note_first_step(time.perf_counter() - began)
+        with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"), called_by(own):
+            outputs = compiling(call, trace_settings(self.model), own.values)
+        own.note_first_step()
 
         def watch(node: Any) -> None:
             node.register_prehook(lambda _: self.planner.warn_if_retained(inputs))
@@ -120,22 +103,36 @@ class InOneGraph:
         aot.leave_unread_gradients_out(outputs, watch)
         return outputs
 
-    def _note_first_step(self, seconds: float) -> None:
+
+class _Call:
+    """A call that runs the halves of plans.
+
+    Attributes:
+        inputs: name the plan.
+        plan: that is compiled in this call.
+    """
+
+    def __init__(self, of: InOneGraph, values: Values, inputs: str):
+        self.of, self.values, self.inputs = of, values, inputs
+        self.plan: StepPlan | None = None
+        self.began = time.perf_counter()
+
+    def note_first_step(self) -> None:
         """Note the time of a call that compiled a plan; it includes what the plan's other phases took meanwhile."""
-        if self.called.plan is not None and self.called.plan.phases is not None:
-            self.called.plan.phases.setdefault(FIRST_STEP, seconds)
+        if self.plan is not None and self.plan.phases is not None:
+            self.plan.phases.setdefault(FIRST_STEP, time.perf_counter() - self.began)
 
-    def _compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if self.called.values.learn():
-            raise NewBranches
-        check_containers(self.states, self.called.inputs)
-        return compile_graph(graph, example_inputs, self.planner.backend.runner, self._halves_of)
+    def run(self, step: Halfway, args: list[Any]) -> Any:
+        compiled = self.of.compiled.get(step)
+        if compiled is None:
+            compiled = self.of.compiled[step] = step.with_halves(self.halves_of(step.on(args)))
+        return compiled(args)
 
-    def _halves_of(self, training_graph: TrainingGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        began, planner = time.perf_counter(), self.planner
-        self.sums.note(training_graph, self.model)
-        step = planner.backend.step_of(training_graph, planner.name, self.model)
-        self.called.plan = plan = planner.plan(step, self.called.inputs, in_loop=True)
+    def halves_of(self, training_graph: TrainingGraph) -> Halves:
+        began, planner = time.perf_counter(), self.of.planner
+        self.of.sums.note(training_graph, self.of.model)
+        step = planner.backend.step_of(training_graph, planner.name, self.of.model)
+        self.plan = plan = planner.plan(step, self.inputs, in_loop=True)
         halves = emit(
             step, plan.order.tolist(), plan.plan.choices, plan.groups, planner.backend.updates.update_of,
             planner.copying(plan, step),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
+from torch._dynamo import compiled_autograd
+from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch.fx.graph import _BoxedCodeGen
 
 
@@ -38,6 +42,55 @@ def gradients_without_holes() -> Iterator[None]:
         setattr(collect_metadata_analysis, name, original)
 
 
+Boxed = Callable[[list[Any]], Any]
+PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+@contextmanager
+def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed]) -> Iterator[None]:
+    """Let AOT autograd end behind its first stage, the capture of the training graph.
+
+    The second one, from the training graph to a compiled function, may then run later, and several times.
+
+    Args:
+        begin: (the second stage, a function of a partition function) -> what AOT autograd is to return as compiled.
+            While `begin` runs, the compiler is as during a compilation.
+    """
+    name = "aot_stage2_compile"
+    original = getattr(aot_autograd, name)
+
+    def stage(state: Any, captured: Any, partition_fn: PartitionFn, *compilers: Any) -> Any:
+        if not state.needs_autograd:
+            return original(state, captured, partition_fn, *compilers)
+        context, compilation = TracingContext.try_get(), CompileContext.try_get()
+
+        def finish(partition_fn: PartitionFn) -> Boxed:
+            # This stage would print all graphs, whether somebody reads that or not.
+            quiet = replace(state.aot_config, enable_log=False)
+            own = replace(state, fw_metadata=_copied_metadata(state.fw_metadata), aot_config=quiet)
+            if TracingContext.try_get() is context:
+                return original(own, captured, partition_fn, *compilers)[0]
+            with tracing(context), compile_context(compilation), compiled_autograd._disable():
+                return original(own, captured, partition_fn, *compilers)[0]
+
+        return begin(finish), state.fw_metadata
+
+    setattr(aot_autograd, name, stage)
+    try:
+        yield
+    finally:
+        setattr(aot_autograd, name, original)
+
+
+def _copied_metadata(metadata: Any) -> Any:
+    """A copy into whose attributes, dicts and lists the second stage may write."""
+    copied = copy.copy(metadata)
+    for name, value in vars(metadata).items():
+        if isinstance(value, (dict, list, set)):
+            setattr(copied, name, copy.copy(value))
+    return copied
+
+
 def forbid_overwriting() -> None:
     """Call while a half is compiled: backward then overwrites none of its arguments, so that it may run twice."""
     context = TracingContext.try_get()
@@ -45,14 +98,14 @@ def forbid_overwriting() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def boxed(module: fx.GraphModule) -> Boxed:
     """The module's code as a function of one list, whose items it drops after their last use."""
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward
 
 
-def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def mark_boxed(function: Boxed) -> Boxed:
     """Tell AOT autograd that a function takes one list."""
     function._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

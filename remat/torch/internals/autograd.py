@@ -208,6 +208,16 @@ def retains_graph() -> bool:
     return _get_current_graph_task_keep_graph()
 
 
+def hooks_of_all_modules() -> tuple[int, ...]:
+    """Numbers of the hooks that are registered for all modules; no two hooks of a process have the same."""
+    module = torch.nn.modules.module
+    kinds = (
+        module._global_forward_pre_hooks, module._global_forward_hooks, module._global_backward_pre_hooks,
+        module._global_backward_hooks,
+    )  # fmt: skip
+    return tuple(number for hooks in kinds for number in hooks)
+
+
 def is_compiled_backward(node: Any) -> bool:
     """Whether a node of the autograd graph is a compiled backward half."""
     return "CompiledFunctionBackward" in node.name()

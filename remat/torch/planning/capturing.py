@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
 from remat.link import Link, parse_link
+from remat.torch.internals.autograd import hooks_of_all_modules, storage_key
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.operators import is_fake, tree_leaves, tree_map
 from remat.torch.measuring.plain import plain_step
-from remat.torch.planning.known import known_step, note_step
 from remat.torch.planning.planner import Backend
-from remat.torch.step.branches import Values
-from remat.torch.step.capture import TrainingGraph, capture_module
+from remat.torch.step.branches import NewBranches, Values
+from remat.torch.step.capture import TrainingGraph, captured, compile_graph
+from remat.torch.step.numbers import check_containers
 from remat.torch.step.refusals import causes, check_given_tensors, check_history, check_momentum, check_own_tensors
+from remat.torch.step.runners import EAGER, Runner
 from remat.torch.step.state import State
 from remat.torch.step.training_graph import CapturedStep, split_graph_of
-from remat.torch.step.work import tensors_of
+from remat.torch.step.work import storage_bytes, tensors_of
 
 AUTO = "auto"
 _numbers = itertools.count()
@@ -35,6 +38,75 @@ _settings: weakref.WeakKeyDictionary[nn.Module, TraceSettings] = weakref.WeakKey
 def trace_settings(model: nn.Module) -> TraceSettings:
     """How a model has to be traced, see `capture.compiling`."""
     return _settings.setdefault(model, TraceSettings())
+
+
+class Calls:
+    """The compiled functions of a model's call by one runner, with what they depend on and the compiler does not see.
+
+    Attributes:
+        compiled: [that] a function of the model and its arguments. The keys say which parameters need a gradient:
+            PyTorch 2.11's compiler does not notice when that changes. They also have the outcomes of the model's
+            branches on values, hooks of all modules, and settings of kernels, of which the compiler does not know.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self.compiled: dict[Any, Callable[..., Any]] = {}
+        self._states: dict[tuple[str, str], set[Any]] = {}
+
+    def __call__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Values, inputs: str,
+        trained: tuple[bool, ...] = (),
+    ) -> Any:  # fmt: skip
+        """Call the compiled model, as the present call (`remat.torch.step.capture.calling`) says.
+
+        Args:
+            trained: whether each parameter is updated in the step.
+        """
+        trained = (*(p.requires_grad for p in model.parameters()), *trained)
+        unseen = hooks_of_all_modules(), _settings_of_kernels()
+        key = trained, unseen, values.key()
+        is_new = key not in self.compiled
+
+        def compile_now(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            if values.learn():
+                if not is_new:  # the function belongs to calls without these branches
+                    raise NewBranches
+                self.compiled[trained, unseen, values.key()] = self.compiled.pop(key)
+            check_containers(self._states, inputs)
+            return compile_graph(graph, example_inputs, self.runner)
+
+        if is_new:
+            self.compiled[key] = torch.compile(call_of_models(), backend=_compile, fullgraph=True, dynamic=False)
+        compiled = self.compiled[key]
+        before, _compiling.now = getattr(_compiling, "now", None), compile_now
+        try:
+            return compiled(model, *args, **kwargs)
+        finally:
+            _compiling.now = before
+
+
+def _settings_of_kernels() -> tuple[Any, ...]:
+    """PyTorch's settings that decide which kernels a step calls."""
+    cuda = torch.backends.cuda
+    return (
+        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled,
+        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+        torch.is_autocast_cache_enabled(),
+    )  # fmt: skip
+
+
+_compiling = threading.local()  # its `now` compiles for the call that this thread makes
+_of_models: weakref.WeakKeyDictionary[nn.Module, Calls] = weakref.WeakKeyDictionary()
+
+
+def _compile(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return _compiling.now(graph, example_inputs)
+
+
+def calls_of(model: nn.Module, runner: Runner) -> Calls:
+    """The compiled calls of a model; by PyTorch's own kernels they serve every plan."""
+    return _of_models.setdefault(model, Calls(EAGER)) if runner is EAGER else Calls(runner)
 
 
 def captured_step(
@@ -48,33 +120,27 @@ def captured_step(
     check_momentum(model)
     check_own_tensors(model)
     check_given_tensors(model, args, kwargs)
-    inputs = describe_inputs((args, kwargs))
-    if backend.captures_alike:
-        known = known_step(model, args, kwargs, inputs)
-        step = None if known is None else known.with_arguments(tree_leaves((args, dict(kwargs))))
-        if step is not None:
-            return replace(step, graph=replace(step.graph, name=name or type(model).__name__))
+    inputs, calls = describe_inputs((args, kwargs)), calls_of(model, backend.runner)
 
-    def captured() -> TrainingGraph:
+    def training_graph() -> TrainingGraph:
         values = Values(model, args, kwargs, inputs)
-        return capture_module(call_of(model), args, kwargs, backend.runner, trace_settings(model), values)
+        return captured(
+            lambda: calls(model, args, kwargs, values, inputs, backend.updates.trained()), trace_settings(model), values
+        )
 
     with causes(model, args, kwargs), torch.enable_grad():
         try:
-            training_graph = captured()
+            found = training_graph()
         except InvalidInput:
             before = State(model)
             if not _is_set_up(model, args, kwargs):
                 raise
             try:
-                training_graph = captured()
+                found = training_graph()
             except InvalidInput:
                 before.put_back()
                 raise
-    step = backend.step_of(training_graph, name or type(model).__name__, model)
-    if backend.captures_alike:
-        note_step(model, args, kwargs, inputs, step)
-    return step
+    return backend.step_of(found, name or type(model).__name__, model)
 
 
 def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -89,20 +155,36 @@ def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return True
 
 
-def call_of(model: nn.Module) -> Callable[..., Any]:
-    """The model's call as a function with its own code, because the compiler counts compilations per code object."""
+def call_of_models() -> Callable[..., Any]:
+    """(model, its arguments) -> its outputs, a function with its own code, because the compiler counts compilations
+    per code object."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
     code = call.__code__.replace(co_name=f"rematerialized_{next(_numbers)}")
-    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+    return types.FunctionType(code, call.__globals__, code.co_name)
 
 
 def whole_step(training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
-    """The step of a training graph, with all tensors of the model resident."""
-    check_history(model, training_graph.primals, training_graph.tangents)
-    return split_graph_of(training_graph, name, (*model.parameters(), *model.buffers()))
+    """The step of a training graph, with all tensors of the model resident; made once for each training graph."""
+    resident = (*model.parameters(), *model.buffers())
+    key = _memory_of((*training_graph.primals, *resident))
+    if key not in training_graph.known:
+        check_history(model, training_graph.primals, training_graph.tangents)
+        step = split_graph_of(training_graph, name, resident)
+        training_graph.known[key] = replace(step, training_graph=replace(training_graph, primals=(), known={}))
+    step = training_graph.known[key]
+    return replace(step, training_graph=training_graph, graph=replace(step.graph, name=name))
+
+
+def _memory_of(tensors: Iterable[Any]) -> Any:
+    """Sizes of the tensors' storages, and which of them are the same."""
+    first = dict[Any, int]()
+    return tuple(
+        (first.setdefault(storage_key(x), len(first)), storage_bytes(x)) if isinstance(x, Tensor) else None
+        for x in tensors
+    )
 
 
 def describe_inputs(args: Any) -> str:

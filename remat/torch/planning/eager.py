@@ -21,8 +21,7 @@ from remat.torch.inductor.compiled import AS_IT_IS
 from remat.torch.internals.dynamo import Place
 from remat.torch.measuring import carried
 from remat.torch.measuring.plain import FollowedStep, calls_graph, has_recurrent_layer, plain_step
-from remat.torch.planning.capturing import describe_inputs, trace_settings, whole_step
-from remat.torch.planning.known import known_step
+from remat.torch.planning.capturing import trace_settings, whole_step
 from remat.torch.planning.planner import Backend, Planner, StepToPlan, with_workspaces
 from remat.torch.planning.replay import retained_peak
 from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
@@ -56,10 +55,6 @@ class Eager(Backend):
     updates: Updates = BY_THE_LOOP
     retains: bool = False
 
-    @property
-    def captures_alike(self) -> bool:
-        return self.implementations == "default" and self.updates is BY_THE_LOOP
-
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
         if self.implementations == "joint" and not self.retains:
@@ -77,19 +72,15 @@ class Eager(Backend):
                 return Peaks(None, "the model has a recurrent layer, so that a step would have to run")
             planner.follow_loss(model, args, kwargs)
             return Peaks(fixed_bytes + planner.read_bytes + planner.measured_peak(model, args, kwargs))
-        inputs = describe_inputs((args, kwargs))
-        known = known_step(model, args, kwargs, inputs) if self.captures_alike else None
+        known = step.training_graph.known
         try:
-            if known is not None and planner.outside in known.followed:
-                plain = known.followed[planner.outside]
-            else:
-                plain = _followed(planner, model, args, kwargs)
+            plain = known.get(planner.outside) or _followed(planner, model, args, kwargs)
         except InvalidInput:
             raise
         except Exception as error:  # fake tensors do not support everything that compiles
             return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
-        if known is not None and planner.outside.given is None:
-            known.followed[planner.outside] = plain
+        if planner.outside.given is None:
+            known[planner.outside] = plain
         planner.resident.left_bytes = plain.left_bytes
         if plain.returns_loss:
             planner.loss_needs = OWN_LOSS

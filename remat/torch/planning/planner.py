@@ -94,11 +94,6 @@ class Backend(ABC):
     implementations: str
     updates: Updates
 
-    @property
-    def captures_alike(self) -> bool:
-        """Whether all of its kind capture the same step of a model, which then serves several plans."""
-        return False
-
     @abstractmethod
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
         """The step of a training graph, with all tensors of the model resident.

@@ -1,16 +1,20 @@
 """Capture of the graph of a step's forward and backward pass, through PyTorch's own compiler.
 
-AOT autograd runs as a `torch.compile` backend with our partition function. This function receives the functionalised
-training graph at compile time, under fake tensors, and ends the compilation there: nothing is computed and no
-activation is allocated. docs/decisions/0004-training-graphs-from-pytorch.md gives the reasons.
+AOT autograd runs as a `torch.compile` backend. Our partition function receives the functionalised training graph at
+compile time, under fake tensors, and the compilation stops there: nothing is computed and no activation is allocated.
+Once a plan is made, its two halves are compiled from the same training graph, so that a step is traced once for all
+plans. docs/decisions/0004-training-graphs-from-pytorch.md gives the reasons.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx, nn
@@ -26,7 +30,7 @@ from remat.torch.step.layouts import layouts_of_kernels
 from remat.torch.step.numbers import NumbersChange, numbers_apart
 from remat.torch.step.recurrent import replace_recurrent
 from remat.torch.step.refusals import MOST_GRAPHS, check_functions, check_sizes, refusals
-from remat.torch.step.runners import EAGER, Runner
+from remat.torch.step.runners import EAGER, Eager, Runner
 
 T = TypeVar("T")
 MOST_PLACES = 10  # places at which a model hears that it is traced, see `compiling`
@@ -44,6 +48,7 @@ class TrainingGraph:
         mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
         primals: the tensors of the `primals_*` placeholders: parameters, buffers, inputs.
         runner: of the step.
+        known: what else is known of it, kept as long as it is.
     """
 
     module: fx.GraphModule
@@ -51,6 +56,7 @@ class TrainingGraph:
     mutated: tuple[int, ...]
     primals: tuple[torch.Tensor, ...]
     runner: Runner = EAGER
+    known: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def places(self) -> dict[int, fx.Node]:
@@ -73,8 +79,87 @@ class TrainingGraph:
         return tuple(self.module.graph.find_nodes(op="output")[0].args[0])
 
 
+Halves = tuple[fx.GraphModule, fx.GraphModule]  # forward and backward
+
+
+class Call(Protocol):
+    """A call of a compiled model, or a capture."""
+
+    def halves_of(self, training_graph: TrainingGraph) -> Halves:
+        """The forward and the backward half of a step."""
+        ...
+
+    def run(self, step: Halfway, args: list[Any]) -> Any:
+        """Run a captured step on the tensors of its placeholders."""
+        ...
+
+
+class _Calling(threading.local):
+    """The `call` that this thread makes now."""
+
+    call: Call | None = None
+
+
+calling = _Calling()
+
+
+@contextmanager
+def called_by(call: Call) -> Iterator[None]:
+    """Let models that are called in here be captured, or run, as `call` says."""
+    before, calling.call = calling.call, call
+    try:
+        yield
+    finally:
+        calling.call = before
+
+
+class Halfway:
+    """A step that is compiled as far as its training graph: its halves come with a plan, and each plan has its own.
+
+    Attributes:
+        training_graph: without the tensors of its primals, which the compiler must not keep.
+    """
+
+    def __init__(self, finish: Callable[[Callable[..., Halves]], Callable[[list[Any]], Any]], read: Any):
+        found = list[TrainingGraph]()
+
+        def capture_only(module: fx.GraphModule, n_forward_outputs: int) -> Halves:
+            found.append(read(module, n_forward_outputs))
+            raise _Captured
+
+        with contextlib.suppress(_Captured):
+            finish(capture_only)
+        self._finish, self._n_primals = finish, len(found[0].primals)
+        self.training_graph = replace(found[0], primals=())
+
+    def on(self, args: list[Any]) -> TrainingGraph:
+        """The training graph with the tensors of a call."""
+        return replace(self.training_graph, primals=tuple(args[len(args) - self._n_primals :]))
+
+    def with_halves(self, halves: Halves) -> Callable[[list[Any]], Any]:
+        return self._finish(lambda *_: halves)
+
+    def __call__(self, args: list[Any]) -> Any:
+        assert calling.call is not None
+        return calling.call.run(self, args)
+
+
 class _Captured(Exception):
-    """Ends the compilation once the training graph is captured."""
+    """Ends a compilation, or a call, whose training graph is captured."""
+
+
+class _Capture:
+    """A call that only captures."""
+
+    def __init__(self) -> None:
+        self.found = list[TrainingGraph]()
+
+    def halves_of(self, training_graph: TrainingGraph) -> Halves:
+        self.found.append(training_graph)
+        raise _Captured
+
+    def run(self, step: Halfway, args: list[Any]) -> Any:
+        self.halves_of(step.on(args))
 
 
 def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> TrainingGraph:
@@ -95,54 +180,46 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
     return training_graph
 
 
-def capture_module(
-    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], runner: Runner = EAGER,
-    settings: dynamo.TraceSettings | None = None, values: Values | None = None,
-) -> TrainingGraph:  # fmt: skip
+def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingGraph:
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
+    Raises: as `capture`.
+    """
+    call = torch.compile(module, backend=functools.partial(compile_graph, runner=EAGER), fullgraph=True, dynamic=False)
+    return captured(lambda: call(*args, **kwargs), dynamo.TraceSettings())
+
+
+def captured(
+    call: Callable[[], Any], settings: dynamo.TraceSettings, values: Values | None = None
+) -> TrainingGraph:  # fmt: skip
+    """The training graph of what a compiled function would run. Nothing is executed.
+
     Args:
+        call: calls the compiled function, whose back-end is `compile_graph`.
         settings, values: see `compiling`.
 
     Raises: as `capture`.
     """
-    found = list[TrainingGraph]()
+    own = _Capture()
 
-    def note(training_graph: TrainingGraph) -> Any:
-        found.append(training_graph)
-        raise _Captured
-
-    def compile_captured(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if values is not None:
-            values.learn()
-        return compile_graph(graph, example_inputs, runner, note)
-
-    def call() -> None:
+    def ended() -> None:
         try:
-            torch.compile(module, backend=compile_captured, fullgraph=True, dynamic=False)(*args, **kwargs)
+            call()
         except BackendCompilerFailed:
-            if not found:
+            if not own.found:
                 raise
         except _Captured:
             pass
 
-    with refusals("the training step cannot be captured"):
-        compiling(call, settings or dynamo.TraceSettings(), values)
-    if not found:
+    with refusals("the training step cannot be captured"), called_by(own):
+        compiling(ended, settings, values)
+    if not own.found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")
-    values = None  # the compiler keeps the functions above, which must not keep the arguments
-    return found.pop()
+    return own.found.pop()
 
 
-def compile_graph(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], runner: Runner,
-    halves_of: Callable[[TrainingGraph], tuple[fx.GraphModule, fx.GraphModule]],
-) -> Callable[..., Any]:  # fmt: skip
-    """A graph that Dynamo hands to its backend, compiled.
-
-    Args:
-        halves_of: gives the forward and the backward half of its training graph.
-    """
+def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any], runner: Runner) -> Callable[..., Any]:
+    """A graph that Dynamo hands to its backend, compiled for the call that is made now, and for later ones."""
     check_functions(graph)
     graph, example_inputs, with_numbers = numbers_apart(graph, example_inputs)
     with_detached = detached_apart(graph)
@@ -150,10 +227,17 @@ def compile_graph(
     replace_recurrent(graph)
     own = runner.of(graph, example_inputs)
 
-    def partition(module: fx.GraphModule, n_forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return halves_of(read_training_graph(module, n_forward_outputs, primals, own))
+    def read(module: fx.GraphModule, n_forward_outputs: int) -> TrainingGraph:
+        return read_training_graph(module, n_forward_outputs, primals, own)
 
-    step = own.compiled(graph, example_inputs, partition)
+    def partition(module: fx.GraphModule, n_forward_outputs: int) -> Halves:
+        assert calling.call is not None
+        return calling.call.halves_of(read(module, n_forward_outputs))
+
+    if isinstance(own, Eager):
+        step = own.halfway(graph, example_inputs, lambda finish: Halfway(finish, read))
+    else:
+        step = own.compiled(graph, example_inputs, partition)
     return with_numbers(with_detached(Watched(step, used) if used else step))
 
 

@@ -29,23 +29,26 @@ class Eager:
         """The runner of a graph that Dynamo hands over now."""
         return self
 
-    def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Any:
-        """The graph as a function.
+    def halfway(
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callable[[Callable[[Partition], Any]], Any]
+    ) -> Any:
+        """The graph as a function that is compiled only as far as the training graph.
 
         Args:
-            partition: (training graph, number of forward outputs) -> (forward half, backward half).
+            begin: gets the rest of the compilation, a function of a partition, and returns what runs the graph. A
+                partition is (training graph, number of forward outputs) -> (forward half, backward half).
         """
 
-        def partition_fn(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-            with operators.outside_modes():  # measurements must see real tensors
-                return partition(module, num_fwd_outputs)
+        def begin_boxed(finish: Callable[[aot.PartitionFn], aot.Boxed]) -> aot.Boxed:
+            return begin(lambda partition: finish(_partition_fn(partition)))
 
         # Operators that eager mode differentiates as a whole stay whole: PyTorch registers other formulas for tracing.
         # Others, which it builds from in-place operations, are built from operations that give the same layouts.
-        with operators.kernels_instead({**dict.fromkeys(_whole_operators()), **_LAID_OUT}):
-            return dynamo.aot_autograd(
-                fw_compiler=boxed, bw_compiler=boxed, partition_fn=partition_fn, decompositions=_AS_IN_EAGER_MODE
-            )(graph, example_inputs)
+        instead = {**dict.fromkeys(_whole_operators()), **_LAID_OUT}
+        with operators.kernels_instead(instead), aot.second_stage_later(begin_boxed):
+            return dynamo.aot_autograd(fw_compiler=boxed, bw_compiler=boxed, decompositions=_AS_IN_EAGER_MODE)(
+                graph, example_inputs
+            )
 
     def complete(self, module: fx.GraphModule) -> None:
         """Change a training graph as the runner does before it runs it."""
@@ -67,6 +70,14 @@ class Eager:
         return None
 
 
+def _partition_fn(partition: Partition) -> aot.PartitionFn:
+    def partition_fn(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        with operators.outside_modes():  # measurements must see real tensors
+            return partition(module, num_fwd_outputs)
+
+    return partition_fn
+
+
 @dataclass(frozen=True, slots=True)
 class Inductor:
     """Lets Inductor compile both halves; for its methods see `Eager`.
@@ -81,6 +92,7 @@ class Inductor:
         return Inductor(inductor.lowering(graph, example_inputs))
 
     def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Any:
+        """The graph as a function."""
         return inductor.inductor(graph, example_inputs, partition)
 
     def complete(self, module: fx.GraphModule) -> None:

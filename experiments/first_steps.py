@@ -1,0 +1,106 @@
+"""Seconds from the call of `rematerialize` to the end of the first step."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.documents import Drawing, markdown_table
+from experiments.registry import Case, Row, experiment
+from experiments.steps.measure_step import planned
+from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.table import made, values_of
+
+
+@experiment()
+def first_steps(
+    networks: list[str] = ["gpt2", "llama", "resnet50", "unet", "vit"],  # noqa: B006 - read, never changed
+    layers: int = 12,
+    budgets: list[float] = [0.8, 0.6],  # noqa: B006
+    time_limit_s: float = 60.0,
+    threads: int = 2,
+) -> Iterator[Case]:
+    """Seconds from call to first step: an empty cache, a full one, another budget."""
+    for network in networks:
+        what = {"network": network, "layers": layers, "budgets": budgets}
+        yield Case(measured, {**what, "time_limit_s": time_limit_s, "threads": threads}, on_this_machine=True)
+
+
+def measured(
+    network: str, layers: int, budgets: Sequence[float], time_limit_s: float, threads: int
+) -> Iterator[dict[str, Any]]:
+    """A row for the plain step, and for each way to begin.
+
+    With a full cache, the model is a copy, of which this process has captured nothing; a new process imports PyTorch
+    besides.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    options = {"n_layers": layers} if network in ("gpt2", "llama", "vit") else {}
+    model, args = step_for_a_cpu(network, options)
+    yield {"begins": "the plain step", **_taken(lambda: None, lambda _: model(*args).backward())}
+    with tempfile.TemporaryDirectory() as folder:
+        for begins, module, budget in (
+            ("an empty cache", model, budgets[0]),
+            *(("another budget", model, budget) for budget in budgets[1:]),
+            ("a full cache", copy.deepcopy(model), budgets[0]),
+        ):
+
+            def call(module: nn.Module = module, budget: float = budget) -> Any:
+                return planned(module, args, budget, time_limit_s=time_limit_s, threads=threads, cache_folder=folder)
+
+            plans = list[Any]()
+
+            def step(made: Any, plans: list[Any] = plans) -> None:
+                plans.append(made.plan)
+                made(*args).backward()
+
+            module.zero_grad()
+            row = _taken(call, step)
+            (plan,) = plans
+            yield {
+                "begins": begins, "budget": budget, "calls": len(plan.graph), "overhead": plan.overhead, **row,
+                "phases": str(plan.phases),
+            }  # fmt: skip
+
+
+def _taken(call: Callable[[], Any], step: Callable[[Any], None]) -> dict[str, float]:
+    """Seconds, and processor seconds of this process and its children, of a call and of the step behind it."""
+    times = [_clocks()]
+    made = call()
+    times.append(_clocks())
+    step(made)
+    times.append(_clocks())
+    (call_s, call_cpu_s), (step_s, step_cpu_s) = (
+        [after - before for before, after in zip(*pair, strict=True)] for pair in itertools.pairwise(times)
+    )
+    return {"call_s": call_s, "call_cpu_s": call_cpu_s, "step_s": step_s, "step_cpu_s": step_cpu_s}
+
+
+def _clocks() -> tuple[float, float]:
+    used = os.times()
+    return time.perf_counter(), used.user + used.system + used.children_user + used.children_system
+
+
+@first_steps.draws
+def table(rows: Sequence[Row]) -> Drawing:
+    """A line for each network and way to begin."""
+    heads = ["network", "begins with", "budget", "calls", "call", "first step", "overhead", "where"]
+    where = f"Seconds (processor seconds), {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
+    return Drawing(f"{where}\n\n{markdown_table(heads, map(_cells, rows))}")
+
+
+def _cells(row: Row) -> list[str]:
+    took = {name: f"{row[f'{name}_s']:.1f} ({row[f'{name}_cpu_s']:.1f})" for name in ("call", "step")}
+    if not row.get("phases"):
+        return [row["network"], row["begins"], "", "", "", took["step"], "", ""]
+    shown = f"{row['budget']:g}", str(int(row["calls"])), took["call"], took["step"], f"{row['overhead']:.2%}"
+    return [row["network"], row["begins"], *shown, row["phases"]]
