@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from baselines._forward import Forward
-from baselines._segments import base_residency, plan_of_residency
+from baselines._segments import base_holds, computations
 from remat import Plan, Problem, Scope, Skip
 from remat.link import Link
 from remat.search.offload import OffloadSearch
@@ -24,10 +22,10 @@ def offloaded(problem: Problem, plan: Plan, greedily: bool = False) -> Plan:
     Raises:
         Skip: there is no link, or the plan is not staged.
     """
-    link_of(problem)
     if plan.scope is not Scope.STAGED:
         raise Skip("its plan is not staged")
-    search = _loaded(problem, plan)
+    search = search_of(problem)
+    search.load(plan)
     if greedily:
         search.offload_greedily(lambda: False)
     else:
@@ -47,10 +45,12 @@ class Activations:
     """What the forward pass makes and the backward pass reads.
 
     Attributes:
+        base: [V] up to which stage each value of the graph is held at least.
         last: [value] the last operation of the forward pass that touches it; first: the first one after that reads it.
     """
 
     forward: Forward
+    base: Sequence[int]
     last: Mapping[int, int]
     first: Mapping[int, int]
 
@@ -65,48 +65,75 @@ class Activations:
             if producer <= end and later and graph.values[v].bytes:
                 last[v] = max((u for u in users if u <= end), default=producer)
                 first[v] = min(later)
-        return cls(forward, last, first)
+        return cls(forward, base_holds(forward), last, first)
 
     def may_rebuild(self, v: int) -> bool:
         """Whether a plan may drop a value after the forward pass and compute it again."""
         graph = self.forward.graph
         return self.forward.position[graph.producer[v]] >= 0 and not graph.values[v].keep
 
-    def plan(
-        self, problem: Problem, rebuilt: Collection[int], copied: Collection[int], held: Mapping[int, int] | None = None
-    ) -> Plan:
-        """The plan in which these are computed again, and these fetched, where the backward pass first reads them.
+    def load(
+        self, search: OffloadSearch, rebuilt: Collection[int], copied: Collection[int],
+        held: Mapping[int, int] | None = None,
+    ) -> bool:  # fmt: skip
+        """Give a search the genes of a plan: these are computed again, and these fetched, where they are first read.
 
         Args:
+            rebuilt, copied: values, which the backward pass reads.
             held: [value] up to which operation it stays, though none reads it.
+
+        Returns:
+            Whether there was room: for four repeats an operation, about.
         """
-        graph = self.forward.graph
-        S_TV = base_residency(self.forward)
-        for v, producer in enumerate(graph.producer):
-            reads = [u for u in graph.users[v] if u > self.last.get(v, -1)]
-            if v in rebuilt:
-                S_TV[producer + 1 : self.last[v] + 1, v] = True
-                S_TV[reads[0] : reads[-1] + 1, v] = True
-            else:
-                S_TV[producer + 1 : max(graph.users[v], default=producer) + 1, v] = True
-        for v, until in (held or {}).items():
-            S_TV[graph.producer[v] + 1 : until + 1, v] = True
-        plan = plan_of_residency(self.forward, S_TV, problem.accounting)
-        if not copied:
-            return plan
-        search = _loaded(problem, plan)
-        stages, operations = np.divmod(search.genes.repeats[: search.genes.numbers[0]], len(graph))
-        readers = dict(self.first)
-        for stage, i in zip(stages.tolist(), operations.tolist(), strict=True):
-            for v in graph.operations[i].inputs:
-                if stage > self.last.get(v, stage):
-                    readers[v] = min(readers[v], stage)
+        graph, keys, readers = self.forward.graph, list[int](), dict(self.first)
+        for t, computed in enumerate(self._stages(rebuilt, held or {})):
+            for i in computed:
+                if i == t:
+                    continue
+                keys.append(t * len(graph) + i)
+                for v in graph.operations[i].inputs:
+                    if t > self.last.get(v, t):
+                        readers[v] = min(readers[v], t)
+        search.clear()
+        if len(keys) > len(search.genes.repeats):
+            return False
+        search.genes.repeats[: len(keys)], search.genes.numbers[0] = keys, len(keys)
         for v in copied:
             search.genes.away[readers[v], v] = True
-        return search.plan(search.genes)
+        return True
+
+    def _stages(self, rebuilt: Collection[int], held: Mapping[int, int]) -> Iterator[list[int]]:
+        """The operations computed in each stage."""
+        graph, n = self.forward.graph, len(self.forward.graph)
+        begins, ends = [list[int]() for _ in range(n + 1)], [list[int]() for _ in range(n + 1)]
+        for v, producer in enumerate(graph.producer):
+            until = max(self.base[v], held.get(v, producer))
+            if v in rebuilt:
+                until, reads = max(until, self.last[v]), [u for u in graph.users[v] if u > self.last[v]]
+                if until + 1 < reads[0]:
+                    begins[reads[0]].append(v)
+                    ends[reads[-1] + 1].append(v)
+                else:
+                    until = max(until, reads[-1])
+            else:
+                until = max(until, max(graph.users[v], default=producer))
+            if until > producer:
+                begins[producer + 1].append(v)
+                ends[until + 1].append(v)
+        there = bytearray(len(graph.values))
+
+        def held_at() -> Iterator[bytearray]:
+            for t in range(n):
+                for v in ends[t]:
+                    there[v] = False
+                for v in begins[t]:
+                    there[v] = True
+                yield there
+
+        gained = [[graph.producer[v] for v in begins[t + 1]] for t in range(n)]
+        return computations(graph, gained, held_at(), late=True)
 
 
-def _loaded(problem: Problem, plan: Plan) -> OffloadSearch:
-    search = OffloadSearch(problem.graph, problem.budget_bytes, link_of(problem), 0, plain_peak(problem.graph))
-    search.load(plan)
-    return search
+def search_of(problem: Problem) -> OffloadSearch:
+    """What makes plans of repeats and copies; raises `Skip` without a link."""
+    return OffloadSearch(problem.graph, problem.budget_bytes, link_of(problem), 0, plain_peak(problem.graph))

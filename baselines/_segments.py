@@ -7,7 +7,7 @@ operation k is computed in stage t; T = N stages, stage t computes operation t f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,7 +54,10 @@ def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Pl
         Skip: the plan would have more than `MOST_COMPUTATIONS`.
     """
     graph = forward.graph
-    stages = _computations(graph, S_TV, late=accounting == "exact")
+    gained: list[list[int]] = [[] for _ in range(len(graph))]
+    for t, v in zip(*(axis.tolist() for axis in np.nonzero(S_TV[1:] & ~S_TV[:-1])), strict=True):
+        gained[t].append(graph.producer[v])
+    stages = list(computations(graph, gained, (row.tobytes() for row in S_TV), late=accounting == "exact"))
     length = sum(map(len, stages))
     if length > MOST_COMPUTATIONS:
         raise Skip(f"its plan would have {length:,} computations; the limit is {MOST_COMPUTATIONS:,}")
@@ -67,24 +70,32 @@ def plan_of_residency(forward: Forward, S_TV: np.ndarray, accounting: str) -> Pl
 
 
 def base_residency(forward: Forward) -> np.ndarray:
-    """S_TV with the values that every baseline holds, whatever its checkpoints are.
+    """S_TV with the values of `base_holds`."""
+    graph = forward.graph
+    S_TV = np.zeros((len(graph), len(graph.values)), dtype=bool)
+    for v, until in enumerate(base_holds(forward)):
+        S_TV[graph.producer[v] + 1 : until + 1, v] = True
+    return S_TV
 
-    These are the values that are never recomputed, as long as an operation may read them; the values to keep at the
+
+def base_holds(forward: Forward) -> list[int]:
+    """[V] up to which stage every baseline holds a value, whatever its checkpoints are; its producer's without need.
+
+    Held are the values that are never recomputed, as long as an operation may read them; the values to keep at the
     end; and the inputs of a state update (batch statistics, say) until it has run, because nobody rebuilds a layer
     for its side outputs.
     """
     graph, n = forward.graph, len(forward.graph)
-    S_TV = np.zeros((n, len(graph.values)), dtype=bool)
+    holds = list[int]()
     for v, p in enumerate(graph.producer):
         users = graph.users[v]
         if forward.position[p] < 0:
             # A recomputed reader may come at any time.
             lasting = graph.values[v].keep or any(forward.position[k] >= 0 for k in users)
-            last = n - 1 if lasting else max(users, default=p)
+            holds.append(n - 1 if lasting else max(users, default=p))
         else:
-            last = n - 1 if graph.values[v].keep else max(filter(forward.is_update, users), default=p)
-        S_TV[p + 1 : last + 1, v] = True
-    return S_TV
+            holds.append(n - 1 if graph.values[v].keep else max(filter(forward.is_update, users), default=p))
+    return holds
 
 
 def hold_latest(forward: Forward, S_TV: np.ndarray) -> np.ndarray:
@@ -141,22 +152,22 @@ def segment_residency(forward: Forward, checkpoints: Sequence[int]) -> np.ndarra
     return S_TV
 
 
-def _computations(graph: Graph, S_TV: np.ndarray, *, late: bool) -> list[list[int]]:
-    """[T] the operations computed in each stage, ascending: the fewest that `S_TV` needs.
+def computations(
+    graph: Graph, gained: Sequence[Sequence[int]], held: Iterable[bytes | bytearray], *, late: bool
+) -> Iterator[list[int]]:
+    """The operations computed in each stage, ascending: the fewest that make a residency possible.
 
     A stage computes its own operation, the values that the next stage holds and this one does not, and the missing
     ancestors of these (equations 1b and 1c of the paper, at equality). With `late`, the next stage computes those
     values itself, when this stage's operation no longer needs its inputs.
+
+    Args:
+        gained: [T] producers of the values that the next stage holds and this one does not.
+        held: of each stage, [V] whether it begins with a value.
     """
-    gained: list[list[int]] = [[] for _ in range(len(graph))]
-    for t, v in zip(*(axis.tolist() for axis in np.nonzero(S_TV[1:] & ~S_TV[:-1])), strict=True):
-        gained[t].append(graph.producer[v])
-    stages = []
     carried: set[int] = set()
-    for t, ahead in enumerate(gained):
-        held = S_TV[t].tobytes()
-        computed = with_missing_ancestors(graph, {t}, held)
-        for_next = with_missing_ancestors(graph, set(ahead) - computed, held, computed)
-        stages.append(sorted(computed | carried if late else computed | for_next))
+    for t, (ahead, there) in enumerate(zip(gained, held, strict=True)):
+        computed = with_missing_ancestors(graph, {t}, there)
+        for_next = with_missing_ancestors(graph, set(ahead) - computed, there, computed)
+        yield sorted(computed | carried if late else computed | for_next)
         carried = for_next
-    return stages

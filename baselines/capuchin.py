@@ -6,21 +6,24 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from baselines._offload import Activations, link_of
-from remat import Candidate, Problem, simulate, strategy
+from baselines._offload import Activations, link_of, search_of
+from remat import Candidate, Problem, strategy
+from remat.context import Context
 
 
 @strategy("capuchin", baseline=True, copies="own")
-def capuchin(problem: Problem) -> Iterator[Candidate]:
+def capuchin(problem: Problem, context: Context) -> Iterator[Candidate]:
     """Swap by free time, then recompute by memory saved per second.
 
     Capuchin (Peng et al., ASPLOS 2020). An activation's free time is what is left between its last use in the forward
     pass and its first in the backward pass after it was copied out and in; those with most go first, as long as it is
     not negative. Then activations are dropped by their bytes over the time to compute them again, which grows with what
     was dropped before. The paper learns from steps when copies no longer hide. Here several numbers of copies are
-    tried, each with the fewest further drops that fit, and the judge decides.
+    tried, each with the fewest further drops that fit, and the judge decides. A plan of more than about four repeats an
+    operation counts as one that does not fit.
     """
-    activations, link, graph = Activations.of(problem), link_of(problem), problem.graph
+    search, link, graph = search_of(problem), link_of(problem), problem.graph
+    activations = Activations.of(problem)
     begins = [0]
     for operation in graph.operations:
         begins.append(begins[-1] + operation.cost)
@@ -30,23 +33,27 @@ def capuchin(problem: Problem) -> Iterator[Candidate]:
     }  # fmt: skip
     by_free_time = sorted(free, key=lambda v: -free[v])
     unseen = sum(time >= 0 for time in free.values())
+    enough = len(free) + 1  # copies with which nothing is dropped
     # None fits with the unseen copies and all drops: copies that make the step wait are the last resort.
     for n_copied in dict.fromkeys((*(unseen * k // 8 for k in range(8, -1, -1)), len(free))):
+        if n_copied >= enough:
+            continue  # the same plan
         copied = by_free_time[:n_copied]
-        dropped = _by_saving(activations, set(copied))
-        sequence = [*copied, *dropped]
+        sequence = [*copied]
 
-        def at(n: int, copied: list[int] = copied, sequence: list[int] = sequence) -> Candidate:
+        def fits(n: int, copied: list[int] = copied, sequence: list[int] = sequence) -> bool:
+            if context.is_over():
+                return True  # to the end of the search at once
             count = min(n, len(copied))
-            plan = activations.plan(problem, set(sequence[count:n]), copied[:count])
-            return Candidate(plan, {"copied": count, "rebuilt": n - count})
+            return activations.load(search, set(sequence[count:n]), copied[:count]) and not search.excess()
 
-        def fits(n: int) -> bool:
-            return simulate(graph, at(n).plan, link=link).peak_bytes <= problem.budget_bytes
-
+        if not fits(len(copied)):
+            sequence += _by_saving(activations, set(copied))
         n = bisect_left(range(len(sequence) + 1), True, key=fits)
-        if n <= len(sequence):
-            yield at(n)
+        if n <= len(sequence) and fits(n) and not context.is_over():
+            count = min(n, len(copied))
+            enough = min(enough, n) if count == n else enough
+            yield Candidate(search.plan(search.genes), {"copied": count, "rebuilt": n - count})
 
 
 def _by_saving(activations: Activations, copied: set[int]) -> list[int]:

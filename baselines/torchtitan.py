@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from baselines._blocks import blocks_of
-from baselines._offload import Activations, link_of
+from baselines._offload import Activations, link_of, search_of
 from remat import Candidate, Plan, Problem, simulate, strategy
+from remat.context import Context
 
 LEAST_BYTES = 2**20  # smaller values are not copied
 TARGETS, MOST_TARGET = 64, 2.0  # budgets of the program, as shares of the budget: it only estimates peaks
 
 
 @strategy("torchtitan", baseline=True, copies="own")
-def torchtitan(problem: Problem) -> Iterator[Candidate]:
+def torchtitan(problem: Problem, context: Context) -> Iterator[Candidate]:
     """Keep, copy or rebuild shares of each block by a linear program, then values by cost per byte.
 
     The rules of torchtitan's planner (pull requests 3942, 3975 and 4636, 2026; its greedy second level). Copies must
@@ -31,18 +32,14 @@ def torchtitan(problem: Problem) -> Iterator[Candidate]:
     def target(n: int) -> float:
         return MOST_TARGET * (1 - n / TARGETS)
 
-    def at(n: int) -> Candidate | None:
-        shares = blocks.shares(problem.budget_bytes * target(n))
-        return None if shares is None else Candidate(blocks.plan(problem, shares), {"target": target(n)})
-
     def fits(n: int) -> bool:
-        found = at(n)
-        return found is None or simulate(problem.graph, found.plan, link=blocks.link).peak_bytes <= problem.budget_bytes
+        shares = None if context.is_over() else blocks.shares(problem.budget_bytes * target(n))
+        return shares is None or (blocks.load(shares) and not blocks.search.excess())
 
     n = bisect_left(range(TARGETS), True, key=fits)
-    found = at(n) if n < TARGETS else None
-    if found is not None:
-        yield found
+    shares = None if n == TARGETS or context.is_over() else blocks.shares(problem.budget_bytes * target(n))
+    if shares is not None and blocks.load(shares):
+        yield Candidate(blocks.search.plan(blocks.search.genes), {"target": target(n)})
 
 
 class _Blocks:
@@ -58,7 +55,7 @@ class _Blocks:
 
     def __init__(self, problem: Problem):
         graph = self.graph = problem.graph
-        self.link, self.of = link_of(problem), Activations.of(problem)
+        self.link, self.search, self.of = link_of(problem), search_of(problem), Activations.of(problem)
         blocks, forward = blocks_of(graph), self.of.forward
         block_of = {k: i for i, block in enumerate(blocks) for k in block}
         number = {v: block_of[graph.producer[v]] for v in self.of.last if graph.producer[v] in block_of}
@@ -124,14 +121,14 @@ class _Blocks:
         )
         return found.x.reshape(3, n) if found.status == 0 else None
 
-    def plan(self, problem: Problem, shares: np.ndarray) -> Plan:
-        """The plan of each block's greedy ranking."""
+    def load(self, shares: np.ndarray) -> bool:
+        """Load the plan of each block's greedy ranking; whether there was room."""
         rebuilt, copied = set[int](), set[int]()
         for i in range(len(self.bytes)):
             again, away = self._ranked(i, *shares[:, i])
             rebuilt |= again
             copied |= away
-        return self.of.plan(problem, rebuilt, copied, self.held)
+        return self.of.load(self.search, rebuilt, copied, self.held)
 
     def _ranked(self, i: int, keep: float, rebuild: float, copy: float) -> tuple[set[int], set[int]]:
         """What a block rebuilds, and what it copies."""

@@ -16,14 +16,19 @@ from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph,
 from helpers import step_of
 
 import remat
+from baselines._offload import Activations, search_of
+from baselines._segments import base_residency, plan_of_residency
 from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_rows import LinkRows
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
+from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
+from remat.problem import SolveOptions
+from remat.registry import get_strategy
 from remat.search.choices import Choices
 from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
 from remat.simulator import plain_peak
@@ -361,6 +366,37 @@ def test_capuchin_copies_the_longest_unused_value_and_else_drops_the_cheapest() 
     assert ("offload", 0) in copied.plan.steps
     dropped = remat.solve(graph, budget, "capuchin", link=slow)
     assert (dropped.parameters, dropped.cost) == ({"copied": 0, "rebuilt": 1}, graph.total_cost + 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_rebuilt_runs_where_the_matrix_of_residency_says(seed: int) -> None:
+    graph, rng = replace(step_of(6), cost_unit="ns"), np.random.default_rng(seed)
+    problem = Problem(graph, plain_peak(graph), Scope.STAGED, link=SLOW)
+    of, search = Activations.of(problem), search_of(problem)
+    rebuilt = {v for v in of.last if of.may_rebuild(v) and rng.random() < 0.5}
+    held = {v: int(rng.integers(p, len(graph))) for v, p in enumerate(graph.producer) if rng.random() < 0.2}
+    S_TV = base_residency(of.forward)
+    for v, users in enumerate(graph.users):
+        first, touched = graph.producer[v] + 1, max(users, default=graph.producer[v])
+        S_TV[first : held.get(v, 0) + 1, v] = True
+        if v in rebuilt:
+            S_TV[first : of.last[v] + 1, v] = True
+            S_TV[of.first[v] : touched + 1, v] = True
+        else:
+            S_TV[first : touched + 1, v] = True
+    assert of.load(search, rebuilt, (), held)
+    expected = plan_of_residency(of.forward, S_TV, "exact")
+    assert search.plan(search.genes).order.tolist() == expected.order.tolist()
+    assert search.excess() == max(0, simulate(graph, expected).peak_bytes - problem.budget_bytes)
+
+
+@pytest.mark.parametrize("name", ["capuchin", "torchtitan"])
+def test_a_rule_that_tries_many_plans_ends_with_the_time(name: str) -> None:
+    graph = replace(step_of(6), cost_unit="ns")
+    problem = Problem(graph, plain_peak(graph), Scope.STAGED, link=SLOW)
+    context = Context.of(problem, SolveOptions())
+    assert [*get_strategy(name)(context, {})]
+    assert not [*get_strategy(name)(context.until(time.monotonic()), {})]
 
 
 def test_torchtitan_copies_over_a_fast_link_and_rebuilds_over_a_slow_one() -> None:

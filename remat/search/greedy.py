@@ -114,7 +114,7 @@ class _Eviction:
 
 
 def with_missing_ancestors(
-    graph: Graph, wanted: set[int], held: Sequence[bool] | np.ndarray | bytes, known: Collection[int] = ()
+    graph: Graph, wanted: set[int], held: Sequence[bool] | np.ndarray | bytes | bytearray, known: Collection[int] = ()
 ) -> set[int]:
     """The operations `wanted` and the producers that they need, transitively, of values that are not `held` [V].
 

@@ -684,6 +684,11 @@ class OffloadSearch:
             hot * self.total, cold * self.total, moves, self.least, self.random,
         )  # fmt: skip
 
+    def excess(self) -> int:
+        """Bytes of the loaded plan above the budget, or above the host's memory; 0 if it fits."""
+        decode(self.x, self.genes, self.works[0], *self.limits, NO_STEPS, np.inf)
+        return int(self.works[0].found[MOST_EXCESS])
+
     def plan(self, genes: Genes | None = None) -> Plan:
         """The best plan, or that of other genes."""
         steps, work = np.zeros((8 * self.works[0].at.shape[1], 2), np.int64), self.works[0]

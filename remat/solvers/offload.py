@@ -32,8 +32,9 @@ from remat.solvers.search import evict, in_turns
 
 # Shares of the time: for plans by rules, for each round of annealing; and, if copies do not pay after the first round,
 # for a plan without them.
-RULES_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, (0.4, 0.5, 1.0), 0.4
-# For a plan without copies: at least a share of the time, and the seconds that a good plan needs, if they are not most.
+RULES_SHARE, MOST_RULES, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, (0.4, 0.5, 1.0), 0.4
+RULES_S_EACH = 4e-4  # for each operation, that the first plans of all rules take, up to the most
+# For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
 LARGER_PART, LARGER_ROOM = 0.3, 8  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.15, 0.4, 0.7)  # budgets, as shares of the way from the budget to the plain peak
@@ -44,6 +45,7 @@ MOVES_PER_S = 5_000  # of a run that repeats exactly
 SEED_STEP = 7919
 LP_SHARE = 0.5  # of the proof's time, for the LP
 SEARCH_SHARE, ROUNDS = 0.7, 8  # of the time, with one thread; rounds of the proof in a run that repeats exactly
+SEARCH_S_EACH = 2.4e-3  # seconds for each operation: the proof gets what the search leaves of them
 
 
 def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -60,7 +62,8 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
     if not context.is_solved():
         run.evict()
         run.solve_plain(problem, run.plain_share)
-    if not context.is_solved():
+    if not (context.is_solved() or context.is_over()):
+        run.offer_rules()
         run.search_and_prove()
     best = context.incumbent
     candidates = () if best.plan is None else (Candidate(best.plan, {"from": best.who}),)
@@ -93,17 +96,33 @@ class _Run:
         self.stopped = threading.Event()
 
     def evict(self) -> None:
-        """A plan without copies at once."""
+        """A plan without copies, and one that repeats nothing, at once."""
         aside = self.context.about(replace(self.context.problem, graph=self.graph, link=None))
         evict(aside)
         if aside.incumbent.plan is not None:
             self._offer(aside.incumbent.plan)
+        if is_offload_ready() and not self.context.is_solved():
+            search = self._start(None, self.context.options.seed).search
+            search.offload_greedily(lambda: False)  # milliseconds, even if no time is left
+            if not search.excess():
+                self._offer(search.plan(search.genes))
+
+    def offer_rules(self) -> None:
+        """Offer plans of the strategies that copy by their own rules, in turns, so that none of them is ahead."""
+        if not is_offload_ready():
+            return
+        share = min(MOST_RULES, RULES_S_EACH * len(self.graph) / max(1e-3, self.context.remaining_s()))
+        context = self.context.until(self.context.share_ends(max(RULES_SHARE, share)))
+        chosen = [each for each in map(get_strategy, strategies()) if each.copies == "own"]
+        chosen.sort(key=lambda each: each.takes_context)  # those that watch the clock are slow
+        for who, plan in in_turns(chosen, context):
+            self.context.offer(plan, who)
 
     @property
     def plain_share(self) -> float:
         """Of the time, for a plan without copies."""
-        seconds = PLAIN_S + PLAIN_S_EACH * len(self.graph)
-        return max(PLAIN_SHARE, min(MOST_PLAIN, seconds / max(1e-3, self.context.options.time_limit_s)))
+        share = (PLAIN_S + PLAIN_S_EACH * len(self.graph)) / max(1e-3, self.context.options.time_limit_s)
+        return max(PLAIN_SHARE, share) if share < MOST_PLAIN else 1.0
 
     def solve_plain(self, problem: Problem, share: float, warm_start: Plan | None = None) -> Plan | None:
         """A plan without copies, offered too if it fits the budget. A member is enough: a bound proves nothing here."""
@@ -124,7 +143,8 @@ class _Run:
         if self.windows is None:
             self.anneal()
         elif context.repeats or context.options.threads == 1:
-            self.context = context.until(context.share_ends(SEARCH_SHARE))
+            share = SEARCH_S_EACH * len(self.graph) / max(1e-3, context.remaining_s())
+            self.context = context.until(context.share_ends(min(1.0, max(SEARCH_SHARE, share))))
             self.anneal()
             self.prove(self.windows, context)
         else:
@@ -168,7 +188,6 @@ class _Run:
         context = self.context
         if not (is_offload_ready() or ready_by(context.deadline, too=is_offload_ready)):
             return
-        self._offer_rules()
         starts = list(self._starts())
         for share, most in zip(ROUND_SHARES, GO_ON, strict=True):
             starts = sorted(starts, key=lambda start: start.search.least)[: most or None]
@@ -181,13 +200,6 @@ class _Run:
                 share = RETURN_SHARE * context.remaining_s() / context.options.time_limit_s
                 self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
                 starts += self._begun(context.incumbent.plan)
-
-    def _offer_rules(self) -> None:
-        """Offer plans of the strategies that copy by their own rules, in turns, so that none of them is ahead."""
-        context = self.context.until(self.context.share_ends(RULES_SHARE))
-        chosen = [get_strategy(name) for name in strategies()]
-        for who, plan in in_turns([each for each in chosen if each.copies == "own"], context):
-            self.context.offer(plan, who)
 
     def _starts(self) -> Iterator[_Start]:
         budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
