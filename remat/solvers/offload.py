@@ -33,7 +33,7 @@ from remat.solvers.search import evict, in_turns
 # Shares of the time: for plans by rules, for each round of annealing; and, if copies do not pay after the first round,
 # for a plan without them.
 RULES_SHARE, MOST_RULES, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, (0.4, 0.5, 1.0), 0.4
-RULES_S_EACH = 4e-4  # for each operation, that the first plans of all rules take, up to the most
+RULES_S_EACH = 1e-3  # for each operation, that the first three plans of all rules take, up to the most
 # For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
 LARGER_PART, LARGER_ROOM = 0.3, 8  # of that time, for the plan of each larger budget; and a part of the rest at most
