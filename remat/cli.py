@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from remat import zoo
-from remat.arena import find_arena, place, read_buffers, write_buffers
+from remat.arena import allocator_in_words, find_arena, place, read_buffers, write_buffers
 from remat.check import check_file
 from remat.cost import gpu_names
 from remat.errors import InvalidInput, RematError
@@ -121,6 +121,7 @@ def _arena(given: argparse.Namespace) -> int:
     plan = Plan.load(given.path, graph)
     arena = find_arena(graph, plan, given.budget, given.time_limit, alignment=given.alignment, seed=given.seed)
     print(f"{given.path}: arena of {arena.summary()}")
+    print(f"  PyTorch's CUDA allocator, {allocator_in_words(graph, plan) or 'not simulated: the plan is too long'}")
     if given.out is not None:
         arena.save(given.out)
     return 1 if arena.excess_bytes else 0

@@ -508,6 +508,8 @@ def test_the_promise_is_kept_and_the_prediction_is_close():
     assert_near(step, measured)
     text = str(step.plan)
     assert "computed again" in text
+    assert "  places          one block of " in text
+    assert "CUDA allocator" not in text
     assert "% of the plain step's" in text
 
 

@@ -343,3 +343,18 @@ def test_the_largest_length_with_chunks_trains_within_the_budget() -> None:
     assert there_before(module.plan) + peak_of_step(module, args, {}, "cpu") <= BUDGET
     assert module.plan.overhead < 0.05
     assert there_before(module.plan) + peak_of_step(model, args, {}, "cpu") > 2 * BUDGET
+
+
+def test_a_plan_in_chunks_leaves_other_plans_of_the_model_with_the_plain_bits() -> None:
+    """Plans of one model share what was captured, which the one call changes."""
+    model, inputs = Model(cross_entropy), batch()
+    plain = copy.deepcopy(model)
+    for implementations in ("joint", "default"):
+        module = rt.rematerialize(
+            model, inputs, 1.0, implementations=implementations, strategy="search", cost="roofline", time_limit_s=1
+        )
+        model.zero_grad()
+        module(*inputs).backward()
+    plain(*inputs).backward()
+    assert all(op.kind != "remat.linear_cross_entropy" for op in module.plan.graph.operations)
+    assert max(differences(model, plain).values()) == 0

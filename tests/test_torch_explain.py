@@ -113,7 +113,10 @@ def test_copies_to_the_host_never_cost_more_than_recomputing_alone(tmp_path) -> 
     assert held_by_module(told.graph, told.modules, plan, [OTHERS]).sum(0).tolist() == trace.running_bytes.tolist()
     told.save(tmp_path / "page.html")
     assert "to the host" in (tmp_path / "page.html").read_text()
-    assert "with copies to the host, 20 GB/s" in str(told)
+    words = str(told)
+    assert "with copies to the host, 20 GB/s" in words
+    assert words.count("CUDA allocator    simulated: needs ") == (1 if told.plan is None else 2)  # for each plan
+    assert words.count("    places            one block of 1.") == words.count("CUDA allocator")
 
 
 def test_bytes_are_those_of_the_model(explained: rt.Explanation) -> None:

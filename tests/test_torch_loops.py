@@ -323,6 +323,8 @@ def test_another_budget_needs_no_second_capture_while_nothing_has_changed(monkey
         planned = rematerialize(model, (batch,), budget)
         assert planned.plan.budget_bytes == int(budget * planned.plan.plain_peak_bytes)
         assert "planned in" in str(planned.plan)
+        assert "  places          one block of 1." in str(planned.plan)
+        assert "  CUDA allocator  simulated: needs " in str(planned.plan)
         return len(captured)
 
     assert [count(x), count(x, 0.8), count(torch.randn(8, 3, 16, 16))] == [1, 0, 0]

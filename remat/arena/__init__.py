@@ -2,18 +2,24 @@
 
 `place` finds offsets for live intervals; `Plan.arena` an `Arena` for a plan, whose file (remat-arena/1) `remat check`
 verifies without a solver. Greedy orders come first, then a local search and a complete one, which proves optima.
+`simulate_allocator` says what PyTorch's own allocator would need, by a simulation.
 """
 
+from remat.arena.allocators import SimulatedNeed, simulate_allocator
 from remat.arena.buffers import read_buffers, write_buffers
 from remat.arena.certificate import ARENA_FORMAT, Arena, arena_of_document, check_form, find_arena
 from remat.arena.intervals import Intervals, intervals_of, load_of
 from remat.arena.placing import Placement, compile_places, place
+from remat.arena.words import allocator_in_words, arena_in_words
 
 __all__ = [
     "ARENA_FORMAT",
     "Arena",
     "Intervals",
     "Placement",
+    "SimulatedNeed",
+    "allocator_in_words",
+    "arena_in_words",
     "arena_of_document",
     "check_form",
     "compile_places",
@@ -22,5 +28,6 @@ __all__ = [
     "load_of",
     "place",
     "read_buffers",
+    "simulate_allocator",
     "write_buffers",
 ]

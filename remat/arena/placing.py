@@ -22,7 +22,7 @@ NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the
 FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
 MANY = 200_000  # places of buffers in sections; with more, the complete search gets less time
 STEP_S = 0.05  # the clock is read about so often
-COMPILES_S = 25.0  # the complete search is not compiled for a call that has less time
+COMPILES_S, PUSH_COMPILES_S = 25.0, 6.0  # the complete and the local search are not compiled for a call with less time
 MOVES, PATIENCE = 200, 20  # of a run of the local search; runs without progress after which it goes back to its best
 DESCENT = 0.75  # where between the goal and the best block the local search looks next
 LENGTH_POWER = 0.7  # of a buffer's life in its first weight, which is also proportional to its size
@@ -84,6 +84,7 @@ def compile_places() -> None:
     """Compile the searches, so that the first call has its time for them."""
     lower, upper, size = (np.array(each) for each in ([0, 1, 0], [2, 3, 3], [2, 3, 4]))
     placer = _Placer(lower, upper, size, 0, time.monotonic() + 300.0, 0)
+    placer.bytes += 1  # so that there is something to find
     placer.greedy()
     placer.bytes = placer.bound + 2  # so that both searches look below it
     _Pushes(placer).turn(time.monotonic() + STEP_S)
@@ -156,10 +157,11 @@ class _Placer:
             self.greedy()
             exact, pushes = _Exact(self), _Pushes(self)
             turn_s = FIRST_S
-            while not self.is_done():
+            while not self.is_done() and (exact.can_run() or pushes.can_run()):
                 if exact.can_run():
                     exact.turn(min(self.deadline, time.monotonic() + exact.share * turn_s))
-                pushes.turn(min(self.deadline, time.monotonic() + turn_s))
+                if pushes.can_run():
+                    pushes.turn(min(self.deadline, time.monotonic() + turn_s))
                 turn_s *= GROWTH
         offsets = np.zeros(self.n, dtype=np.int64)
         offsets[self.chosen] = self.offsets * self.unit
@@ -239,6 +241,12 @@ class _Pushes:
         self.state: _Push | None = None
         self.best: _Push | None = None
         self.least, self.n_worse = 1 << 62, 0  # fewest bytes without a place; runs of moves since
+
+    def can_run(self) -> bool:
+        """Whether it is compiled, or there is time to compile it."""
+        from remat.arena.push import push
+
+        return is_compiled(push) or self.placer.deadline - time.monotonic() > PUSH_COMPILES_S
 
     def begin(self) -> _Push:
         """From the best block, less the buffers that end above the next level."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from remat.arena import allocator_in_words, arena_in_words
 from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
@@ -137,6 +138,18 @@ class StepPlan:
             return self.generated
         return Generated(self.trace.peak_bytes - self.graph.fixed_bytes, self.trace.cost, self.graph.total_cost)
 
+    @functools.cached_property
+    def _places(self) -> tuple[str, ...]:
+        """Lines about places; none if a compiler's code chooses what lives when. Found when first printed."""
+        if self.generated is not None:
+            return ()
+        arena = arena_in_words(self.graph, self.plan, self.sharing)
+        is_torch = self.fingerprint.framework == "torch"
+        allocator = allocator_in_words(self.graph, self.plan, self.sharing) if is_torch else None
+        lines = [f"  places          {arena}"] if arena else []
+        lines += [f"  CUDA allocator  {allocator}"] if allocator else []
+        return tuple(lines)
+
     def ran(self, added_s: float) -> None:
         """Note the seconds that planning added when the step first ran; the plan stays the same."""
         object.__setattr__(self, "added_s", added_s)
@@ -206,6 +219,7 @@ class StepPlan:
             f"  always there    {format_size(graph.fixed_bytes)}{_parts(self.fixed)}",
             f"  overhead        {self._overhead_as_text()}",
         ]
+        lines += self._places
         lines += [f"  loss outside    {self.loss}"] if self.loss else []
         repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)

@@ -436,4 +436,4 @@ def weighted(columns: np.ndarray, factors: np.ndarray) -> list[tuple[int, int]]:
 
 def values_at(columns: np.ndarray, x: np.ndarray) -> np.ndarray:
     """[len(columns)] value of each column in the point x [n], 0 where there is none."""
-    return np.where(columns >= 0, x[columns], 0.0)
+    return np.append(x, 0.0)[columns]

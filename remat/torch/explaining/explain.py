@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from remat.arena import allocator_in_words, arena_in_words
 from remat.cost import Gpu, link_of, load_gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.files import write_bytes, write_text
@@ -303,6 +304,7 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  {what:<19} {size(n_bytes)}"
     yield f"  plain peak          {size(peak_bytes)}: {'fits' if explained.fits else 'does not fit'}"
     yield from _lines_of_peak(explained)
+    yield from _lines_of_places(explained.graph, explained.plain if explained.fits else None)
     yield from _lines_of_plans(explained, explained)
     for what, why in explained.refused.items():
         yield f"  largest {what:<11} not known: {why}"
@@ -325,6 +327,7 @@ def _lines_of_plans(explained: Explanation, found: Explanation | Copying) -> Ite
     if not explained.fits:
         overhead = None if found.plan is None else _overhead(graph, found.plan)
         yield f"  plan within budget  {'none was found' if overhead is None else f'{overhead:.1%} overhead'}"
+        yield from _lines_of_places(graph, found.plan)
     for share, overhead in found.overheads.items():
         saved_gib = (1 - share) * explained.plain_peak_bytes / 2**30
         price = (overhead or 0) * graph.total_cost / 1e6 / saved_gib
@@ -332,6 +335,14 @@ def _lines_of_plans(explained: Explanation, found: Explanation | Copying) -> Ite
         yield f"  at {share:.0%} of the peak  {price_of}"
     for what, sizes in found.largest.items():
         yield f"  largest {what:<11} {_sizes_at(sizes)}"
+
+
+def _lines_of_places(graph: Graph, plan: Plan | None) -> Iterator[str]:
+    """What an allocator needs for a plan."""
+    if plan is not None and (arena := arena_in_words(graph, plan)):
+        yield f"    places            {arena}"
+    if plan is not None and (allocator := allocator_in_words(graph, plan)):
+        yield f"    CUDA allocator    {allocator}"
 
 
 def _sizes_at(sizes: Mapping[float, int | None]) -> str:

@@ -50,7 +50,7 @@ class InOneGraph:
 
     def __init__(self, model: nn.Module, planner: Planner):
         self.model, self.planner = model, planner
-        self.calls = calls_of(model, planner.backend.runner)
+        self.calls = calls_of(model, planner.backend)
         self.compiled: dict[Halfway, Callable[[list[Any]], Any]] = {}  # with the halves of this module's plans
         self.sums = Sums()
 
@@ -80,6 +80,7 @@ class InOneGraph:
         warn(f"{why}; from here on steps are planned with implementations='exact'")
         self.planner.backend = Eager("exact")
         self.planner.plans.clear()
+        self.calls = calls_of(self.model, self.planner.backend)
         self.compiled.clear()
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

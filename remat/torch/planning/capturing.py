@@ -97,16 +97,18 @@ def _settings_of_kernels() -> tuple[Any, ...]:
 
 
 _compiling = threading.local()  # its `now` compiles for the call that this thread makes
-_of_models: weakref.WeakKeyDictionary[nn.Module, Calls] = weakref.WeakKeyDictionary()
+_of_models: weakref.WeakKeyDictionary[nn.Module, dict[bool, Calls]] = weakref.WeakKeyDictionary()
 
 
 def _compile(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     return _compiling.now(graph, example_inputs)
 
 
-def calls_of(model: nn.Module, runner: Runner) -> Calls:
-    """The compiled calls of a model; by PyTorch's own kernels they serve every plan."""
-    return _of_models.setdefault(model, Calls(EAGER)) if runner is EAGER else Calls(runner)
+def calls_of(model: nn.Module, backend: Backend) -> Calls:
+    """A model's compiled calls; with PyTorch's own kernels shared by all plans that rewrite them, or by all others."""
+    if backend.runner is not EAGER:
+        return Calls(backend.runner)
+    return _of_models.setdefault(model, {}).setdefault(backend.rewrites, Calls(EAGER))
 
 
 def captured_step(
@@ -120,7 +122,7 @@ def captured_step(
     check_momentum(model)
     check_own_tensors(model)
     check_given_tensors(model, args, kwargs)
-    inputs, calls = describe_inputs((args, kwargs)), calls_of(model, backend.runner)
+    inputs, calls = describe_inputs((args, kwargs)), calls_of(model, backend)
 
     def training_graph() -> TrainingGraph:
         values = Values(model, args, kwargs, inputs)

@@ -55,9 +55,13 @@ class Eager(Backend):
     updates: Updates = BY_THE_LOOP
     retains: bool = False
 
+    @property
+    def rewrites(self) -> bool:
+        return self.implementations == "joint" and not self.retains
+
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
-        if self.implementations == "joint" and not self.retains:
+        if self.rewrites:
             with_one_call(training_graph)
         step = whole_step(training_graph, name, model)
         return self.updates.added(with_implementations(step, self.implementations))

@@ -94,6 +94,11 @@ class Backend(ABC):
     implementations: str
     updates: Updates
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether `step_of` changes the training graph, so that no other back-end may use it."""
+        return False
+
     @abstractmethod
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
         """The step of a training graph, with all tensors of the model resident.
