@@ -362,7 +362,7 @@ def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pyte
 
 
 def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(monkeypatch) -> None:
-    monkeypatch.setattr(portfolio, "greedy_plans", lambda *_, **__: iter(()))
+    monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
     monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides sooner
     graph = synthetic.layered(n=60)
@@ -380,8 +380,8 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
         key=lambda rival: solve(graph, peak // 2, rival.name).cost or float("inf"),
     )
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides it
-    monkeypatch.setattr(portfolio, "greedy_plans", lambda *_, **__: iter(()))
-    monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
+    monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
+    monkeypatch.setattr(search, "online_plan", lambda *_: None)
     monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
     monkeypatch.setattr(portfolio._Run, "prove", lambda *_: None)
     for threads in (1, 2):

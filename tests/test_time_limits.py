@@ -23,7 +23,7 @@ from remat.registry import LARGEST_WITHOUT_CLOCK, get_strategy
 from remat.search import kernel, online, ready
 from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
-from remat.solvers import choose, portfolio
+from remat.solvers import choose, portfolio, search
 from remat.solvers.search import COLD, search_staged
 from remat.solving import dispatch, worker
 from remat.solving.api import solve_sweep
@@ -252,7 +252,7 @@ def test_nothing_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> N
     assert solve_here(over, "dtr", {}).status is Status.TIMEOUT
     monkeypatch.setattr(_hierarchy.Solver, "_evaluated", lambda *_: pytest.fail("an option was evaluated"))
     solve_here(over, "hierarchical", {})
-    monkeypatch.setattr(portfolio, "online_plan", lambda *_: None)
+    monkeypatch.setattr(search, "online_plan", lambda *_: None)
     assert solve_here(over, "portfolio", {}).plan is not None  # greedy eviction
 
 

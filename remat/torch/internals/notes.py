@@ -22,6 +22,11 @@ def modules_of(node: fx.Node) -> Modules:
     return _named(node.meta.get("nn_module_stack") or {})
 
 
+def modules_as_of(node: fx.Node) -> dict[str, Any]:
+    """Notes that place another call in the modules of this one."""
+    return {"nn_module_stack": node.meta.get("nn_module_stack")}
+
+
 def _named(stack: Mapping[str, tuple[str, Any]]) -> Modules:
     return [(path, getattr(kind, "__name__", str(kind))) for path, kind in stack.values()]
 

@@ -81,7 +81,8 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
             node.replace_input_with(x, zeros)
     end = graph.find_nodes(op="output")[0]
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
-    graph.eliminate_dead_code(lambda node: node.is_impure() and node not in undefined)  # what is not made is not copied
+    copied = {node for node in undefined if node.op != "placeholder"}  # no argument may go
+    graph.eliminate_dead_code(lambda node: node.is_impure() and node not in copied)  # what is not made is not copied
     unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
     if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

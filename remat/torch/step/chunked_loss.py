@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from remat.torch.implementations import logits
-from remat.torch.internals.notes import is_in_backward
+from remat.torch.internals.notes import is_in_backward, modules_as_of
 from remat.torch.step.capture import TrainingGraph
 from remat.torch.step.work import tensor_bytes
 
@@ -312,7 +312,7 @@ def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients, n_chunks: int)
             rows, weight, bias, labels, list(loss.lead), list(loss.cut), ignored, reduction, round(1 - loss.factor, 12),
             loss.logarithms.meta["val"].dtype, asked, n_chunks,
         )  # fmt: skip
-        whole = _call(graph, logits.OPERATOR, args, meta | {"nn_module_stack": product.meta.get("nn_module_stack")})
+        whole = _call(graph, logits.OPERATOR, args, meta | modules_as_of(product))
         parts = [_call(graph, operator.getitem, (whole, i), meta) for i in range(4)]
     loss.end.replace_all_uses_with(parts[0])
     for end, part in zip((gradients.of_rows, gradients.of_weight, gradients.of_bias), parts[1:], strict=True):
