@@ -23,7 +23,7 @@ from remat.frontends.monet import load_costs
 from remat.frontends.spec import ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
-from remat.solution import Solution
+from remat.solution import Solution, Status
 
 Source = str | Mapping[str, Any]
 MONET_COSTS = "monet/costs_{}.json.gz"  # below REMAT_INSTANCES; {} is the network
@@ -120,6 +120,8 @@ def solved(graph: remat.Graph, strategy: str, budget_bytes: int, scope: str, **h
     """
     compile_first([strategy])
     (solution,) = remat.solve_sweep(graph, [budget_bytes], strategy, scope, isolate=True, **how)
+    if solution.status is Status.SKIPPED:  # not for this graph, however often it is asked
+        return solution
     if finished(solution).contradicted:
         raise RematError(f"contradicted: {solution.message}")
     return solution

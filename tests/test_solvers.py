@@ -48,6 +48,13 @@ def test_a_solve_gives_a_row_its_page_and_the_best_certificate(tmp_path: Path) -
     assert [row[0] for row in drawing.tables[0].rows] == ["generated/chain_n48"] * 2
 
 
+def test_a_strategy_that_does_not_apply_is_a_row_without_a_plan() -> None:
+    cases = growth.growth.cases(layered=[40], chains=[], strategies=["griewank"], time_limit=1.0)
+    (row,) = [measured(case) for case in cases]
+    assert (row["status"], row["cost"]) == ("SKIPPED", None)
+    assert "no plan" in growth.page([row]).text
+
+
 def test_a_heuristic_is_measured_too_and_each_strategy_has_its_tables() -> None:
     """One that ignores the budget."""
     cases = solvers.solvers.cases(strategies=["chen_sqrtn", "search"], only="generated/chain_n48 90%", time_limit=2.0)
