@@ -83,7 +83,7 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, (network, budget) in zip(grid, problems, strict=False):
         own = [row for row in rows if (row["network"], row["budget"]) == (network, budget)]
         joint = [row for row in own if row["rate"] and row["strategy"] == OURS]
-        greedy = [row for row in own if row["rate"] and row["strategy"] != OURS]
+        greedy = [row for row in own if row["rate"] and row["strategy"] == "offload_greedy"]
         plain = next((row["overhead"] for row in own if not row["rate"]), None)
         rates = sorted(row["rate"] for row in joint)
         for found, colour, marker, line, label, number in (
