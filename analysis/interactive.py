@@ -258,9 +258,9 @@ def _plan(graph: Graph, one: ShownPlan, time: Scale, scale: Scale) -> dict[str, 
 
 def _copies(graph: Graph, trace: Trace, kind: int, time: Scale) -> dict[str, Any]:
     """Copies of a direction as a line with holes."""
-    found = trace.copies[trace.copies[:, 0] == kind]
-    edges = _list((found[:, 2:] / time.factor).ravel(), digits=7)
-    names = [shown_as_it_is(graph.values[v].name) for v in found[:, 1].tolist()]
+    found = trace.copies_of(kind)
+    edges = _list((found[:, 1:] / time.factor).ravel(), digits=7)
+    names = [shown_as_it_is(graph.values[v].name) for v in found[:, 0].tolist()]
     return {"x": [x for a, b in zip(edges[::2], edges[1::2], strict=True) for x in (a, b, None)],
             "text": [text for name in names for text in (name, name, "")]}  # fmt: skip
 

@@ -118,7 +118,7 @@ def draw(graph: Graph, shown: ShownPlan, plain: Trace) -> Figure:
 def _draw_copies(axes: Axes, trace: Trace, time: Scale, least: float) -> None:
     """A lane for each direction of the link."""
     for lane, kind in enumerate((OFFLOAD, PREFETCH)):
-        times = trace.copies[trace.copies[:, 0] == kind, 2:] / time.factor
+        times = trace.copies_of(kind)[:, 1:] / time.factor
         spans = [(start, max(end - start, least / time.factor)) for start, end in times.tolist()]
         axes.broken_barh(spans, (0.6 - 0.5 * lane, 0.3), facecolors=(BLUE, GREEN)[lane], lw=0)
     axes.set_yticks([0.25, 0.75], ["from the host", "to the host"], fontsize=7.5)

@@ -33,7 +33,7 @@ def offloaded(problem: Problem, plan: Plan, greedily: bool = False) -> Plan:
     return search.plan(search.genes)
 
 
-def link_of(problem: Problem) -> Link:
+def required_link(problem: Problem) -> Link:
     """The problem's link; raises `Skip` without one."""
     if problem.link is None:
         raise Skip("copies need a link, e.g. link=12GB/s")
@@ -136,4 +136,4 @@ class Activations:
 
 def search_of(problem: Problem) -> OffloadSearch:
     """What makes plans of repeats and copies; raises `Skip` without a link."""
-    return OffloadSearch(problem.graph, problem.budget_bytes, link_of(problem), 0, plain_peak(problem.graph))
+    return OffloadSearch(problem.graph, problem.budget_bytes, required_link(problem), 0, plain_peak(problem.graph))

@@ -6,7 +6,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from baselines._offload import Activations, link_of, search_of
+from baselines._offload import Activations, required_link, search_of
 from remat import Candidate, Problem, strategy
 from remat.context import Context
 
@@ -22,7 +22,7 @@ def capuchin(problem: Problem, context: Context) -> Iterator[Candidate]:
     tried, each with the fewest further drops that fit, and the judge decides. A plan of more than about four repeats an
     operation counts as one that does not fit.
     """
-    search, link, graph = search_of(problem), link_of(problem), problem.graph
+    search, link, graph = search_of(problem), required_link(problem), problem.graph
     activations = Activations.of(problem)
     begins = [0]
     for operation in graph.operations:

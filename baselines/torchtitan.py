@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from baselines._blocks import blocks_of
-from baselines._offload import Activations, link_of, search_of
+from baselines._offload import Activations, required_link, search_of
 from remat import Candidate, Plan, Problem, simulate, strategy
 from remat.context import Context
 
@@ -55,7 +55,7 @@ class _Blocks:
 
     def __init__(self, problem: Problem):
         graph = self.graph = problem.graph
-        self.link, self.search, self.of = link_of(problem), search_of(problem), Activations.of(problem)
+        self.link, self.search, self.of = required_link(problem), search_of(problem), Activations.of(problem)
         blocks, forward = blocks_of(graph), self.of.forward
         block_of = {k: i for i, block in enumerate(blocks) for k in block}
         number = {v: block_of[graph.producer[v]] for v in self.of.last if graph.producer[v] in block_of}

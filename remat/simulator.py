@@ -53,6 +53,10 @@ class Trace:
     host_peak_bytes: int = 0
     copies: np.ndarray = field(default_factory=lambda: NO_COPIES)
 
+    def copies_of(self, kind: int) -> np.ndarray:
+        """[copies, 3] int64, (value, start, end) in ns of the copies of a direction: `OFFLOAD` or `PREFETCH`."""
+        return self.copies[self.copies[:, 0] == kind, 1:]
+
     def __repr__(self) -> str:
         return f"<Trace: {len(self.order)} computations, cost {self.cost}, peak {format_size(self.peak_bytes)}>"
 

@@ -393,11 +393,11 @@ def test_auto_takes_the_link_of_the_gpu_and_copies_nothing_on_a_cpu(monkeypatch:
     model, args = network("dense")
     assert not rematerialize(model, args, 1.0, cost="roofline", offload="auto").plan.plan.has_copies
     monkeypatch.setattr(capturing, "_this_gpu", lambda: load_gpu("h100"))
-    assert str(capturing.link_of("auto", "cuda")) == "50 GB/s"
+    assert str(capturing.offload_link("auto", "cuda")) == "50 GB/s"
     monkeypatch.setattr(capturing, "_this_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU of tomorrow")
     with refused("between GPU of tomorrow and its host is not known; give it, e.g. offload='25GB/s'"):
-        capturing.link_of("auto", "cuda")
+        capturing.offload_link("auto", "cuda")
 
 
 def test_streams_of_every_device_have_the_same_methods() -> None:

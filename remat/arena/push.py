@@ -5,19 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from remat.randomness import uniform
+
 LATE, NEVER = 1 << 62, -(1 << 62)  # key of an empty row behind all others, end of a life that never was
 BLUR = 0.1  # of the weights of places, so that equal ones are not always taken in order
-
-
-@njit(cache=True, nogil=True)
-def uniform(state):
-    """Uniform in [0, 1), by xorshift64* (Vigna, 2016); the state goes on."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
 
 
 @njit(cache=True, nogil=True)

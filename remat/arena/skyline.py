@@ -20,6 +20,8 @@ from collections import namedtuple
 import numpy as np
 from numba import njit
 
+from remat.randomness import uniform
+
 RUNNING, FOUND, REFUTED, FULL = range(4)  # FULL: a stack needs more room
 # Places in `Skyline.scalar`.
 (
@@ -87,17 +89,6 @@ def new_skyline(low: np.ndarray, high: np.ndarray, size: np.ndarray, capacity: i
         np.zeros((room, 2), dtype=np.int64), score, random, scalar, np.zeros(2),
         np.ones(n_sections),
     )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def uniform(state):
-    """Uniform in [0, 1), by xorshift64* (Vigna, 2016); the state goes on."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return float((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(11)) / 9007199254740992.0
 
 
 @njit(cache=True, nogil=True)

@@ -14,9 +14,9 @@ import numpy as np
 from remat.arrays import GraphArrays, least_unit
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.randomness import random_state
 from remat.search import kernel
 from remat.search.kernel import ARENA_TOP, BUDGET, COST, EXCESS, LARGE, N_REALS, N_SCALARS, State
-from remat.search.randomness import random_state
 
 # Temperatures in mean operation costs. A round starts hot enough to build a plan anew (HOT is a cycle, because no
 # single temperature suits all graphs), or just warm enough to rearrange the best plan of all threads.

@@ -26,7 +26,7 @@ from numba import njit
 from remat.graph import Graph, Operation, Value
 from remat.implementation import DEFAULT, Implementation
 from remat.plan import Plan
-from remat.search.randomness import below, random_state, uniform
+from remat.randomness import below, random_state, uniform
 
 MOST_REPEATS = 12  # of one value
 COST, EXCESS, EXACT_COST, EXACT_EXCESS, PRICE, BEST = range(N_REALS := 6)

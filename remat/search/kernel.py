@@ -22,7 +22,7 @@ from numba import njit, types
 from numba.experimental import structref
 
 from remat.arrays import GraphArrays
-from remat.search.randomness import below, uniform
+from remat.randomness import below, uniform
 
 # Places in `State.scalar`.
 (

@@ -21,7 +21,7 @@ from numba import njit
 from remat.graph import Graph, is_held_outside
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
-from remat.search.randomness import below, random_state, uniform
+from remat.randomness import below, random_state, uniform
 from remat.units import MAX_BYTES
 
 # Entries of the clock: when each stream is free; values that wait to be freed, their bytes, and when the first of them

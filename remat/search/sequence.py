@@ -21,8 +21,8 @@ from numba.experimental import structref
 
 from remat.arrays import GraphArrays, least_unit
 from remat.graph import Graph
+from remat.randomness import below, random_state, uniform
 from remat.search.kernel import StateType, last_use, next_use
-from remat.search.randomness import below, random_state, uniform
 
 STAGED, FIXED, FREE = range(3)  # which sequences are allowed: the scopes
 COST, BUDGET, RULE, LOG_TOP, N_SEVERAL, FAILED = range(6)  # places in `Sequencer.scalar`

@@ -39,7 +39,7 @@ from remat.torch.planning.capturing import (
     describe_inputs,
     device_of,
     keywords,
-    link_of,
+    offload_link,
     with_storages,
 )
 from remat.torch.planning.eager import Eager
@@ -177,7 +177,7 @@ def rematerialize(
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
-    link = link_of(offload, device)
+    link = offload_link(offload, device)
     if link is not None or (plan is not None and copies_of(plan)):
         _refuse_any("offload=" if link is not None else "a plan that copies values to the host", {
             f"backend={backend!r}": backend != "eager",

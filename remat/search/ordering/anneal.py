@@ -10,9 +10,9 @@ import numpy as np
 
 from remat.arrays import GraphArrays
 from remat.graph import Graph
+from remat.randomness import random_state
 from remat.search.ordering import kernel
 from remat.search.ordering.construct import constructive_orders
-from remat.search.randomness import random_state
 
 FIRST_ROUND = 50_000  # moves from each start; doubled after every pass over the starts
 CHUNK = 20_000  # moves between two looks at the clock

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from remat.arrays import GraphArrays
-from remat.search.randomness import uniform
+from remat.randomness import uniform
 
 FOREVER = 1 << 40  # place of the last use of a value that is kept
 

@@ -125,7 +125,7 @@ def _copies(graph: Graph, plan: Plan) -> str:
     place = WIDTH / len(trace.order)
     lanes = []
     for lane, (kind, says) in enumerate(((OFFLOAD, "to the host"), (PREFETCH, "from it"))):
-        times = trace.copies[trace.copies[:, 0] == kind, 2:]
+        times = trace.copies_of(kind)[:, 1:]
         x = MARGIN + place * np.interp(times, np.r_[0, trace.end_cost], np.arange(len(trace.order) + 1))
         bars = "".join(
             f'<rect x="{a:.1f}" y="{20 * lane}" width="{max(0.5, b - a):.1f}" height="14"/>' for a, b in x.tolist()

@@ -229,7 +229,7 @@ def _this_gpu() -> Gpu | None:
     return min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes), default=None)
 
 
-def link_of(offload: str | Link | bool | None, device: str) -> Link | None:
+def offload_link(offload: str | Link | bool | None, device: str) -> Link | None:
     """The link that values may be copied over; None for no copies.
 
     ``auto`` is the link of this machine's GPU. A model on the CPU has its values in the host's memory, so that there
