@@ -24,8 +24,7 @@ def torchtitan(problem: Problem, context: Context) -> Iterator[Candidate]:
     hide in the time of their block, the last block copies nothing, and a block that copies needs room for it while its
     neighbour runs. In a block, values that cost most per byte are copied and those that cost least are rebuilt. What
     the next block reads stays. Deviations: blocks are those that repeat in the graph; bytes that belong to no block
-    are those of the plain step; the program gets the
-    largest budget with which the plan fits.
+    are those of the plain step; the program gets the largest budget with which the plan fits.
     """
     blocks = _Blocks(problem)
 
@@ -102,9 +101,8 @@ class _Blocks:
         below = np.tril(np.ones((n, n)), -1) * size
         before = np.eye(n, k=-1) @ np.diag(size)
         rows = [
-            np.hstack([below, none, before]), np.hstack([below, none, before]),
-            np.hstack([size, np.zeros(2 * n)])[None, :],
-            np.hstack([none, none, np.diag(size)]), np.hstack([none, none, np.diag(size)]),
+            *[np.hstack([below, none, before])] * 2, np.hstack([size, np.zeros(2 * n)])[None, :],
+            *[np.hstack([none, none, np.diag(size)])] * 2,
         ]  # fmt: skip
         rates = [self.link.to_host * self.link.duplex / 1e9, self.link.from_host * self.link.duplex / 1e9]
         sides = [

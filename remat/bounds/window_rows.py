@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -66,7 +66,7 @@ class RowSums(ABC):
         )
 
     def most(self, bound: int) -> int:
-        """What is proven where the columns prove `bound`."""
+        """The bound that is proven if the multipliers give `bound`."""
         return bound
 
     def knapsack_row(self, k: int, room: int, most: int, terms: Sequence[int], where: str) -> Row | None:
@@ -381,10 +381,12 @@ class LinkRows(WindowRows):
     def has_column(self, column: Column) -> bool:
         """Whether it is a column, and one of which a plan says 0 or 1."""
         kind, k, m, v = column
-        may = {"A": self._may_come, "B": self._may_come, "W": self._may_go, "V": self._may_go_again}
-        if kind == "H":
-            return k == m and self._is_on_host(k, v)
-        return k == m and may[kind](k, v) if kind in may else kind in "SR" and super().has_column(column)
+        may = {
+            "A": self._may_come, "B": self._may_come, "W": self._may_go, "V": self._may_go_again, "H": self._is_on_host,
+        }  # fmt: skip
+        if kind in may:
+            return k == m and may[kind](k, v)
+        return kind in "SR" and super().has_column(column)
 
     def most(self, bound: int) -> int:
         """At most the idle time beyond which plans have no point of the relaxation."""
@@ -457,8 +459,7 @@ class LinkRows(WindowRows):
             return None
         terms, constant = self._duration(j)
         for v, d in enumerate(self.in_ns):
-            begun: Terms = [(1, ("B", j, j, v))] if self._may_come(j, v) else []
-            terms += [(-d * factor, column) for factor, column in (*begun, *self._coming(j - 1, v))]
+            terms += [(-d * factor, column) for factor, column in (*self._fetches(j, v), *self._coming(j - 1, v))]
             terms += [(d * factor, column) for factor, column in self._coming(j, v)]
         return terms, -constant
 
@@ -484,7 +485,7 @@ class LinkRows(WindowRows):
             if self._can_lack(k, v) and any(self.t[k] < user <= e for user in self.users[v]):
                 due += d
                 terms += [(d * factor, column) for factor, column in self._provided(k, m, v)]
-                terms += [(-d, ("Q", k, k, v))] if self._is_coming(k, v) else []
+                terms += [(-d * factor, column) for factor, column in self._coming(k, v)]
         return terms, due - (self.begins[e] - self.begins[self.t[k] + 1])
 
     def held_out(self, k: int, v: int) -> Row | None:
@@ -507,18 +508,15 @@ class LinkRows(WindowRows):
         """Q[k-1,v] + B[k,v] - Q[k,v] >= 0."""
         if not self._is_coming(k, v):
             return None
-        begun: Terms = [(1, ("B", k, k, v))] if self._may_come(k, v) else []
-        return [*self._coming(k - 1, v), *begun, (-1, ("Q", k, k, v))], 0
+        return [*self._coming(k - 1, v), *self._fetches(k, v), (-1, ("Q", k, k, v))], 0
 
     def single_out(self, k: int) -> Row | None:
         """Sum of P[k,v] <= 1."""
-        flights = [("P", k, k, v) for v in range(len(self.producer)) if self._is_going(k, v)]
-        return ([(-1, column) for column in flights], -1) if flights else None
+        return _at_most_one(column for v in range(len(self.producer)) for _, column in self._going(k, v))
 
     def single_in(self, k: int) -> Row | None:
         """Sum of Q[k,v] <= 1."""
-        flights = [("Q", k, k, v) for v in range(len(self.producer)) if self._is_coming(k, v)]
-        return ([(-1, column) for column in flights], -1) if flights else None
+        return _at_most_one(column for v in range(len(self.producer)) for _, column in self._coming(k, v))
 
     def release(self, j: int, e: int) -> Row | None:
         """T[j] - first runs up to e in stretch j - d (W[j,v] + V[j,v] - P[j,v]) >= 0, v first made at e or later."""
@@ -528,7 +526,7 @@ class LinkRows(WindowRows):
         for v, d in enumerate(self.out_ns):
             if self.producer[v] >= e:
                 terms += [(-d * factor, column) for factor, column in self._sends(j, v)]
-                terms += [(d, ("P", j, j, v))] if self._is_going(j, v) else []
+                terms += [(d * factor, column) for factor, column in self._going(j, v)]
         return terms, self.begins[e + 1] - self.begins[self._first(j)] - constant
 
     def arrival_run(self, j: int, i: int, v: int) -> Row | None:
@@ -565,8 +563,7 @@ class LinkRows(WindowRows):
         """S[j-1,v] + R[j-1,j-1,p] + B[j,v] - V[j,v] >= 0, for v that is not at t_(j-1)."""
         if not self._may_go_again(j, v) or not self._can_lack(j - 1, v):
             return None
-        come: Terms = [(1, ("B", j, j, v))] if self._may_come(j, v) else []
-        return [*self._provided(j - 1, j - 1, v), *come, (-1, ("V", j, j, v))], 0
+        return [*self._provided(j - 1, j - 1, v), *self._fetches(j, v), (-1, ("V", j, j, v))], 0
 
     def _first(self, j: int) -> int:
         """The first operation that first runs in stretch j."""
@@ -615,6 +612,10 @@ class LinkRows(WindowRows):
         """W[j,v] + V[j,v]."""
         return [(1, (kind, j, j, v)) for kind, may in (("W", self._may_go), ("V", self._may_go_again)) if may(j, v)]
 
+    def _fetches(self, j: int, v: int) -> Terms:
+        """B[j,v]."""
+        return [(1, ("B", j, j, v))] if self._may_come(j, v) else []
+
     def _is_going(self, k: int, v: int) -> bool:
         """Whether P[k,v] has a column."""
         if not 0 <= k < self.K or not 0 <= v < len(self.producer) or self.producer[v] >= self.t[k]:
@@ -643,6 +644,12 @@ class LinkRows(WindowRows):
         """Whether B[j,v] and A[j,v] have columns."""
         is_place = 1 <= j <= self.K and 0 <= v < len(self.producer)
         return is_place and self.producer[v] <= self.t[j - 1] and bool(self.wanted[v] >> j - 1 & 1)
+
+
+def _at_most_one(columns: Iterable[Column]) -> Row | None:
+    """The row "the sum of these columns is at most 1"; None without a column."""
+    terms: Terms = [(-1, column) for column in columns]
+    return (terms, -1) if terms else None
 
 
 def within(room: int, terms: Terms) -> Row:

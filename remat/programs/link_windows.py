@@ -323,21 +323,23 @@ class _LinkBuilder(Builder):
             copies = [term for columns in begun for term in weighted(columns, -lasts)]
             self.rows.add([*terms, *copies, *rest, *after], -constant, kind, key)
         if 1 <= j < self.K:
-            is_read = self.first_use(j - 1) <= self.t[j]
+            is_read = self.first_use[j - 1] <= self.t[j]
             come = [*weighted(self.A[j], -self.in_ns), *weighted(np.where(is_read, self.Q[j - 1], -1), -self.in_ns)]
             self.rows.add([*terms, *come], int(self.arrays.cost[self.t[j]]) - constant, ARRIVAL, key)
 
-    def first_use(self, k: int) -> np.ndarray:
-        """[V] the first operation after t_k that reads a value; N if there is none."""
+    @cached_property
+    def first_use(self) -> np.ndarray:
+        """[K, V] the first operation after t_k that reads a value; N if there is none."""
         a = self.arrays
-        found = np.full(len(a.size), len(a.cost), dtype=np.int64)
-        later = a.reader > self.t[k]
-        np.minimum.at(found, a.read[later], a.reader[later])
+        found = np.full((self.K, len(a.size)), len(a.cost), dtype=np.int64)
+        for k, t in enumerate(self.t):
+            later = a.reader > t
+            np.minimum.at(found[k], a.read[later], a.reader[later])
         return found
 
     def deadline(self, k: int, m: int, e: int) -> TimeRow | None:
         """DEADLINE; None if nothing is due."""
-        v = np.nonzero(self._old(k) & (self.first_use(k) <= e))[0]
+        v = np.nonzero(self._old(k) & (self.first_use[k] <= e))[0]
         if not len(v):
             return None
         terms = [term for j in range(k + 1, m + 2) for term in self._duration(j)[0]]
@@ -367,10 +369,9 @@ class _LinkBuilder(Builder):
         lasts = np.array([self._duration_at(j, x) for j in range(self.K + 1)])
         until = np.concatenate([[0.0], np.cumsum(lasts)])
         least = MISSED * float(self.arrays.cost.sum())
-        first_use = [self.first_use(k) for k in range(self.K)]
         found = []
         for k, m in self.windows:
-            e, amount = self._worst_deadline(k, m, x, first_use[k], until[m + 2] - until[k + 1])
+            e, amount = self._worst_deadline(k, m, x, until[m + 2] - until[k + 1])
             row = self.deadline(k, m, e) if amount > least else None
             found += [row] if row is not None else []
         for j in range(self.K + 1):
@@ -385,10 +386,9 @@ class _LinkBuilder(Builder):
         terms, constant = self._duration(j)
         return constant + sum(factor * x[column] for column, factor in terms)
 
-    def _worst_deadline(
-        self, k: int, m: int, x: np.ndarray, first_use: np.ndarray, lasts: float
-    ) -> tuple[int, float]:  # fmt: skip
+    def _worst_deadline(self, k: int, m: int, x: np.ndarray, lasts: float) -> tuple[int, float]:
         """(operation, by how much its row is missed)."""
+        first_use = self.first_use[k]
         v = np.nonzero(self._old(k) & (first_use <= self._end(m)))[0]
         if not len(v):
             return -1, 0.0
@@ -396,10 +396,7 @@ class _LinkBuilder(Builder):
         there = sum(values_at(columns, x) for columns, _ in super()._provided(k, m, v))
         come = np.cumsum(self.in_ns[v] * (1 - there + values_at(self.Q[k][v], x)))
         e = first_use[v]
-        late = come - (lasts - (self.begins[self._end(m) + 1] - self.begins[e]))
-        late[np.append(e[1:] == e[:-1], False)] = -np.inf
-        worst = int(np.argmax(late))
-        return int(e[worst]), float(late[worst])
+        return _latest(e, come - (lasts - (self.begins[self._end(m) + 1] - self.begins[e])))
 
     def _worst_release(self, j: int, x: np.ndarray, lasts: float) -> tuple[int, float]:
         a = self.arrays
@@ -411,10 +408,8 @@ class _LinkBuilder(Builder):
         if j < self.K:
             sent -= values_at(self.P[j][v], x)
         e = a.producer[v]
-        late = np.cumsum(self.out_ns[v] * sent) - (lasts - (self.begins[e + 1] - self.begins[self._first(j)]))
-        late[np.append(e[1:] == e[:-1], False)] = -np.inf
-        worst = int(np.argmax(late))
-        return int(e[worst]), float(late[worst])
+        due = lasts - (self.begins[e + 1] - self.begins[self._first(j)])
+        return _latest(e, np.cumsum(self.out_ns[v] * sent) - due)
 
     def _worst_run(self, j: int, x: np.ndarray, lasts: float) -> tuple[int, int, float]:
         a, R = self.arrays, self.R[j - 1, j - 1]
@@ -426,6 +421,13 @@ class _LinkBuilder(Builder):
         late = self.in_ns[v] * (x[self.Q[j - 1][v]] + again - 1) + a.cost[i] * again - lasts
         worst = int(np.argmax(late))
         return int(i[worst]), int(v[worst]), float(late[worst])
+
+
+def _latest(e: np.ndarray, late: np.ndarray) -> tuple[int, float]:
+    """(operation, its amount): the largest of cumulative amounts, which are complete at the last entry of each."""
+    late[np.append(e[1:] == e[:-1], False)] = -np.inf
+    worst = int(np.argmax(late))
+    return int(e[worst]), float(late[worst])
 
 
 def weighted(columns: np.ndarray, factors: np.ndarray) -> list[tuple[int, int]]:

@@ -27,9 +27,8 @@ from remat.units import MAX_BYTES
 # Entries of the clock: when each stream is free; values that wait to be freed, their bytes, and when the first of them
 # can be; steps written.
 TIME, OUT, IN, WAITING, WAITING_BYTES, SOONEST, STEPS = range(N_CLOCK := 7)
-# Of what `decode` finds: computations, gaps, makespan, most bytes above the budget or the host's memory, their sum, and
-# where the most are.
-RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS, WORST = range(N_FOUND := 6)
+# Of what `decode` finds: computations, gaps, makespan, most bytes above the budget or the host's memory, their sum.
+RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS = range(N_FOUND := 5)
 # Rows. Of a value: bytes, and how long its copies last.
 SIZE, OUT_NS, IN_NS, STAYS = range(4)
 # Of a position: operation and stage, when it begins if none waits; bytes that it needs for itself, bytes in use without
@@ -330,7 +329,7 @@ def decode(
         return
     n_gaps = lay_out(x, genes, work, n_runs, fixed)
     n = plan_fetches(x, work, n_runs, n_gaps)
-    k, blocked, most, total, margin, worst, writes = 0, -1, 0, 0, genes.numbers[1], -1, len(steps) > 0
+    k, blocked, most, total, margin, writes = 0, -1, 0, 0, genes.numbers[1], len(steps) > 0
     to, latest = (gap[TO, fetched[0]], gap[LATEST, fetched[0]]) if n > 0 else (INFINITE, INFINITE)
     clock[:] = 0
     for q in range(n_runs + 1):
@@ -340,9 +339,7 @@ def decode(
             excess = make_room(x, work, q, budget, steps)
         excess = max(excess, at[ON_HOST, q] - host)
         if excess > 0:
-            total += excess
-            if excess > most:
-                most, worst = excess, q
+            most, total = max(most, excess), total + excess
         late_by = clock[TIME] - at[BEGINS, q] - margin
         if k < n and (to <= q or (q > blocked and is_due(clock, cost, latest + late_by))):
             k, blocked = fetch(x, work, q, k, n, late_by, blocked, budget, steps)
@@ -356,7 +353,7 @@ def decode(
             found[MAKESPAN] = clock[TIME] + end - at[BEGINS, q + 1]
             return
     found[RUNS], found[GAPS], found[MAKESPAN] = n_runs, n_gaps, clock[TIME]
-    found[MOST_EXCESS], found[EXCESS], found[WORST] = most, total, worst
+    found[MOST_EXCESS], found[EXCESS] = most, total
 
 
 @njit(cache=True, nogil=True)
@@ -651,7 +648,7 @@ class OffloadSearch:
         """Send values away until the plan fits: over the fullest place, those with most bytes and time."""
         x, work = self.x, self.works[0]
         decode(x, self.genes, work, *self.limits, NO_STEPS, np.inf)
-        n_runs, n_gaps = work.found[:2]
+        n_runs, n_gaps = work.found[RUNS], work.found[GAPS]
         stage, begins, over = work.at[STAGE], work.at[BEGINS], work.at[HELD, :n_runs] - self.limits[1]
         start, to, value, away = work.gap[: AWAY + 1, :n_gaps]
         may_go = (away == 0) & (stage[start] < stage[to])

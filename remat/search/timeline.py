@@ -19,15 +19,17 @@ def replayed(graph: Graph, plan: Plan) -> Iterator[tuple[int, list[int], list[in
     """
     held = set[int]()
     for kind, i in zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True):
-        if kind in (FREE, PREFETCH):
-            (held.discard if kind == FREE else held.add)(i)
-            yield (-1, [], [i]) if kind == FREE else (-1, [i], [])
-        if kind != COMPUTE:
-            continue
-        outputs = graph.operations[i].outputs
-        new, again = [v for v in outputs if v not in held], [v for v in outputs if v in held]
-        held.update(new)
-        yield i, new, again
+        if kind == FREE:
+            held.discard(i)
+            yield -1, [], [i]
+        elif kind == PREFETCH:
+            held.add(i)
+            yield -1, [i], []
+        elif kind == COMPUTE:
+            outputs = graph.operations[i].outputs
+            new, again = [v for v in outputs if v not in held], [v for v in outputs if v in held]
+            held.update(new)
+            yield i, new, again
 
 
 class Sizes:

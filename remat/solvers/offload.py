@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from remat.bounds.window_integers import Listener, WindowIntegers
@@ -118,6 +118,11 @@ class _Run:
         for who, plan in in_turns(chosen, context):
             self.context.offer(plan, who)
 
+    @cached_property
+    def peak(self) -> int:
+        """Plain peak of the graph with default implementations."""
+        return plain_peak(self.graph)
+
     @property
     def plain_share(self) -> float:
         """Of the time, for a plan without copies."""
@@ -202,7 +207,7 @@ class _Run:
                 starts += self._begun(context.incumbent.plan)
 
     def _starts(self) -> Iterator[_Start]:
-        budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
+        budget, peak = self.context.problem.budget_bytes, self.peak
         larger_share = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         yield from self._begun(self.context.incumbent.plan)
         for share in LARGER:
@@ -231,7 +236,8 @@ class _Run:
         problem, graph = self.context.problem, self.graph if choice is None else choice.graph
         assert problem.link is not None
         self.n_starts += 1
-        return _Start(OffloadSearch(graph, problem.budget_bytes, problem.link, seed, plain_peak(graph)), choice)
+        peak = self.peak if choice is None else plain_peak(graph)
+        return _Start(OffloadSearch(graph, problem.budget_bytes, problem.link, seed, peak), choice)
 
     def _round(self, starts: Sequence[_Start], until: float, share: float, is_first: bool) -> None:
         """Anneal each start for an equal part of the time, as many beside each other as there are threads."""

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from remat.errors import InvalidInput, RematError, first_line
 from remat.link import Link
 from remat.torch.copying.places import Places
-from remat.torch.copying.streams import IN, OUT, STREAMS, CopyFailed, Streams
+from remat.torch.copying.streams import IN, OUT, STREAMS, Streams
 from remat.torch.internals.autograd import retains_graph
 from remat.units import format_size
 
@@ -103,13 +103,13 @@ class Copies:
         self.on_host[value] = copy, views, storage.nbytes()
         device_bytes = _bytes_of(storage, self.device)
         pairs = [(there, here) for here, there in self._pieces(copy, device_bytes)]
-        self._fly(OUT, value, pairs, device_bytes, [(IN, value)])
+        self._fly(OUT, value, pairs, device_bytes)
 
     def prefetch(self, value: int) -> list[Tensor]:
         """Begin to copy a value back; its tensors, which may be read after `arrive`."""
         copy, views, n_bytes = self.on_host[value]
         device_bytes = torch.empty(n_bytes, dtype=torch.uint8, device=self.device)
-        self._fly(IN, value, self._pieces(copy, device_bytes), device_bytes, [(OUT, value)])
+        self._fly(IN, value, self._pieces(copy, device_bytes), device_bytes)
         storage = device_bytes.untyped_storage()
         return [
             torch.empty(0, dtype=x.dtype, device=self.device).set_(storage, x.offset, x.size, x.stride) for x in views
@@ -125,7 +125,7 @@ class Copies:
                 self.streams.wait(flight[0])
             except Exception as error:
                 n_bytes, where = flight[1].numel(), "to the host" if way == OUT else "from the host"
-                raise CopyFailed(f"a copy of {format_size(n_bytes)} {where} failed: {first_line(error)}") from error
+                raise RematError(f"a copy of {format_size(n_bytes)} {where} failed: {first_line(error)}") from error
 
     def drop(self, value: int) -> None:
         """Give the host's copy of a value up."""
@@ -142,12 +142,11 @@ class Copies:
         other.on_host.update(self.on_host)
         return other
 
-    def _fly(
-        self, way: str, value: int, pairs: list[tuple[Tensor, Tensor]], device_bytes: Tensor,
-        after: Sequence[tuple[str, int]],
-    ) -> None:  # fmt: skip
-        flights = [self.flights[key][0] for key in after if key in self.flights]
-        self.flights[way, value] = self.streams.copy(way, pairs, flights), device_bytes
+    def _fly(self, way: str, value: int, pairs: list[tuple[Tensor, Tensor]], device_bytes: Tensor) -> None:
+        """Begin a copy, behind one of the same value the other way."""
+        before = self.flights.get((IN if way == OUT else OUT, value))
+        after = [] if before is None else [before[0]]
+        self.flights[way, value] = self.streams.copy(way, pairs, after), device_bytes
 
     def _pieces(self, copy: int, device_bytes: Tensor) -> list[tuple[Tensor, Tensor]]:
         """(bytes on the device, bytes on the host), piece by piece."""
@@ -207,9 +206,6 @@ def ended_on_error() -> Iterator[None]:
         _running.copies = None
 
 
-# What the code of a step calls. Where a function takes what another one made (`known`), it does so to depend on it.
-
-
 @dataclass(frozen=True, slots=True)
 class Copying:
     """What the code of a plan needs to copy.
@@ -231,6 +227,9 @@ class Copying:
             return _ticket_of(_running.copies)
 
         return begin_copies
+
+
+# What the code of a step calls. `known` is unused: it makes a call depend on an earlier one.
 
 
 @fx.has_side_effect

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remat.errors import RematError
 from remat.link import NS, Link
 
 OUT, IN = "out", "in"  # to the host, from it
@@ -31,7 +30,7 @@ class OnCpu:
     """
 
     def __init__(self, link: Link, device: torch.device):
-        self.link, self.device = link, device
+        self.link = link
         self.threads = {way: ThreadPoolExecutor(1, f"remat-copy-{way}") for way in (OUT, IN)}
         self.ended = {OUT: 0.0, IN: 0.0}  # when the direction's last copy has ended
         self.closing = threading.Event()
@@ -144,7 +143,3 @@ STREAMS: dict[str, type[Streams]] = {"cpu": OnCpu, "cuda": OnCuda}
 @functools.cache
 def _streams_of(device: torch.device) -> dict[str, Any]:
     return {way: torch.cuda.Stream(device) for way in (OUT, IN)}
-
-
-class CopyFailed(RematError):
-    """A copy to the host or back did not succeed; the step that needs it ends, and the next one begins anew."""

@@ -105,7 +105,7 @@ def _compile(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[.
 
 
 def calls_of(model: nn.Module, backend: Backend) -> Calls:
-    """A model's compiled calls; with PyTorch's own kernels shared by all plans that rewrite them, or by all others."""
+    """A model's compiled calls. With PyTorch's own kernels, plans that rewrite the graph share one, others another."""
     if backend.runner is not EAGER:
         return Calls(backend.runner)
     return _of_models.setdefault(model, {}).setdefault(backend.rewrites, Calls(EAGER))
@@ -158,8 +158,7 @@ def _is_set_up(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def call_of_models() -> Callable[..., Any]:
-    """(model, its arguments) -> its outputs, a function with its own code, because the compiler counts compilations
-    per code object."""
+    """A function (model, arguments) -> outputs. Each has code of its own: the compiler counts compilations per code."""
 
     def call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)

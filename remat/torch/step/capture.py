@@ -48,7 +48,7 @@ class TrainingGraph:
         mutated: [n_mutations] index into `primals` of the buffer that each of these outputs updates.
         primals: the tensors of the `primals_*` placeholders: parameters, buffers, inputs.
         runner: of the step.
-        known: what else is known of it, kept as long as it is.
+        known: steps by memory layout, and plain steps by `Outside`, kept as long as the graph.
     """
 
     module: fx.GraphModule
@@ -189,9 +189,7 @@ def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     return captured(lambda: call(*args, **kwargs), dynamo.TraceSettings())
 
 
-def captured(
-    call: Callable[[], Any], settings: dynamo.TraceSettings, values: Values | None = None
-) -> TrainingGraph:  # fmt: skip
+def captured(call: Callable[[], Any], settings: dynamo.TraceSettings, values: Values | None = None) -> TrainingGraph:
     """The training graph of what a compiled function would run. Nothing is executed.
 
     Args:

@@ -65,14 +65,12 @@ class _Gradients:
     Attributes:
         upstream: the gradient of the loss.
         calls: from there to the gradient of the logits.
-        of_rows, of_weight, of_bias: what makes the gradients; None if they are not asked for.
+        ends: what makes the gradients of hidden states, weight and bias; None for one that is not asked for.
     """
 
     upstream: fx.Node
     calls: frozenset[fx.Node]
-    of_rows: fx.Node | None
-    of_weight: fx.Node | None
-    of_bias: fx.Node | None
+    ends: tuple[fx.Node | None, fx.Node | None, fx.Node | None]
 
 
 def with_one_call(training_graph: TrainingGraph, n_chunks: int = 1) -> int:
@@ -220,7 +218,7 @@ def _backward_calls(loss: _Loss) -> _Gradients | None:
     own = {*calls, *loss.calls, *ends}
     if found is None or any(user not in {*own, loss.end} for node in {*calls, *loss.calls} for user in node.users):
         return None
-    return _Gradients(upstream, frozenset(calls), *found)
+    return _Gradients(upstream, frozenset(calls), found)
 
 
 def _ends(node: fx.Node) -> list[fx.Node]:
@@ -292,10 +290,11 @@ def _pays(loss: _Loss, gradients: _Gradients) -> bool:
 
     They hold at least the logarithms and their gradient.
     """
-    held = [end.meta["val"] for end in (gradients.of_rows, gradients.of_weight) if end is not None]
+    of_rows, of_weight, _ = gradients.ends
+    held = [end.meta["val"] for end in (of_rows, of_weight) if end is not None]
     sums = 0
-    if gradients.of_weight is not None and gradients.of_weight.meta["val"].dtype in logits.LOW:
-        sums = 4 * gradients.of_weight.meta["val"].numel()
+    if of_weight is not None and of_weight.meta["val"].dtype in logits.LOW:
+        sums = 4 * of_weight.meta["val"].numel()
     return sum(map(tensor_bytes, held)) + sums < 2 * tensor_bytes(loss.logarithms.meta["val"])
 
 
@@ -303,9 +302,9 @@ def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients, n_chunks: int)
     """Write the one call in the place of the loss, and take the others away."""
     product = loss.product
     bias, rows, turned = (None, *product.args) if product.target is aten.mm.default else product.args
-    asked = [x is not None for x in (gradients.of_rows, gradients.of_weight, gradients.of_bias)]
+    asked = [end is not None for end in gradients.ends]
     _, labels, _, reduction, ignored = loss.picked.args
-    meta = {key: value for key, value in loss.picked.meta.items() if key != "val"}
+    meta = loss.picked.meta
     with graph.inserting_before(loss.picked):
         weight = _call(graph, aten.t.default, (turned,), meta)
         args = (
@@ -315,16 +314,14 @@ def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients, n_chunks: int)
         whole = _call(graph, logits.OPERATOR, args, meta | modules_as_of(product))
         parts = [_call(graph, operator.getitem, (whole, i), meta) for i in range(4)]
     loss.end.replace_all_uses_with(parts[0])
-    for end, part in zip((gradients.of_rows, gradients.of_weight, gradients.of_bias), parts[1:], strict=True):
+    for end, part in zip(gradients.ends, parts[1:], strict=True):
         if end is not None:
-            own = {key: value for key, value in end.meta.items() if key != "val"}
             with graph.inserting_before(end):
-                scaled = _call(graph, logits.scaled_gradient, (part, gradients.upstream), own)
+                scaled = _call(graph, logits.scaled_gradient, (part, gradients.upstream), end.meta)
                 if tuple(end.meta["val"].shape) != tuple(part.meta["val"].shape):  # the sum keeps its dimension
-                    scaled = _call(graph, aten.view.default, (scaled, list(end.meta["val"].shape)), own)
+                    scaled = _call(graph, aten.view.default, (scaled, list(end.meta["val"].shape)), end.meta)
             end.replace_all_uses_with(scaled)
-    ends = {end for end in (gradients.of_rows, gradients.of_weight, gradients.of_bias) if end is not None}
-    gone = {*loss.calls, loss.end, *gradients.calls, *ends, *loss.masks}
+    gone = {*loss.calls, loss.end, *gradients.calls, *gradients.ends, *loss.masks}
     for node in reversed(list(graph.nodes)):
         if node in gone and not node.users:
             graph.erase_node(node)
@@ -332,6 +329,5 @@ def _replace(graph: fx.Graph, loss: _Loss, gradients: _Gradients, n_chunks: int)
 
 def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> fx.Node:
     made = graph.call_function(target, args)
-    made.meta = dict(meta)
-    made.meta["val"] = target(*fx.map_arg(args, lambda node: node.meta["val"]))
+    made.meta = {**meta, "val": target(*fx.map_arg(args, lambda node: node.meta["val"]))}
     return made

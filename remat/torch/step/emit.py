@@ -209,7 +209,7 @@ class _Emitter:
     def _change_halves(self) -> None:
         """Go on with the backward half; what was on the host is there."""
         self.half = self.backward
-        if any(map(len, self.moves)):
+        if self.copying is not None:
             ticket = self._hold(_Ticket())
             self.backward.made[_Ticket()] = self._add(copies.begin_backward, (ticket,), {}, ticket.meta["val"])
 
@@ -261,10 +261,8 @@ class _Emitter:
             self.half.made[node] = self._add(operator.getitem, (made, i), {}, vals[i])
 
     def _free(self, v: int) -> None:
+        self._settle(v)
         nodes = self.tensors_of.get(v, ())
-        if v in self.copied and self._are_there(nodes):
-            self._copy(copies.free, v, *map(self._hold, nodes))
-        self.coming.discard(v)
         for node in nodes:
             self.half.made.pop(node, None)
         if self.half is self.backward:
@@ -279,11 +277,15 @@ class _Emitter:
 
     def _replace(self, values: Sequence[int]) -> None:
         """Wait for copies of values that are made next, in place of tensors that are there."""
-        for v in self.copied.intersection(values):
-            nodes = self.tensors_of[v]
-            if self._are_there(nodes):
-                self._copy(copies.free, v, *map(self._hold, nodes))
-            self.coming.discard(v)
+        for v in values:
+            self._settle(v)
+
+    def _settle(self, v: int) -> None:
+        """Wait for the copies of a value whose tensors go next, if they are there."""
+        nodes = self.tensors_of.get(v, ())
+        if v in self.copied and self._are_there(nodes):
+            self._copy(copies.free, v, *map(self._hold, nodes))
+        self.coming.discard(v)
 
     def _update(self, k: int) -> None:
         if self.half is self.forward or self.update_of is None:

@@ -80,7 +80,7 @@ def _partition_fn(partition: Partition) -> aot.PartitionFn:
 
 @dataclass(frozen=True, slots=True)
 class Inductor:
-    """Lets Inductor compile both halves; for its methods see `Eager`.
+    """Lets Inductor compile both halves. It has `compiled` in place of `halfway`; for the other methods see `Eager`.
 
     Attributes:
         lower: shows what Inductor generates for a partition of the graph.
