@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,18 +11,18 @@ from typing import Any
 import numpy as np
 
 import remat
+from experiments.arguments import names_of
 from experiments.documents import Drawing, markdown_table
+from experiments.measure_solve import graph_of, published_folder
 from experiments.registry import Case, Row, experiment
+from experiments.steps.job import share_of_activations
 from experiments.store import code_of
 from remat.arena import compile_places, intervals_of, load_of, place, read_buffers, simulate_allocator
 from remat.errors import InvalidInput
 from remat.simulator import plain_peak
 
-INSTANCES = "REMAT_INSTANCES"
-# Share of (plain peak - fixed bytes) that the plans of large models may hold.
-LARGE = ("llama_32", "llama_80")
-SHARES = (0.5, 0.35)
-GRAPHS = Path(__file__).parents[1] / "results" / "graphs"
+# [name] the graph of a large model, and the share of its activations that its plan may hold.
+LARGE = {f"{name} {share:.0%}": (name, share) for name in ("llama_32", "llama_80") for share in (0.5, 0.35)}
 # Files whose upper ends are inclusive.
 INCLUSIVE = ("pangu_2.6B",)
 SOLVE_S = 90.0
@@ -35,11 +34,9 @@ def arena(
     allocators: Sequence[str] = ("remat", "cp_sat"), limit: float = 10.0, large_limit: float = 20.0,
 ) -> Iterator[Case]:  # fmt: skip
     """Arena / load and processor seconds, beside CP-SAT."""
-    for kind in sets:
-        if kind not in CASES:
-            raise InvalidInput(f"sets must be some of {', '.join(CASES)}, not '{kind}'")
+    for kind in names_of("set", sets, CASES):
         for name in CASES[kind]():
-            for allocator in allocators:
+            for allocator in names_of("allocator", allocators, ALLOCATORS):
                 for seed in range(seeds if kind == "minimalloc" and allocator == "remat" else 1):
                     what = {"set": kind, "name": name, "allocator": allocator, "seed": seed}
                     seconds = large_limit if kind == "large" else limit
@@ -47,15 +44,13 @@ def arena(
 
 
 def _folder() -> Path:
-    if INSTANCES not in os.environ:
-        raise InvalidInput(f"set {INSTANCES} to the folder of instances, or leave out the sets minimalloc and somas")
-    return Path(os.environ[INSTANCES], "arena")
+    return published_folder("arena") / "arena"
 
 
 CASES: dict[str, Callable[[], list[str]]] = {
     "minimalloc": lambda: sorted(path.name for path in _folder().glob("*.csv")),
     "zoo": lambda: list(remat.zoo.names("graph")),
-    "large": lambda: [f"{name} {share:.0%}" for name in LARGE for share in SHARES],
+    "large": lambda: list(LARGE),
     "somas": lambda: sorted(path.name for path in _folder().glob("*.csv.gz")),
 }
 
@@ -71,17 +66,17 @@ def buffers(kind: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, i
 
 
 def _large_plan(name: str) -> tuple[remat.Graph, remat.Plan]:
-    model, share = name.split()
-    graph = remat.load_graph(GRAPHS / f"{model}.json.gz")
-    part = float(share.rstrip("%")) / 100 * (plain_peak(graph) - graph.fixed_bytes)
-    solution = remat.solve(graph, round(graph.fixed_bytes + part), time_limit_s=SOLVE_S, threads=1)
+    model, share = LARGE[name]
+    graph = graph_of(f"results/graphs/{model}.json.gz")
+    budget_bytes = share_of_activations(share, graph.fixed_bytes, plain_peak(graph))
+    solution = remat.solve(graph, budget_bytes, time_limit_s=SOLVE_S, threads=1)
     if solution.plan is None:
         raise InvalidInput(f"{name}: {solution.message}")
     return graph, solution.plan
 
 
 def measured(set: str, name: str, allocator: str, seed: int, limit_s: float) -> Iterator[dict[str, Any]]:
-    """A row: the block, the load, the bound and the processor seconds; what is compiled is compiled before."""
+    """A row: the block, the load, whether the block is proven the smallest, and processor seconds without compiling."""
     lower, upper, size, capacity = buffers(set, name)
     compile_places()
     load = load_of(lower, upper, size)
@@ -145,14 +140,14 @@ ALLOCATORS = {
 
 @arena.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """A table for each set: the median and the worst ratio, how many reach their goal, processor seconds."""
+    """A line for each set and allocator: how many reach their goal, median and worst ratio to it, processor seconds."""
     lines = []
     for kind, allocator in dict.fromkeys((row["set"], row["allocator"]) for row in rows):
         own = [row for row in rows if (row["set"], row["allocator"]) == (kind, allocator)]
         seeds = sorted({row["seed"] for row in own})
         found = [row for row in own if row["bytes"] is not None]
-        reached = sum(row["bytes"] <= (row["capacity"] or row["load"]) for row in found)
         ratios = [row["bytes"] / (row["capacity"] or row["load"]) for row in found] or [0]
+        reached = sum(ratio <= 1 for ratio in ratios) if found else 0
         by_seed = [sum(row["cpu_s"] for row in own if row["seed"] == seed) for seed in seeds]
         lines.append([
             kind, allocator, str(len(own)), f"{reached}", f"{np.median(ratios):.4f}",

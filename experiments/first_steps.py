@@ -22,15 +22,15 @@ from experiments.table import made, values_of
 
 @experiment()
 def first_steps(
-    networks: list[str] = ["gpt2", "llama", "resnet50", "unet", "vit"],  # noqa: B006 - read, never changed
+    networks: Sequence[str] = ("gpt2", "llama", "resnet50", "unet", "vit"),
     layers: int = 12,
-    budgets: list[float] = [0.8, 0.6],  # noqa: B006
+    budgets: Sequence[float] = (0.8, 0.6),
     time_limit_s: float = 60.0,
     threads: int = 2,
 ) -> Iterator[Case]:
     """Seconds from call to first step: an empty cache, a full one, another budget."""
     for network in networks:
-        what = {"network": network, "layers": layers, "budgets": budgets}
+        what = {"network": network, "layers": layers, "budgets": list(budgets)}
         yield Case(measured, {**what, "time_limit_s": time_limit_s, "threads": threads}, on_this_machine=True)
 
 

@@ -6,6 +6,7 @@ See docs/results/explain.md.
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -102,7 +103,7 @@ def _processor_ratio(plain: Any, module: Any, args: Any, rounds: int = 3) -> flo
             seconds.append(time.process_time() - began)
             step.zero_grad()
         ratios.append(seconds[1] / seconds[0])
-    return sorted(ratios)[rounds // 2]
+    return statistics.median(ratios)
 
 
 @logits.draws

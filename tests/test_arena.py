@@ -370,6 +370,23 @@ def test_a_plan_with_copies_as_a_plan_without_is_refused(certificate: tuple[Grap
         remat.arena.arena_of_document(document, graph, "it", Plan.from_order(graph, [0, *range(6)]))
 
 
+def test_an_arena_keeps_its_budget_in_its_file(tmp_path: Path) -> None:
+    graph, plan = overwriting()
+    least = plan.arena(graph).total_bytes
+    for budget in (least, least - 1):
+        made = plan.arena(graph, budget=budget)
+        made.save(tmp_path / "arena.json")
+        kept = Arena.read(tmp_path / "arena.json", graph)
+        assert (kept.budget_bytes, kept.excess_bytes, kept.summary()) == (budget, least - budget, made.summary())
+
+
+def test_a_file_without_the_form_of_an_arena_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, plan = overwriting()
+    (tmp_path / "wrong.json").write_text(json.dumps(plan.arena(graph).document() | {"bytes": "many"}))
+    assert main(["check", str(tmp_path / "wrong.json")]) == 1
+    assert "wrong.json: 'bytes' must be" in capsys.readouterr().err
+
+
 # Commands -----------------------------------------------------------------------------------------------------------
 
 
@@ -454,7 +471,8 @@ class Fragmenting:
         found = find_arena(graph, Plan.from_order(graph, range(len(graph))))
 
         def arena(plan: Plan, graph: Graph, budget: int, time_limit_s: float) -> Arena:
-            return replace(found, bytes=self.asked[-1] - graph.fixed_bytes + gap, budget_bytes=budget)
+            plan = replace(plan, budget_bytes=budget)
+            return replace(found, bytes=self.asked[-1] - graph.fixed_bytes + gap, plan=plan)
 
         monkeypatch.setattr(Plan, "arena", arena)
 

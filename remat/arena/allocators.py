@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat.arena.intervals import events_of, load_of
+
 MIB = 1 << 20
 ROUNDING = 512
 SMALL = MIB  # largest request that the pool of small blocks serves
@@ -255,10 +257,12 @@ def simulate_allocator(
         is_expandable: as with ``expandable_segments:True``.
     """
     kind = SimulatedExpandable if is_expandable else SimulatedAllocator
+    has_bytes = (size > 0) & (upper > lower)
+    lower, upper, size = lower[has_bytes], upper[has_bytes], size[has_bytes]
     events = _events(lower, upper, size)
     free_of_limits = kind()
     _run(free_of_limits, events, steps)
-    low, high = _load(events), free_of_limits.reserved_bytes
+    low, high = load_of(lower, upper, size), free_of_limits.reserved_bytes
     most = max(ROUNDING, low // PRECISION)
     low -= 1
     while high - low > most:
@@ -272,19 +276,9 @@ def simulate_allocator(
 
 
 def _events(lower: np.ndarray, upper: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
-    """(buffer, bytes to allocate, or 0 to free it), in order; buffers without bytes are left out."""
-    chosen = np.nonzero((size > 0) & (upper > lower))[0]
-    order = np.argsort(np.concatenate([upper[chosen], lower[chosen]]), kind="stable")
-    both, sizes = np.tile(chosen, 2), np.concatenate([0 * size[chosen], size[chosen]])
-    return list(zip(both[order].tolist(), sizes[order].tolist(), strict=True))
-
-
-def _load(events: Sequence[tuple[int, int]]) -> int:
-    sizes, load, most = dict[int, int](), 0, 0
-    for buffer, size in events:
-        load += size or -sizes[buffer]
-        sizes[buffer], most = size, max(most, load)
-    return most
+    """(buffer, bytes to allocate, or 0 to free it), in order."""
+    order = events_of(lower, upper)
+    return list(zip((order % len(size)).tolist(), np.concatenate([0 * size, size])[order].tolist(), strict=True))
 
 
 def _run(allocator: SimulatedAllocator, events: Sequence[tuple[int, int]], steps: int) -> None:

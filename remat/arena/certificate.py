@@ -6,12 +6,12 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from remat.arena.intervals import Intervals, intervals_of, load_of
+from remat.arena.intervals import Intervals, events_of, intervals_of, load_of
 from remat.arena.placing import place
 from remat.errors import InvalidInput, InvalidPlan, shown
 from remat.files import UnknownKeys, digest_of, read_json, write_text
@@ -31,7 +31,7 @@ class Arena:
     """A block with an offset for every output and workspace of a plan; `fixed_bytes` lie outside of it.
 
     Attributes:
-        plan: the plan; `budget_bytes` is its budget or the one that was given, or None.
+        plan: the plan, with the budget that was given if there is one.
         bytes: of the block.
         load: the most bytes of the plan that are live at once, each size rounded up to the alignment: no block is
             smaller.
@@ -49,9 +49,18 @@ class Arena:
     offsets: tuple[tuple[int, ...], ...]
     bound: int
     fixed_bytes: int
-    budget_bytes: int | None = None
     alignment: int = 1
     sharing: Sharing = ()
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The plan's."""
+        return self.plan.budget_bytes
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the block over the load."""
+        return self.bytes / self.load if self.load else 1.0
 
     @property
     def is_optimal(self) -> bool:
@@ -73,9 +82,8 @@ class Arena:
 
     def summary(self) -> str:
         """Its size beside the load, and the budget if there is one."""
-        ratio = self.bytes / self.load if self.load else 1.0
         optimal = ", the smallest" if self.is_optimal else ""
-        text = f"{format_size(self.bytes)}, {ratio:.4f} of the load{optimal}"
+        text = f"{format_size(self.bytes)}, {self.ratio:.4f} of the load{optimal}"
         if self.budget_bytes is None:
             return text
         over = self.excess_bytes
@@ -129,12 +137,11 @@ def find_arena(
     limit = None if budget is None else parse_size(budget)
     capacity = None if limit is None else max(0, limit - graph.fixed_bytes)
     placed = place(intervals.lower, intervals.upper, size, capacity, time_limit_s, seed=seed)
-    arena = Arena(
-        plan, placed.bytes, placed.load, _offsets_by_call(intervals, placed.offsets), placed.bound, graph.fixed_bytes,
-        plan.budget_bytes if limit is None else limit, alignment, sharing,
-    )  # fmt: skip
     check_offsets(intervals, size, placed.offsets, placed.bytes)
-    return arena
+    return Arena(
+        plan if limit is None else replace(plan, budget_bytes=limit), placed.bytes, placed.load,
+        _offsets_by_call(intervals, placed.offsets), placed.bound, graph.fixed_bytes, alignment, sharing,
+    )  # fmt: skip
 
 
 def aligned(size: np.ndarray, alignment: int) -> np.ndarray:
@@ -158,11 +165,9 @@ def check_offsets(intervals: Intervals, size: np.ndarray, offsets: np.ndarray, n
         i = int(beyond[0])
         raise InvalidInput(f"{intervals.names[i]} lies at {offsets[i]}, not within the {n_bytes} bytes of the arena")
     chosen = np.nonzero(size)[0]  # what has no bytes overlaps with nothing
-    times = np.concatenate([intervals.upper[chosen], intervals.lower[chosen]])
-    order = np.argsort(times, kind="stable")  # what ends at a time goes before what begins then
     tops, live = (offsets + size).tolist(), list[tuple[int, int]]()
     starts = offsets.tolist()
-    for event in order.tolist():
+    for event in events_of(intervals.lower[chosen], intervals.upper[chosen]).tolist():
         buffer = int(chosen[event % len(chosen)])
         at = bisect_left(live, (starts[buffer], buffer))
         if event < len(chosen):
@@ -183,12 +188,12 @@ def arena_of_document(document: Any, graph: Graph, where: str, plan: Plan | None
     Raises:
         InvalidInput: names `where` and the place.
     """
+    check_form(document, where)
     try:
-        check_form(document, where)
         if document["graph_sha256"] != graph.sha256():
             raise InvalidInput(f"was made for graph {document['graph']!r:.80}, not for this '{graph.name}'")
         own = Plan.from_document(document["plan"], graph, "'plan'")
-        if own.graph_sha256 != graph.sha256() or digest_of(document["plan"]["steps"]) != document["plan_sha256"]:
+        if digest_of(document["plan"]["steps"]) != document["plan_sha256"]:
             raise InvalidInput("'plan_sha256' is not the hash of the steps of its plan")
         if plan is not None and digest_of(plan.document()["steps"]) != document["plan_sha256"]:
             raise InvalidInput("was made for another plan, not for this one")
@@ -209,13 +214,23 @@ def _checked(document: Mapping[str, Any], graph: Graph, plan: Plan) -> Arena:
     if load != document["load"]:
         raise InvalidInput(f"'load' is {document['load']}, but the plan's is {load}")
     return Arena(
-        plan, document["bytes"], load, tuple(map(tuple, document["offsets"])), load, graph.fixed_bytes,
-        plan.budget_bytes, alignment, sharing,
+        plan, document["bytes"], load, tuple(map(tuple, document["offsets"])), load, graph.fixed_bytes, alignment,
+        sharing,
     )  # fmt: skip
 
 
 def check_form(document: Any, where: str) -> None:
-    """Raise `InvalidInput` unless a document has the form of an arena's; its plan is not replayed."""
+    """Raise `InvalidInput`, which names `where`, unless a document has the form of an arena's; no plan is replayed."""
+    try:
+        _check_form(document)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
+    unknown = UnknownKeys()
+    unknown.look(document, _KEYS, "arena", "the arena")
+    unknown.tell(where)
+
+
+def _check_form(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != ARENA_FORMAT:
         raise InvalidInput(f"'format' must be '{ARENA_FORMAT}'")
     for key in ("graph", "graph_sha256", "plan_sha256"):
@@ -239,9 +254,6 @@ def check_form(document: Any, where: str) -> None:
     for i, each in enumerate(offsets):
         if not all(type(offset) is int and 0 <= offset <= MAX_BYTES for offset in each):
             raise InvalidInput(f"entry {i} of 'offsets' must hold offsets of at least 0, not {shown(each)}")
-    unknown = UnknownKeys()
-    unknown.look(document, _KEYS, "arena", "the arena")
-    unknown.tell(where)
 
 
 def _check_alignment(alignment: Any) -> None:

@@ -41,10 +41,12 @@ class Intervals:
 
 def load_of(lower: np.ndarray, upper: np.ndarray, size: np.ndarray) -> int:
     """The largest sum of sizes of intervals [lower, upper) that have a time in common."""
-    times = np.concatenate([upper, lower])
-    change = np.concatenate([-size, size])
-    by_time = np.argsort(times, kind="stable")  # what ends at a time goes before what begins then
-    return int(np.cumsum(change[by_time]).max(initial=0))
+    return int(np.cumsum(np.concatenate([-size, size])[events_of(lower, upper)]).max(initial=0))
+
+
+def events_of(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """[2n] the ends (i) and beginnings (n + i) of intervals, by time; what ends at a time goes before what begins."""
+    return np.argsort(np.concatenate([upper, lower]), kind="stable")
 
 
 def intervals_of(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Intervals:

@@ -102,7 +102,7 @@ def _checked(*arrays: Any) -> list[np.ndarray]:
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             raise InvalidInput(f"{name} must be a list of integers, not {shown(given)}")
         if array.size and (int(array.max()) > MAX_BYTES or int(array.min()) < -MAX_BYTES):
-            raise InvalidInput(f"{name} must hold integers within 2**62 or so, not {int(abs(array).max())}")
+            raise InvalidInput(f"{name} must hold integers from -2**60 to 2**60, not {int(abs(array).max())}")
         found.append(array.astype(np.int64))
     lower, upper, size = found
     if not len(lower) == len(upper) == len(size):
@@ -169,7 +169,7 @@ class _Placer:
 
     def is_done(self) -> bool:
         """Whether the capacity is reached, nothing better exists or the time is over."""
-        return self.bytes <= max(self.bound, self.aim) or time.monotonic() >= self.deadline
+        return self.bytes <= self.goal() or time.monotonic() >= self.deadline
 
     def goal(self) -> int:
         """A block of so many bytes ends the call."""
@@ -227,7 +227,7 @@ class _Push:
     growth: np.ndarray
 
     def copied(self) -> _Push:
-        """The same, with places of its own."""
+        """The same, with places of its own; weights stay shared."""
         return replace(
             self, offsets=self.offsets.copy(), homeless=self.homeless.copy(), n_homeless=self.n_homeless.copy()
         )
@@ -276,23 +276,22 @@ class _Pushes:
                 self.level, MOVES, placer.lower, placer.upper, placer.size, state.weight, state.growth, state.offsets,
                 state.homeless, state.n_homeless, random,
             )  # fmt: skip
-            if not self.state.n_homeless[0]:
-                placer.take(self.state.offsets)
+            if not state.n_homeless[0]:
+                placer.take(state.offsets)
             else:
-                self.keep(self.state)
+                self.keep(state)
 
     def keep(self, state: _Push) -> None:
         """Note a state with fewer bytes without a place; after a while without one, go back to the best.
 
-        Weights stay, so that the search leaves it in another direction.
+        Weights are not taken back, so that the search leaves it in another direction.
         """
         missing = int(self.placer.size[state.homeless[: state.n_homeless[0]]].sum())
         self.n_worse += 1
         if missing < self.least:
             self.least, self.n_worse, self.best = missing, 0, state.copied()
         elif self.n_worse >= PATIENCE and self.best is not None:
-            copied = self.best.copied()
-            self.state, self.n_worse = replace(copied, weight=state.weight), 0
+            self.state, self.n_worse = self.best.copied(), 0
 
 
 class _Exact:
@@ -300,9 +299,8 @@ class _Exact:
 
     def __init__(self, placer: _Placer):
         self.placer = placer
-        times = sections_of(placer.lower, placer.upper)
-        self.low, self.high = times
-        self.room, self.ns_per_node = 1 << 16, STEP_S * 1e9
+        self.low, self.high = sections_of(placer.lower, placer.upper)
+        self.room, self.node_s = 1 << 16, STEP_S
         self.level, self.levels = -1, cycle(LEVELS)
         self.share = min(1.0, MANY / int((self.high - self.low).sum()))  # of the time
         self.skyline: Any = None
@@ -316,7 +314,7 @@ class _Exact:
 
     def next_level(self) -> int:
         placer = self.placer
-        if self.placer.aim >= placer.bound:
+        if placer.aim >= placer.bound:
             return placer.aim
         return placer.bound + int(next(self.levels) * (placer.bytes - 1 - placer.bound))
 
@@ -350,10 +348,10 @@ class _Exact:
 
         while n_nodes > 0 and (now := time.monotonic()) < until:
             before = self.skyline.scalar[skyline.NODES]
-            result = skyline.go_on(self.skyline, min(n_nodes, max(1, int(STEP_S * 1e9 / self.ns_per_node))))
+            result = skyline.go_on(self.skyline, min(n_nodes, max(1, int(STEP_S / self.node_s))))
             done = max(1, int(self.skyline.scalar[skyline.NODES] - before))
             n_nodes -= done
-            self.ns_per_node = 0.7 * self.ns_per_node + 0.3 * (time.monotonic() - now) * 1e9 / done
+            self.node_s = 0.7 * self.node_s + 0.3 * (time.monotonic() - now) / done
             if result != skyline.RUNNING:
                 return result
         return skyline.RUNNING

@@ -312,17 +312,17 @@ def lowest_support(k, s):
 
 @njit(cache=True, nogil=True)
 def open_frame(k, low, high):
-    """Push the node of a part; False if it is known to fail."""
+    """Push the node of a part, unless it is known to fail or a stack is full."""
     depth = k.scalar[DEPTH]
     k.scalar[NODES] += 1
     hash_part(k, low, high, depth)
     if has_failed(k, depth):
-        return False
+        return
     s = chosen_section(k, low, high)
     begin = k.scalar[N_OPTIONS]
     if depth + 2 >= len(k.frame) or begin + k.n_open[s] + 1 >= len(k.options):
         k.scalar[IS_FULL] = 1
-        return False
+        return
     n = begin
     for i in range(k.first[s], k.first[s] + k.n_open[s]):
         b = k.members[i]
@@ -360,7 +360,14 @@ def open_frame(k, low, high):
     frame[MARK] = k.scalar[TRAIL_TOP]
     k.scalar[N_OPTIONS] = n
     k.scalar[DEPTH] = depth + 1
-    return True
+
+
+@njit(cache=True, nogil=True)
+def close_frame(k, depth):
+    """Pop the node, its options and its parts."""
+    k.scalar[DEPTH] = depth
+    k.scalar[N_OPTIONS] = k.frame[depth, OPTIONS_AT]
+    k.scalar[N_PARTS] = k.frame[depth, PARTS_AT]
 
 
 @njit(cache=True, nogil=True)
@@ -376,7 +383,6 @@ def split(k, low, high, top):
             for i in range(k.first[end], k.first[end] + k.n_open[end]):
                 reach = max(reach, k.high[k.members[i]] - 1)
             end += 1
-        k.parts[top, 0], k.parts[top, 1] = s, end
         at = top
         while at > begin and k.parts[at - 1, 1] - k.parts[at - 1, 0] > end - s:  # small parts first
             k.parts[at, 0], k.parts[at, 1] = k.parts[at - 1, 0], k.parts[at - 1, 1]
@@ -437,33 +443,21 @@ def go_on(k, n_nodes):
         if frame[PART] < frame[PARTS_END]:
             low, high = k.parts[frame[PART], 0], k.parts[frame[PART], 1]
             frame[PART] += 1
-            is_open = open_frame(k, low, high)
-            if is_open and next_option(k, k.scalar[DEPTH] - 1):
-                continue
-            if k.scalar[IS_FULL]:
-                return FULL
-            if is_open:
-                remember(k, k.scalar[DEPTH] - 1)
-                k.scalar[DEPTH] -= 1
-                k.scalar[N_OPTIONS] = k.frame[k.scalar[DEPTH], OPTIONS_AT]
-                k.scalar[N_PARTS] = k.frame[k.scalar[DEPTH], PARTS_AT]
-            # A part failed, and the option that left it with it; the frames below go on to their next options.
+            open_frame(k, low, high)
+            # The part tries its options. If all fail, so does the option that left it, and the frames below go on.
             while True:
+                if k.scalar[IS_FULL]:
+                    return FULL
                 depth = k.scalar[DEPTH] - 1
                 if depth == 0:
                     return REFUTED
                 if next_option(k, depth):
                     break
-                if k.scalar[IS_FULL]:
-                    return FULL
-                remember(k, depth)
-                k.scalar[N_OPTIONS] = k.frame[depth, OPTIONS_AT]
-                k.scalar[N_PARTS] = k.frame[depth, PARTS_AT]
-                k.scalar[DEPTH] = depth
+                if not k.scalar[IS_FULL]:
+                    remember(k, depth)
+                    close_frame(k, depth)
         elif depth == 0:
             return FOUND
         else:  # all parts have places: so has this one
-            k.scalar[DEPTH] = depth
-            k.scalar[N_OPTIONS] = frame[OPTIONS_AT]
-            k.scalar[N_PARTS] = frame[PARTS_AT]
+            close_frame(k, depth)
     return RUNNING

@@ -19,8 +19,8 @@ def arena_in_words(graph: Graph, plan: Plan, sharing: Sharing = ()) -> str | Non
     if len(plan.kinds) > MOST_STEPS:
         return None
     arena = find_arena(graph, plan, time_limit_s=LIMIT_S, sharing=sharing)
-    ratio = arena.bytes / arena.load if arena.load else 1.0
-    return f"one block of {ratio:.4f} of the load{', the smallest' if arena.is_optimal else f', in {LIMIT_S:g} s'}"
+    proof = "the smallest" if arena.is_optimal else f"in {LIMIT_S:g} s"
+    return f"one block of {arena.ratio:.4f} of the load, {proof}"
 
 
 def allocator_in_words(graph: Graph, plan: Plan, sharing: Sharing = ()) -> str | None:

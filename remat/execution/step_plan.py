@@ -176,8 +176,11 @@ class StepPlan:
     @property
     def offloaded(self) -> dict[str, int]:
         """Bytes of each value that is copied to the host, by name."""
-        values = [self.graph.values[v] for v in dict.fromkeys(self.plan.ids[self.plan.kinds == OFFLOAD].tolist())]
-        return {value.name: value.bytes for value in values}
+        return {self.graph.values[v].name: self.graph.values[v].bytes for v in self._on_host}
+
+    @property
+    def _on_host(self) -> list[int]:
+        return list(dict.fromkeys(self.plan.ids[self.plan.kinds == OFFLOAD].tolist()))
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -223,15 +226,11 @@ class StepPlan:
         lines += [f"  loss outside    {self.loss}"] if self.loss else []
         repeats = collections.Counter(graph.operations[k].kind for k in repeated)
         total = collections.Counter(op.kind for op in graph.operations)
-        named = [f"{kind.removeprefix('aten.')} {n} of {total[kind]}" for kind, n in repeats.most_common(8)]
-        more = len(repeats) - len(named)
         choices = {(k, name) for k, name in zip(self.order.tolist(), self.plan.choices, strict=False) if name}
         if choices:
             implementations = collections.Counter(name for _, name in choices)
             lines.append(f"  implementations {', '.join(f'{name} {n}' for name, n in implementations.most_common())}")
-        lines.append(
-            f"  computed again  {', '.join(named) or 'nothing'}{f' and {more} other kinds' if more > 0 else ''}"
-        )
+        lines.append(f"  computed again  {_kinds_as_text(repeats, total) or 'nothing'}")
         lines += [self._copies_as_text()] if self.plan.has_copies else []
         if self.phases:
             lines.append(f"  planned in      {self.phases}")
@@ -245,14 +244,12 @@ class StepPlan:
         return "\n".join(lines)
 
     def _copies_as_text(self) -> str:
-        sizes, graph = self.offloaded, self.graph
-        kinds = {graph.values[v].name: graph.operations[graph.producer[v]].kind for v in range(len(graph.values))}
-        total = collections.Counter(kinds[name].removeprefix("aten.") for name in sizes)
-        named = ", ".join(f"{kind} {n}" for kind, n in total.most_common(8))
-        more = f" and {len(total) - 8} other kinds" if len(total) > 8 else ""
+        values, graph = self._on_host, self.graph
+        kinds = collections.Counter(graph.operations[graph.producer[v]].kind for v in values)
+        n_bytes = sum(graph.values[v].bytes for v in values)
         return (
-            f"  on the host     {len(sizes)} values meanwhile, {format_size(sum(sizes.values()))}, at most "
-            f"{format_size(self.trace.host_peak_bytes)} at once, over {self.plan.link}: {named}{more}"
+            f"  on the host     {len(values)} values meanwhile, {format_size(n_bytes)}, at most "
+            f"{format_size(self.trace.host_peak_bytes)} at once, over {self.plan.link}: {_kinds_as_text(kinds)}"
         )
 
     def _overhead_as_text(self) -> str:
@@ -427,6 +424,15 @@ def _noise_of(section: Mapping[str, Any]) -> Noise | None:
     if not isinstance(noise, dict) or {name: type(x) for name, x in noise.items()} != NOISE_FIELDS:
         return None
     return Noise(**noise)
+
+
+def _kinds_as_text(kinds: collections.Counter[str], total: Mapping[str, int] | None = None) -> str:
+    """The most frequent kinds, each with its number, and of how many."""
+    named = [
+        f"{kind.removeprefix('aten.')} {n}{f' of {total[kind]}' if total else ''}" for kind, n in kinds.most_common(8)
+    ]
+    more = len(kinds) - len(named)
+    return f"{', '.join(named)}{f' and {more} other kinds' if more else ''}"
 
 
 def _parts(fixed: Mapping[str, int]) -> str:

@@ -30,16 +30,15 @@ def solve_with_arena(
     """
     deadline = time.monotonic() + time_limit_s
     seconds, counted = FIRST_SHARE * time_limit_s, budget_bytes
-    first = nearest = None
+    first, nearest, least = None, None, 0
     for n_before in range(ROUNDS):
         found = solve_within(counted, seconds, n_before)
         first = first or found
         if found.plan is not None and found.peak_bytes is not None:
             left_s = max(0.1, ARENA_SHARE * (deadline - time.monotonic()))
             arena = found.plan.arena(graph, budget_bytes, left_s)
-            tried = _restated(found, first, arena, budget_bytes, n_before)
-            if nearest is None or _miss(tried) < _miss(nearest):
-                nearest = tried
+            if nearest is None or arena.excess_bytes < least:
+                nearest, least = _restated(found, first, arena, n_before), arena.excess_bytes
             if not arena.excess_bytes:
                 break
             counted = min(counted - 1, budget_bytes - (arena.total_bytes - found.peak_bytes))
@@ -54,25 +53,20 @@ def solve_with_arena(
     return nearest
 
 
-def _miss(solution: Solution) -> int:
-    return solution.arena.excess_bytes if solution.arena is not None else 0
-
-
-def _restated(found: Solution, first: Solution, arena: Arena, budget_bytes: int, n_before: int) -> Solution:
+def _restated(found: Solution, first: Solution, arena: Arena, n_before: int) -> Solution:
     """A solution for a smaller budget as one for the whole; the bound is that of the first one, which had all of it."""
-    assert found.plan is not None
     assert found.cost is not None
+    assert arena.budget_bytes is not None
     notes = [found.message] if found.message else []
-    if n_before:
-        counted = format_size(found.budget_bytes)
-        notes.append(f"planned for {counted}, so that its arena fits" if not arena.excess_bytes else "")
     if arena.excess_bytes:
         notes.append(f"the arena misses the budget by {format_size(arena.excess_bytes)}")
+    elif n_before:
+        notes.append(f"planned for {format_size(found.budget_bytes)}, so that its arena fits")
     bound = first.bound or 0
     is_optimal = is_proven(found.cost, bound, first.proven_by)
     return replace(
-        found, budget_bytes=budget_bytes, bound=first.bound, certificate=first.certificate, proven_by=first.proven_by,
-        gap=relative_gap(found.cost, bound), status=Status.OPTIMAL if is_optimal else Status.FEASIBLE,
-        plan=replace(found.plan, budget_bytes=budget_bytes), arena=replace(arena, budget_bytes=budget_bytes),
-        message="; ".join(filter(None, notes)),
+        found, budget_bytes=arena.budget_bytes, bound=first.bound, certificate=first.certificate,
+        proven_by=first.proven_by, gap=relative_gap(found.cost, bound),
+        status=Status.OPTIMAL if is_optimal else Status.FEASIBLE, plan=arena.plan, arena=arena,
+        message="; ".join(notes),
     )  # fmt: skip
