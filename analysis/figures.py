@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from analysis.charts import legend_below, log_numbers, mark_break, panels, points
-from analysis.style import BLACK, BLUE, GREY, LIGHT_GREY, ORANGE, OURS, SKY, VERMILLION, style_of
+from analysis.style import BLACK, BLUE, COPY_ONLY, GREY, LIGHT_GREY, ORANGE, OURS, SKY, VERMILLION, style_of
 from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
@@ -74,7 +74,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each network and budget with several rates: overhead of plans that recompute, copy, or do both."""
-    both, rule = style_of(OURS), style_of("offload_greedy")
+    both, rule = style_of(OURS), style_of(COPY_ONLY)
     rates_of: dict[tuple[str, float], set[float]] = {}
     for row in rows:
         rates_of.setdefault((row["network"], row["budget"]), set()).update({row["rate"]} - {0.0})
@@ -83,7 +83,7 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, (network, budget) in zip(grid, problems, strict=False):
         own = [row for row in rows if (row["network"], row["budget"]) == (network, budget)]
         joint = [row for row in own if row["rate"] and row["strategy"] == OURS]
-        greedy = [row for row in own if row["rate"] and row["strategy"] == "offload_greedy"]
+        greedy = [row for row in own if row["rate"] and row["strategy"] == COPY_ONLY]
         plain = next((row["overhead"] for row in own if not row["rate"]), None)
         rates = sorted(row["rate"] for row in joint)
         for found, colour, marker, line, label, number in (

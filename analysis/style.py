@@ -76,6 +76,7 @@ _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 
 
 OURS = "portfolio"  # the strategy that executed steps and the other strategies are compared with
+COPY_ONLY = "offload_greedy"  # copies and never recomputes
 
 # Legends and tables have this order: plain training, heuristics by age, exact, approximate, combined.
 STYLES: dict[str, Style] = {

@@ -1,7 +1,7 @@
 """Arenas: a place for every byte of a plan, and places for intervals of anybody's.
 
-`place` finds offsets for live intervals; `Plan.arena` an `Arena` for a plan, whose file (remat-arena/1) `remat check`
-verifies without a solver. Greedy orders come first, then a local search and a complete one, which proves optima.
+`place` finds offsets for live intervals. `Plan.arena` finds an `Arena` for a plan; `remat check` verifies its file
+(remat-arena/1) without a solver. Greedy orders come first, then a local search and a complete one, which proves optima.
 `simulate_allocator` says what PyTorch's own allocator would need, by a simulation.
 """
 

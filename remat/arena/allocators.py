@@ -1,11 +1,11 @@
 """A simulation of PyTorch's caching allocator for CUDA: what it needs for buffers that are allocated in a given order.
 
-The rules are those of PyTorch 2.13's defaults, as documented, with one stream. None was compared with a card. Sizes are
-rounded up to 512 B. Segments of 2 MiB serve requests of up to 1 MiB. Segments of 20 MiB serve larger ones, and from
-10 MiB on a request has a segment of its own size, rounded up to 2 MiB. The smallest free block that is large enough
-serves a request. Its rest becomes a free block if it has 512 B (small requests) or more than 1 MiB (large ones). Free
-neighbours in a segment merge. At the limit, segments without a block in use go back to the driver, and the request is
-tried once more.
+The rules are those of PyTorch 2.13's defaults, as documented, with one stream. They were not compared with a card.
+Sizes are rounded up to 512 B. Segments of 2 MiB serve requests of up to 1 MiB. Segments of 20 MiB serve larger ones,
+and from 10 MiB on a request has a segment of its own size, rounded up to 2 MiB. The smallest free block that is large
+enough serves a request. Its rest becomes a free block if it has 512 B (small requests) or more than 1 MiB (large ones).
+Free neighbours in a segment merge. At the limit, segments without a block in use go back to the driver, and the request
+is tried once more.
 
 With expandable segments, each of the two pools has one segment that grows by pages of 2 MiB or 20 MiB. Every rest of
 512 B becomes a free block. Pages without a block in use go back to the driver, and are mapped again where memory is

@@ -12,7 +12,7 @@ from remat.incumbent import is_proven, relative_gap
 from remat.solution import Solution, Status
 from remat.units import format_size
 
-ROUNDS = 8  # solves at most; each counts on what the arenas before have lost to gaps
+ROUNDS = 8  # solves at most; each plans for a budget smaller by the gaps of the arenas before
 FIRST_SHARE = 0.5  # of the time, for the first solve; a later round has half of what is left
 ARENA_SHARE = 0.25  # of the time left, for an arena
 
