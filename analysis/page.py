@@ -61,7 +61,7 @@ def page(run: Run) -> str:
     data = overhead_data(run)
     plots: dict[str, Any] = {}
     parts = [header(run)]
-    if len(run.shown):
+    if len(run.rows):
         parts.append(section("Strategies", "strategies", summary_table(run)))
     if data is not None:
         plots["overhead"] = interactive.overhead_figure(data, run)

@@ -31,7 +31,7 @@ from remat.units import format_size
 
 def header(run: Run) -> str:
     """Title, a paragraph about the run, and warnings."""
-    rows, graph = run.shown, run.graph
+    rows, graph = run.rows, run.graph
     parts = [f"<h1>{escape(run.title)}</h1>"]
     facts = []
     if graph is not None:
@@ -72,7 +72,7 @@ def header(run: Run) -> str:
 
 def summary_table(run: Run) -> str:
     """One row per strategy: overhead at the budgets of the terminal's table, plans, proofs, smallest budget, time."""
-    rows = run.shown
+    rows = run.rows
     budgets = sorted({int(b) for b in rows["budget_bytes"]})
     scale, columns = budget_scale(budgets), pick(budgets)
     heads = ["Strategy", *(f"{show_bytes(budget, scale)} {scale.unit}" for budget in columns)]

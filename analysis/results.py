@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,20 +93,14 @@ class Run:
         return int(self.rows["total_cost"].iloc[0]) if len(self.rows) else 0
 
     @property
-    def shown(self) -> Frame:
-        """The rows of the graph in the figures."""
-        return self.rows
-
-    @property
     def planned(self) -> Frame:
-        """The shown rows with a plan."""
-        shown = self.shown
-        return shown[shown["status"].isin(WITH_PLAN) & shown["cost"].notna()]
+        """The rows with a plan."""
+        return self.rows[self.rows["status"].isin(WITH_PLAN) & self.rows["cost"].notna()]
 
     @property
     def strategies(self) -> list[str]:
         """Names in the order of the figures."""
-        return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
+        return sorted(self.rows["strategy"].unique().tolist(), key=order_of)
 
     def load_plan(self, row: Any) -> tuple[Plan, Trace] | None:
         """The stored plan of a row with its trace, or None if the row has none.
@@ -180,7 +173,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    records = [upgrade(record) for record in read_table(path).to_pylist()]
+    records = read_table(path).to_pylist()
     absent = [column for column in columns if records and column not in records[0]]
     if absent:
         raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
@@ -196,20 +189,3 @@ def frame_of(records: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> Fr
         if column in frame:
             frame[column] = pd.array(frame[column].tolist(), dtype="Float64" if column in RATIOS else "Int64")
     return frame
-
-
-# [column] its value where an older row's `stats` does not name it.
-MOVED: dict[str, Any] = {
-    "options": {}, "ended": "", "cut_by_clock": None, "contradicted": False, "proof_from": None,
-    "peak_bound_bytes": None, "cost_cap": None, "proven_by": None, "certified_bound": None,
-}  # fmt: skip
-
-
-def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-    """A stored row with the columns of this version; a row that has them is returned as it is."""
-    if "stats" not in record or not MOVED.keys().isdisjoint(record):
-        return record
-    stats = json.loads(record["stats"] or "{}")
-    moved = {name: stats.pop(name, otherwise) for name, otherwise in MOVED.items()}
-    moved["options"] = json.dumps(moved["options"], sort_keys=True)
-    return {**record, **moved, "stats": json.dumps(stats, sort_keys=True)}

@@ -7,7 +7,7 @@ own graphs of the five networks have the same operations in the same order, with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from analysis import figures
 from analysis.charts import save_in_run
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.measure_solve import MONET_COSTS, published_folder
-from experiments.registry import Case, Row, experiment
+from experiments.registry import experiment
 from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
@@ -207,14 +207,8 @@ def _group(pair: Timed) -> str:
 
 
 @experiment(page=PAGE, measures=False)
-def roofline() -> Iterator[Case]:
+def roofline() -> Drawing:
     """Page: the roofline beside published P100 times (REMAT_INSTANCES has them)."""
-    yield from ()
-
-
-@roofline.draws
-def page(_: Sequence[Row]) -> Drawing:
-    """The comparison with the published times."""
     folder = published_folder("monet")
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))

@@ -278,21 +278,10 @@ def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Tab
     except InvalidInput as error:
         warn_damaged(error)
         return None
-    if not table.schema.equals(schema):
-        table = _upgraded(table)
     if not table.schema.equals(schema) or (table.num_rows != 1 and not empty):
         warn_damaged(f"{path}: has other columns than this version writes")
         return None
     return table
-
-
-def _upgraded(table: pa.Table) -> pa.Table:
-    """A row of an older version with the columns of this one; any other table is returned as it is."""
-    from analysis.results import MOVED, upgrade  # imported late: `analysis` imports pandas, which takes a second
-
-    if not table.schema.equals(pa.schema([field for field in ROW_SCHEMA if field.name not in MOVED])):
-        return table
-    return pa.Table.from_pylist([upgrade(record) for record in table.to_pylist()], schema=ROW_SCHEMA)
 
 
 def warn_damaged(what: object) -> None:

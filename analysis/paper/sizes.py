@@ -188,11 +188,11 @@ def _schedules(run: Run, graph: Graph) -> tuple[str, Figure, str]:
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     same = "; ".join(f"{_labels(group[:-1])} as {style_of(group[-1].strategy).label}"
                      for group in drawn.values() if len(group) > 1)  # fmt: skip
-    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
+    asked = set(run.rows.loc[run.rows["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
     above = [shown for cost, group in groups.items() if cost not in drawn for shown in group]
     without = ", ".join(style_of(name).label for name in sorted(asked, key=order_of))
     left_out = f"{without} (no plan)" + (f" and {_labels(above)} (over twice the cost)" if above else "")
-    budget = int(run.shown["budget_bytes"].min()) / 1e9
+    budget = int(run.rows["budget_bytes"].min()) / 1e9
     return (f"{run.title} within {budget:.2f} GB. Rows: stages; columns: operations; overheads in the titles. {same}",
             figure, left_out)  # fmt: skip
 

@@ -231,7 +231,7 @@ def _naive(document: Mapping[str, Any]) -> str:
 
 def _points(run: Run, strategy: str) -> list[tuple[int, int]]:
     """(cost, peak in bytes) of every rounding."""
-    rows = run.shown[run.shown["strategy"] == strategy]
+    rows = run.rows[run.rows["strategy"] == strategy]
     return [tuple(point) for stats in rows["stats"] for point in json.loads(stats).get("points", [])]
 
 
@@ -279,5 +279,5 @@ def _rounding_rows(label: str, runs: Runs) -> list[list[str]]:
 
 def _why(run: Run, strategy: str) -> str:
     """The solver's reason for having no plan."""
-    rows = run.shown[run.shown["strategy"] == strategy]
+    rows = run.rows[run.rows["strategy"] == strategy]
     return " ".join(str(message).partition(";")[0] for message in rows["message"].unique())

@@ -49,7 +49,7 @@ def sweeps(document: Mapping[str, Any], study: Study) -> Iterator[Sweep]:
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
     """[budget_bytes, of those with a plan] (cost of the cheapest plan, best bound)."""
     found: dict[int, tuple[int, int | None]] = {}
-    for budget, rows in run.shown.groupby("budget_bytes"):
+    for budget, rows in run.rows.groupby("budget_bytes"):
         planned = rows[rows["status"].isin(WITH_PLAN) & rows["cost"].notna()]
         if len(planned):
             bounds = rows["bound"].dropna()
@@ -59,7 +59,7 @@ def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
 
 def best_heuristic(run: Run, budget_bytes: int) -> tuple[int, str] | None:
     """(cost, name) of the cheapest of the paper's heuristics at one budget; None if none fits."""
-    rows = run.shown
+    rows = run.rows
     rows = rows[
         (rows["budget_bytes"] == budget_bytes) & rows["strategy"].isin(PAPERS_HEURISTICS) & rows["cost"].notna()
     ]
@@ -111,7 +111,7 @@ def ratios(run: Run, strategy: str, of: Run | None = None, *, every: bool = Fals
             strategy's only plan that needs more than all of these budgets has the same ratio wherever it fits.
     """
     best = {b: cost for b, (cost, _) in best_costs(run).items()} if every else decided_costs(run)
-    own = (run if of is None else of).shown
+    own = (run if of is None else of).rows
     rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
     found = [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
     members = run.families[run.families["strategy"] == strategy] if every and not found else ()
@@ -229,7 +229,7 @@ def ratio_rows(sweep: Sweep) -> list[list[str]]:
             continue
         for name in run.strategies:
             values, every = ratios(sweep.run, name, run), ratios(sweep.run, name, run, every=True)
-            does_not_apply = set(run.shown.loc[run.shown["strategy"] == name, "status"]) == {"SKIPPED"}
+            does_not_apply = set(run.rows.loc[run.rows["strategy"] == name, "status"]) == {"SKIPPED"}
             if not values and (does_not_apply or (words and name not in published)):
                 continue  # nothing to compare
             is_like = sweep.source == "published" and bool(words) == (name in PAPERS_HEURISTICS)
