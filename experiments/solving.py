@@ -52,6 +52,16 @@ class Solves:
     progress: SolveProgress
     console: Console
 
+    def graph_run(
+        self, subject: Subject, experiment: str, settings: Settings | None = None, cost_cap: int | None = None
+    ) -> GraphRun:
+        """The solves of one graph, by default with the settings of the case; stores the graph."""
+        chosen, graph = settings or self.settings, subject.graph
+        self.store.write_graph(graph)
+        plain = remat.family(graph.default(), "checkpoint_all", accounting=chosen.accounting)[0]
+        where = self.store, self.engine, self.progress
+        return GraphRun(subject, chosen, experiment, *where, plain.peak_bytes, cost_cap)
+
 
 @dataclass(slots=True)
 class GraphRun:

@@ -310,11 +310,12 @@ def test_the_prose_of_every_part_is_markdown() -> None:
         assert [text.startswith(lead) for text, lead in zip(texts, LEADS, strict=True)] == [True] * 3
 
 
-def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path) -> None:
+def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "# Part {n}\n\n**Published.** One\nline.\n\n**Ours.** {share:.1f} %.\n\n**Why they differ.** {why}\n"
     (tmp_path / "part.md").write_text(text)
     values = {"n": 1, "share": 2.345, "why": "Braces {stay}."}
-    assert prose(str(tmp_path / "module.py"), "part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
+    monkeypatch.setattr("analysis.parts.PROSE", tmp_path)
+    assert prose("part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
 
 
 @pytest.fixture(autouse=True)

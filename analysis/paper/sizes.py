@@ -15,7 +15,7 @@ from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
 from analysis.paper.sweeps import USEFUL
-from analysis.parts import Part, Study, Table, prose
+from analysis.parts import Part, Study, prose
 from analysis.results import Run
 from analysis.shown_plans import ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
@@ -34,9 +34,9 @@ def fig6(document: Mapping[str, Any], _: Study) -> Part:
     }  # fmt: skip
     real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
     return Part(
-        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), real=real),
+        *prose("fig6", closed=len(networks - open_), networks=len(networks), real=real),
         [("fig6", "Largest batches, found, proven and published", draw(documents))] if documents else [],
-        [Table("fig6", *summary(documents))] if documents else [],
+        [("fig6", *summary(documents))] if documents else [],
     )  # fmt: skip
 
 
@@ -50,19 +50,18 @@ def throughput(document: Mapping[str, Any], _: Study) -> Part:
         limit = f"{s['ruled_out_label']} is proven impossible" if s["ruled_out"] else "no limit was proven"
         found.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}.")
     tables = [
-        Table("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
-        Table("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
-        *(Table(f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
+        ("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
+        ("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
+        *((f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
     ]
     return Part(
-        *prose(
-            __file__, "throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
+        *prose("throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
             open=_names(d for d in at_plain if not _is_closed(d)),
             beyond=_names(d for d in networks if d["best"] > d["plain_batch"]),
         ),
         [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs", _curves(networks))]
         if networks else [],
-        [table for table in tables if table.rows],
+        [table for table in tables if table[-1]],
     )  # fmt: skip
 
 
@@ -114,9 +113,9 @@ def memory_part(document: Mapping[str, Any], study: Study) -> Part:
         ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
     )
     return Part(
-        *prose(__file__, "memory", **values, spread=_spread(sizes), features=_features(sizes)),
+        *prose("memory", **values, spread=_spread(sizes), features=_features(sizes)),
         figures,
-        [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
+        [("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
              f"{s['features_bytes'] / s['parameter_bytes']:.0f}" if s["parameter_bytes"] else ""] for s in sizes
         ])],

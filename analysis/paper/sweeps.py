@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from analysis import overhead
 from analysis.charts import heatmap, panels
 from analysis.overhead_data import overhead_data
-from analysis.parts import Part, Study, Table, percent, prose
+from analysis.parts import Part, Study, percent, prose
 from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Frame, Run
 from analysis.style import style_of
 
@@ -153,12 +153,11 @@ def fig5(document: Mapping[str, Any], study: Study) -> Part:
     points = max((len(best_costs(sweep.run)) for sweep in all_sweeps), default=0)
     gain_on = "none" if gain is None else f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})"
     return Part(
-        *prose(
-            __file__, "fig5", sweeps=len(all_sweeps), points=points, start=start_of(document), gain_on=gain_on,
+        *prose("fig5", sweeps=len(all_sweeps), points=points, start=start_of(document), gain_on=gain_on,
             gain=1.0 if gain is None else gain.ratio, **proven(all_sweeps), published=f"The published graphs {fate}",
         ),
         figures,
-        [Table("fig5_best", *_best_rows(all_sweeps))],
+        [("fig5_best", *_best_rows(all_sweeps))],
     )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def table2(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each sweep and strategy."""
     all_sweeps = list(sweeps(document, study))
     rows = [row for sweep in all_sweeps for row in ratio_rows(sweep)]
-    return Part(*prose(__file__, "table2", **proven(all_sweeps)), tables=[Table("table2", RATIO_HEADS, rows)])
+    return Part(*prose("table2", **proven(all_sweeps)), tables=[("table2", RATIO_HEADS, rows)])
 
 
 RATIO_HEADS = ("network", "graph", "strategy", "geometric mean", "maximum", "budgets", "mean over all budgets",
@@ -254,11 +253,11 @@ def cost_models(document: Mapping[str, Any], _: Study) -> Part:
     proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        *prose(__file__, "cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
+        *prose("cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
                gaps="; ".join(f"{n} {w}" for n, w in proven.items()), left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _losses_figure(rows))]
         if rows else [],
-        [Table("cost_models", [
+        [("cost_models", [
             "network", "batch", "budget GB", "chosen under", "judged by", "loss",
         ], [
             [r["network"], str(r["batch"]), f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"],
