@@ -14,8 +14,7 @@ from analysis.charts import save, style_context
 from analysis.html_page import section
 from analysis.overhead_data import overhead_data
 from analysis.page_sections import failures, header, how_to_repeat, provenance, results_table, summary_table
-from analysis.results import Run, load_run
-from analysis.shown_plans import chosen_plan, store_all
+from analysis.results import Run, chosen_plan, load_run, store_all
 from analysis.table import write_csv
 from remat.files import write_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiments.per_sample import PerSample
-from experiments.row import Row
+from experiments.store import Row
 from remat.largest import SizeSearch
 from remat.solution import Status
 

@@ -18,9 +18,8 @@ from random import Random
 from typing import Any
 
 from analysis.charts import save_in_run
-from analysis.leaderboard import draw
-from analysis.leaderboard_page import leaderboard
-from analysis.leaderboard_page import page as page_of
+from analysis.leaderboard import draw, leaderboard
+from analysis.leaderboard import page as page_of
 from analysis.memory import timeline
 from experiments.arguments import names_of, one_of
 from experiments.config import group_options

@@ -12,8 +12,7 @@ import torch
 import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.steps.measure_step import Beside, planned, promise_of
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.torch.planning.planner import there_before

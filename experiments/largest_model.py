@@ -22,9 +22,9 @@ from analysis.throughput import TRIAL_HEADS, sizes, trial_rows
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import Solves, solve_each
+from experiments.store import Row as Solved
 from experiments.store import code_of
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost

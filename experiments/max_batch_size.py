@@ -19,9 +19,9 @@ from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
 from experiments.per_sample import PerSample, per_sample
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Row as Solved
 from experiments.store import code_of
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput, RematError

@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
-from experiments.engine import Engine
-from experiments.engines import make_engine
+from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
 from experiments.registry import Case, Experiment, Listed, module_of
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings

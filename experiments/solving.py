@@ -20,9 +20,8 @@ from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
 from experiments.provenance import provenance, solver_build
-from experiments.row import Row
 from experiments.settings import Settings
-from experiments.store import Store, code_of, row_key
+from experiments.store import Row, Store, code_of, row_key
 from remat.compiled import is_compiled
 from remat.errors import InvalidPlan, RematError
 from remat.frontends import synthetic

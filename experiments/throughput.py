@@ -23,9 +23,9 @@ from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table
 from experiments.per_sample import of_batch, pair, per_sample
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Row as Solved
 from experiments.store import Store, code_of, code_version
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost

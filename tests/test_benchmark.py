@@ -14,7 +14,7 @@ import pytest
 from browser import open_page
 
 import remat
-from analysis.leaderboard_page import leaderboard, payload
+from analysis.leaderboard import leaderboard, payload
 from analysis.memory import timeline
 from experiments import cli
 from experiments.benchmark import POINTS

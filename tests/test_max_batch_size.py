@@ -19,8 +19,7 @@ import remat
 from experiments import cli
 from experiments.batch_search import RULES, Bisection
 from experiments.config import register
-from experiments.engine import Job
-from experiments.engines import make_engine
+from experiments.engine import Job, make_engine
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
 from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress

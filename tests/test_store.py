@@ -12,7 +12,8 @@ from sweep_helpers import make_row
 
 import remat
 from analysis.results import load_run
-from experiments.store import Store, code_version, row_key, source_hash, write_json
+from experiments.engine import source_hash
+from experiments.store import Store, code_version, row_key, write_json
 from remat import files
 from remat.errors import DiskFull
 from remat.solution import Family, Member, Status

@@ -16,8 +16,7 @@ from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
 from analysis.paper.sweeps import USEFUL
 from analysis.parts import Part, Study, prose
-from analysis.results import Run
-from analysis.shown_plans import ShownPlan, chosen_plan, store_all
+from analysis.results import Run, ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
 from analysis.throughput import SPEED_HEADS, TRIAL_HEADS, plot, speed_rows, trial_rows
 from remat.graph import Graph

@@ -14,9 +14,9 @@ from analysis.max_batch_size import ENCODERS
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
-from experiments.row import Row as Solved
 from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun, Solves
+from experiments.store import Row as Solved
 from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
