@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import remat
+from analysis.batches import draw, rows_of, summary
 from analysis.charts import save_in_run
-from analysis.max_batch_size import draw, rows_of, summary
 from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, lead_of
 from experiments.arguments import names_of

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from analysis.batches import TRIAL_HEADS, sizes, trial_rows
 from analysis.charts import save_in_run
-from analysis.throughput import TRIAL_HEADS, sizes, trial_rows
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment

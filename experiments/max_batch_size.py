@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from analysis.batches import draw, found_rows, limit_rows, rows_of
 from analysis.charts import save_in_run
-from analysis.max_batch_size import draw, found_rows, limit_rows, rows_of
 from experiments.batch_search import RULES, Bisection
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from analysis import figures, overhead
+from analysis.batches import OPTIMUM, continuous, max_found, network_label
 from analysis.charts import save_in_run
 from analysis.figures import LABELS
-from analysis.max_batch_size import OPTIMUM, continuous, max_found, network_label
 from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER

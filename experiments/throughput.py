@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.batches import SPEED_HEADS, draw_throughput, speed_rows
 from analysis.charts import save_in_run
-from analysis.throughput import SPEED_HEADS, draw_throughput, speed_rows
 from experiments.batch_search import RULES
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table

@@ -14,7 +14,7 @@ from analysis.results import load_run
 from analysis.table import write_csv
 from experiments import cli
 from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register
-from experiments.reference import specs
+from experiments.models_table import specs
 from experiments.registry import experiments, listed
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import figures
-from analysis.max_batch_size import STATED, continuous, max_found
+from analysis.batches import STATED, continuous, max_found
 from analysis.paper import sizes
 from analysis.parts import Study
 from analysis.style import style_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments import documents, reference, solvers, tables
+from experiments import documents, models_table, solvers, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
 from experiments.runner import drawing_of
 
@@ -170,6 +170,6 @@ def test_a_link_leads_from_the_page_to_the_table() -> None:
 
 def test_a_model_that_cannot_be_extracted_is_a_line() -> None:
     failed = {"model": "a", "framework": "torch", "granularity": "operation", "batch": 1, "error": "why", "seconds": 2}
-    drawing = reference.page([failed])
+    drawing = models_table.page([failed])
     assert "- **torch, by operation** (FAILED): `a`" in drawing.text
     assert drawing.tables[0].rows == [["a", "torch", "operation", "1", "FAILED", "", "", "", "2.0"]]

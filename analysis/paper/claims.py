@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.max_batch_size import OPTIMUM, max_found, network_label
+from analysis.batches import OPTIMUM, max_found, network_label
 from analysis.paper.sweeps import SOURCE, Sweep, largest_gain, sweeps
 from analysis.parts import Part, Study, prose
 from analysis.results import PAPERS_HEURISTICS

@@ -11,14 +11,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import memory
+from analysis.batches import (
+    ENCODERS,
+    SPEED_HEADS,
+    TRIAL_HEADS,
+    continuous,
+    draw,
+    max_found,
+    network_label,
+    plot,
+    speed_rows,
+    summary,
+    trial_rows,
+)
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
 from analysis.paper.sweeps import USEFUL
 from analysis.parts import Part, Study, prose
 from analysis.results import Run, ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-from analysis.throughput import SPEED_HEADS, TRIAL_HEADS, plot, speed_rows, trial_rows
 from remat.graph import Graph
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import remat
-from analysis.max_batch_size import ENCODERS
+from analysis.batches import ENCODERS
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analysis.max_batch_size import ENCODERS
+from analysis.batches import ENCODERS
 from experiments.budget_sweep import budgets_of_sweep, run_single
 from experiments.largest_model import largest_models
 from experiments.max_batch_size import max_batches
