@@ -101,16 +101,6 @@ def argument(read: Callable[[str], T]) -> Callable[[str], T]:
     return checked
 
 
-def names(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The type of an argument with comma-separated names; `known` is called only when it is read."""
-    return argument(lambda text: names_of(what, text, known()))
-
-
-def one_name(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], str]:
-    """The type of an argument with one name."""
-    return argument(lambda text: one_of(what, text, known()))
-
-
 @argument
 def count(text: str) -> int:
     """A positive integer."""

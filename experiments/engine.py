@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import baselines
 import remat
@@ -131,37 +131,14 @@ class Job:
         )
 
 
-class Engine(Protocol):
-    """Runs jobs; a context manager that stops the running jobs when an exception leaves it."""
-
-    @property
-    def at_once(self) -> int:
-        """Number of jobs that run at once."""
-        ...
-
-    def submit(self, job: Task) -> None:
-        """Queue a job; jobs start in the order submitted, as room allows."""
-        ...
-
-    def results(self) -> Iterator[tuple[Any, Any] | None]:
-        """Jobs in the order in which they finish, until none is left; None from time to time while waiting."""
-        ...
-
-    def running(self) -> list[Task]:
-        """The running jobs."""
-        ...
-
-    def interrupt(self) -> list[tuple[Any, Any]]:
-        """Drop the waiting jobs and end the running ones; (job, its result) for those that end within seconds."""
-        ...
-
-    def __enter__(self) -> Engine: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None: ...
-
-
 class LocalEngine:
-    """Threads of this process; each waits for one process."""
+    """Threads of this process; each waits for one process.
+
+    A context manager, which stops the running jobs when an exception leaves it.
+
+    Attributes:
+        at_once: number of jobs that run at once.
+    """
 
     def __init__(self, jobs: int):
         self.at_once = jobs
@@ -169,9 +146,11 @@ class LocalEngine:
         self._pending: dict[Future[Any], Task] = {}
 
     def submit(self, job: Task) -> None:
+        """Queue a job; jobs start in the order submitted, as room allows."""
         self._pending[self._pool.submit(job.run)] = job
 
     def results(self) -> Iterator[tuple[Any, Any] | None]:
+        """Jobs in the order in which they finish, until none is left; None from time to time while waiting."""
         while self._pending:
             done, _ = wait(self._pending, timeout=WAKE_S, return_when=FIRST_COMPLETED)
             if not done:
@@ -180,9 +159,11 @@ class LocalEngine:
                 yield self._pending.pop(future), future.result()
 
     def running(self) -> list[Task]:
+        """The running jobs."""
         return [job for future, job in self._pending.items() if future.running()]
 
     def interrupt(self) -> list[tuple[Any, Any]]:
+        """Drop the waiting jobs and end the running ones; (job, its result) for those that end within seconds."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         interrupt_workers()
         waited = {future: job for future, job in self._pending.items() if not future.cancelled()}
@@ -202,7 +183,7 @@ class LocalEngine:
 
 
 class RayEngine:
-    """Tasks on a Ray cluster, `threads` CPUs each; entering the engine connects, leaving it disconnects.
+    """As `LocalEngine`, with tasks on a Ray cluster, `threads` CPUs each; entering connects, leaving disconnects.
 
     Args:
         jobs: solves at once; None for as many as the nodes have CPUs for.
@@ -341,6 +322,9 @@ class RayEngine:
             warnings.warn(f"{job.label}: lost with its node; solving it again ({_summary(error)})", stacklevel=2)
             self._waiting.appendleft(job)
             return None
+
+
+Engine: TypeAlias = LocalEngine | RayEngine
 
 
 def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | None = None) -> Engine:
