@@ -79,7 +79,7 @@ def page(shown: Leaderboard, title: str) -> str:
               "grid": interactive.GRID}  # fmt: skip
     lead = "".join(f"<p>{escape(line)}</p>" for line in summary(shown))
     body = [f"<h1>{escape(title)}</h1>", lead, html_page.read("leaderboard.html")]
-    return html_page.page(title, body, data=data | shared, scripts=(get_plotlyjs(), html_page.read("leaderboard.js")))
+    return html_page.page(title, body, data | shared, (get_plotlyjs(), html_page.read("leaderboard.js")))
 
 
 def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:

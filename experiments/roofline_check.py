@@ -73,13 +73,13 @@ def own_traffic(kind: str, is_backward: bool) -> tuple[str | None, str]:
     return arithmetic, traffic
 
 
-def predict_ns(pairs: Iterable[Timed], gpu: Gpu, rates: Rates | None = None, keys: Keys = own_traffic) -> np.ndarray:
+def predict_ns(pairs: Iterable[Timed], gpu: Gpu, rates: Rates | None = None) -> np.ndarray:
     """[pairs] roofline times in ns; with `rates`, by these fractions of the peak rates."""
     if rates is None:
         return np.array([operation_ns(p.kind, p.work, gpu, p.is_backward) for p in pairs], dtype=float)
     seconds = []
     for pair in pairs:
-        arithmetic, traffic = keys(pair.kind, pair.is_backward)
+        arithmetic, traffic = own_traffic(pair.kind, pair.is_backward)
         flops_s, bytes_s = at_peak_s(pair, gpu)
         seconds.append(max(flops_s / rates.get(arithmetic or "", 1.0), bytes_s / rates[traffic]))
     return 1e9 * (np.array(seconds) + gpu.launch_overhead_s)
