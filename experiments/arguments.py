@@ -122,9 +122,12 @@ def count(text: str) -> int:
     return int(text)
 
 
-@argument
 def pattern(text: str) -> str:
-    """A regular expression."""
+    """A regular expression.
+
+    Raises:
+        InvalidInput: it is none.
+    """
     try:
         re.compile(text)
     except re.error as error:

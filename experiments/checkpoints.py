@@ -36,7 +36,6 @@ def checkpoints(
 
 def measured(model: str, share: float, rounds: int, time_limit_s: float, threads: int) -> Iterator[dict[str, Any]]:
     """A row for each variant; one that does not fit has a message only."""
-
     torch.set_num_threads(threads)
     plain, args = step_for_a_cpu(model)
     try:

@@ -14,10 +14,9 @@ from typing import Any
 
 from analysis.batches import draw, found_rows, limit_rows, rows_of
 from analysis.charts import save_in_run
-from experiments.batch_search import RULES, Bisection
+from experiments.batch_search import RULES, Bisection, PerSample, per_sample
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
-from experiments.per_sample import PerSample, per_sample
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each

@@ -3,7 +3,7 @@
 A larger batch fills the device better, but it needs more memory and therefore more recomputation. For each batch the
 portfolio looks for the fastest plan. The batches are a coarse grid, from the largest that plain training fits to the
 largest that the working set allows, then a finer one around the best. The configuration's costs (roofline by default)
-apply to graphs that `experiments.per_sample.of_batch` derives from one and two samples.
+apply to graphs that `experiments.batch_search.of_batch` derives from one and two samples.
 
 Document (a row): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
 most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
@@ -18,10 +18,9 @@ from typing import Any
 
 from analysis.batches import SPEED_HEADS, draw_throughput, speed_rows
 from analysis.charts import save_in_run
-from experiments.batch_search import RULES
+from experiments.batch_search import RULES, of_batch, pair, per_sample
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table
-from experiments.per_sample import of_batch, pair, per_sample
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each

@@ -17,11 +17,10 @@ import experiments.largest_model as largest_module
 import experiments.throughput as throughput_module
 import remat
 from experiments import cli
-from experiments.batch_search import RULES, Bisection
+from experiments.batch_search import RULES, Bisection, PerSample, of_batch, pair, per_sample
 from experiments.config import register
 from experiments.engine import Job, make_engine
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
-from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress
 from experiments.solving import Solves
 from experiments.store import Store

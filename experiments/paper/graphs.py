@@ -151,7 +151,7 @@ def instances_folder(settings: Settings) -> Path | None:
 def extract_all(context: Context, *, per_sample: bool) -> None:
     """Extract the networks in parallel, because each starts a framework, which takes seconds.
 
-    `per_sample`: extract them with one and with two samples too (`experiments.per_sample`).
+    `per_sample`: extract them with one and with two samples too (`experiments.batch_search`).
     """
     specs = [configured_model(network.name) for network in context.networks]
     keras = [spec for spec in specs if spec.framework == "keras"]

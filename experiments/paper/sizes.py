@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.batches import ENCODERS
+from experiments.batch_search import per_sample
 from experiments.budget_sweep import budgets_of_sweep, run_single
 from experiments.largest_model import largest_models
 from experiments.max_batch_size import max_batches
 from experiments.paper.graphs import Context, Network, extracted, in_figure_6, panel_of
 from experiments.paper.sweeps import with_starts
-from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from experiments.throughput import best_batch
 from remat.frontends.json import graph_to_dict
