@@ -83,7 +83,7 @@ def paper(
             "has_published": instances_folder(settings) is not None}  # fmt: skip
     known = [*PARTS, STAGES]
     asked = names_of("part", known if parts is None else parts, known)
-    for part in filter(asked.__contains__, known):
+    for part in [each for each in known if each in asked]:
         if part == STAGES:
             yield from stages.cases(amount.unpartitioned_s)
         else:

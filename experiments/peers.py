@@ -1,8 +1,7 @@
 """Pages drawn from rows of others: published numbers beside ours (docs/results/index.md), and the README.
 
-A number is at or better than the published one, or worse, and why.
-A number of a method that is reproduced for comparison (a heuristic's cost, DTR's slowdown) is neither: it is as
-published, or it differs.
+A number is at the published one or better, or worse, and why. A number of a method that is reproduced for comparison (a
+heuristic's cost, DTR's slowdown) is neither: it is as published, or it differs.
 
 The numbers come from the study of Checkmate (`scale=study`), from `experiment=monet`, `dtr` and `rivals`;
 nothing is solved here. A paper without a study is left out.

@@ -1,4 +1,7 @@
-"""The solvers on published graphs with recorded results and on large ones: cost, bound, gap, times and memory."""
+"""The solvers on published graphs with recorded results and on large ones: cost, bound, gap, times and memory.
+
+Also the two formulations of Checkmate's MILP, and the search against the size of the graph.
+"""
 
 from __future__ import annotations
 
