@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import remat
-from experiments import documents, published_numbers
+from experiments import checkmate, documents
 from remat.errors import InvalidInput
 
 
@@ -24,10 +24,10 @@ def test_text_between_the_marks_is_replaced(tmp_path: Path) -> None:
 def test_published_values_are_met() -> None:
     """The document holds what was computed, and it equals what was published."""
     pytest.importorskip("keras", reason="keras is not installed: pip install 'remat[tensorflow]'")
-    graph = published_numbers.vgg19("published")
+    graph = checkmate.vgg19("published")
     assert graph.total_cost == 58_896_187_392
     document = (documents.DOCS / "results/checkmate.md").read_text()
-    for row in published_numbers.NOTEBOOK:
+    for row in checkmate.NOTEBOOK:
         line = next(text for text in document.splitlines() if text.startswith(f"| {row.label} |"))
         published, ours = line.split("|")[2:4]
         assert published.strip() == ours.strip()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from analysis import figures
-from analysis.max_batch_size import STATED, continuous, max_found
+from analysis.batches import STATED, continuous, max_found
 from analysis.paper import sizes
 from analysis.parts import Study
 from analysis.style import style_of
-from experiments import checkmate, overview, peers
+from experiments import checkmate, peers
 from experiments.peers import BETTER, DIFFERS, HEADS, OPEN, SAME, WORSE, Number, moccasin, slowdowns
 
 
@@ -71,13 +71,13 @@ def test_the_artifacts_rule_gives_the_published_batches() -> None:
 
 
 def test_the_first_table_says_where_others_are_ahead() -> None:
-    table = overview.claims([["a paper", "what", "1", "2", "", ""]])
+    table = peers.claims([["a paper", "what", "1", "2", "", ""]])
     assert "| a paper | what | 1 | 2 |  |  |" in table
     unet = next(line for line in table.splitlines() if "U-Net, batch 11, 6 GiB" in line)
     theirs, _, ours, measured = (cell.strip() for cell in unet.split("|")[3:7])
     assert (theirs, measured) == ("6.03%, 0.006%, 777 s", "")
     assert float(ours.split(",")[1].strip(" %")) > 0.006  # their gap is tighter
-    assert all(len(line.split("|")) == len(overview.HEADS) + 2 for line in table.splitlines())
+    assert all(len(line.split("|")) == len(peers.CLAIM_HEADS) + 2 for line in table.splitlines())
 
 
 def test_a_record_is_filled_if_its_gap_is_closed() -> None:

@@ -12,8 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from experiments import cli
-from experiments.row import Row
-from experiments.store import ROW_SCHEMA
+from experiments.store import ROW_SCHEMA, Row
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "read-a-result.md"
 COLUMNS = DOCUMENT.parents[1] / "reference" / "rows.md"

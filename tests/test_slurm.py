@@ -11,8 +11,7 @@ import pytest
 
 from experiments import cli
 from experiments.config import register
-from experiments.engine import LocalEngine
-from experiments.engines import make_engine
+from experiments.engine import LocalEngine, make_engine
 
 ROOT = Path(__file__).parents[1]
 

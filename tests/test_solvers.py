@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import dtr, formulations, growth, measure_solve, rivals, solver_cases, solvers
+from experiments import dtr, measure_solve, rivals, solver_cases, solvers
 from experiments.registry import Case
 from experiments.table import Table
 from remat import Graph, load_graph, save_graph, verify_bound
@@ -49,10 +49,10 @@ def test_a_solve_gives_a_row_its_page_and_the_best_certificate(tmp_path: Path) -
 
 
 def test_a_strategy_that_does_not_apply_is_a_row_without_a_plan() -> None:
-    cases = growth.growth.cases(layered=[40], chains=[], strategies=["griewank"], time_limit=1.0)
+    cases = solvers.growth.cases(layered=[40], chains=[], strategies=["griewank"], time_limit=1.0)
     (row,) = [measured(case) for case in cases]
     assert (row["status"], row["cost"]) == ("SKIPPED", None)
-    assert "no plan" in growth.page([row]).text
+    assert "no plan" in solvers.growth_page([row]).text
 
 
 def test_a_heuristic_is_measured_too_and_each_strategy_has_its_tables() -> None:
@@ -125,8 +125,8 @@ def test_all_committed_certificates_hold(instances: Path) -> None:
 
 
 def test_growth_is_drawn() -> None:
-    cases = growth.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
-    drawing = growth.page([measured(case) for case in cases])
+    cases = solvers.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
+    drawing = solvers.growth_page([measured(case) for case in cases])
     assert "| layered | search | 30 | " in drawing.text
     assert drawing.figures["growth"].stat().st_size > 5000
 
@@ -137,9 +137,9 @@ def test_formulations_are_compared() -> None:
                 "gap": gap, "date": "today", "cpu": "here"}  # fmt: skip
 
     proven = [row("trimmed", 3.0, 0.0), row("published", 7.0, 0.0), row("published", 11.0, 0.0)]
-    assert "| a, 90% | 2.0 | 8.0 | 4 |" in formulations.page(proven).text
-    assert "| a, 90% | 2.0 | not proven |  |" in formulations.page([*proven, row("published", 9.0, 0.1)]).text
-    cases = list(formulations.formulations.cases(only="generated/chain_n48 90%"))
+    assert "| a, 90% | 2.0 | 8.0 | 4 |" in solvers.formulations_page(proven).text
+    assert "| a, 90% | 2.0 | not proven |  |" in solvers.formulations_page([*proven, row("published", 9.0, 0.1)]).text
+    cases = list(solvers.formulations.cases(only="generated/chain_n48 90%"))
     assert [case.what["options"]["formulation"] for case in cases] == ["trimmed", "published"]
 
 
