@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,35 +254,6 @@ def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> Non
     with pytest.raises(InvalidInput) as caught:
         verify_bound(graph, replace(proof, **change))
     assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": ["remat-bound/2"]}, "format is not remat-bound/1"),
-        ({"scope": "x\ny"}, r"unknown scope 'x\\ny'"),
-        ({"format": "remat-bound/9"}, "format is not remat-bound/1 or remat-bound/2"),
-        ({"bound": 1.5}, "bound must be an integer"),
-        ({"bound": 10**160}, "bound must be an integer, within 2"),
-        ({"bound": float("nan")}, "holds NaN"),
-        ({"graph": None}, "graph and graph_sha256 must be texts"),
-        ({"bound": True}, "bound must be an integer"),
-        ({"multipliers": {"magic": []}}, "unknown kind 'magic'"),
-        ({"multipliers": {"memory": [[1, 2, 3]]}}, "multiplier 0 of kind 'memory'"),
-        ({"multipliers": {"memory": [[1, 2.0]]}}, "multiplier 0 of kind 'memory'"),
-        ({"graph_sha256": None}, "graph_sha256"),
-        ({"bound": None}, "bound must be an integer"),
-    ],
-)
-def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, change: dict, message: str) -> None:
-    _, proof = certified()
-    file = tmp_path / "bound.json"
-    proof.save(file)
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(InvalidInput, match=message) as caught:
-        BoundCertificate.load(file)
-    assert "bound.json" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:
