@@ -82,13 +82,6 @@ def test_every_model_has_the_keys_of_the_schema_and_is_described() -> None:
         assert model.batch_size >= 1
 
 
-@pytest.mark.parametrize("name", ["vgg19", "unet", "torch_gpt2", "chain"])
-def test_a_model_composes(name: str) -> None:
-    (settings,) = cli.check([f"model={name}"], multirun=False)
-    assert settings.spec is not None
-    assert settings.spec.name == name
-
-
 def test_the_table_of_models_has_both_granularities_of_keras() -> None:
     rows = [(spec.name, spec.granularity) for spec in specs(["vgg19", "torch_vgg16", "torch", "chain"])]
     assert rows == [("vgg19", "layer"), ("vgg19", "operation"), ("torch_vgg16", "operation"), ("chain", "layer")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import dtr, formulations, growth, measure_solve, rivals, solver_cases, solvers
+from experiments import dtr, growth, measure_solve, rivals, solver_cases, solvers
 from experiments.registry import Case
 from experiments.table import Table
 from remat import Graph, load_graph, save_graph, verify_bound
@@ -53,15 +53,6 @@ def test_a_strategy_that_does_not_apply_is_a_row_without_a_plan() -> None:
     (row,) = [measured(case) for case in cases]
     assert (row["status"], row["cost"]) == ("SKIPPED", None)
     assert "no plan" in growth.page([row]).text
-
-
-def test_a_heuristic_is_measured_too_and_each_strategy_has_its_tables() -> None:
-    """One that ignores the budget."""
-    cases = solvers.solvers.cases(strategies=["chen_sqrtn", "search"], only="generated/chain_n48 90%", time_limit=2.0)
-    rows = [measured(case) for case in cases]
-    assert [row["status"] for row in rows] == ["FEASIBLE"] * 2
-    text = solvers.page(rows).text
-    assert text.count("| generated, scope staged | 2 | none | 1 |") == 2
 
 
 def test_cases_with_a_goal_end_there() -> None:
@@ -129,18 +120,6 @@ def test_growth_is_drawn() -> None:
     drawing = growth.page([measured(case) for case in cases])
     assert "| layered | search | 30 | " in drawing.text
     assert drawing.figures["growth"].stat().st_size > 5000
-
-
-def test_formulations_are_compared() -> None:
-    def row(form: str, wall_s: float, gap: float) -> dict[str, Any]:
-        return {"instance": "a", "budget": "90%", "options": {"formulation": form}, "wall_s": wall_s, "start_s": 1.0,
-                "gap": gap, "date": "today", "cpu": "here"}  # fmt: skip
-
-    proven = [row("trimmed", 3.0, 0.0), row("published", 7.0, 0.0), row("published", 11.0, 0.0)]
-    assert "| a, 90% | 2.0 | 8.0 | 4 |" in formulations.page(proven).text
-    assert "| a, 90% | 2.0 | not proven |  |" in formulations.page([*proven, row("published", 9.0, 0.1)]).text
-    cases = list(formulations.formulations.cases(only="generated/chain_n48 90%"))
-    assert [case.what["options"]["formulation"] for case in cases] == ["trimmed", "published"]
 
 
 def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
