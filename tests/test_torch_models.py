@@ -83,13 +83,6 @@ def test_a_level_that_a_model_depends_on_is_not_guessed() -> None:
         rematerialize(Between(between), ROWS)
 
 
-def test_a_model_does_not_notice_that_it_is_traced() -> None:
-    def between(x: torch.Tensor) -> torch.Tensor:
-        return x * 3 if torch.compiler.is_compiling() else x
-
-    same_bits(Between(between), *ROWS)
-
-
 def test_where_it_reads_values_it_hears_the_truth_and_nowhere_else() -> None:
     """Both branches of the first question give the same; those of the second one do not."""
 
@@ -119,29 +112,6 @@ def test_branches_on_constants_are_followed() -> None:
 
     same_bits(Between(between), *ROWS)
     same_bits(Between(between), torch.randn(5, 16))
-
-
-def test_a_gradient_asked_for_an_intermediate_is_left_out() -> None:
-    class Asks(Between):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x[:, None]
-            x.requires_grad = True
-            return super().forward(x)
-
-    same_bits(Asks(), *ROWS)
-
-
-def test_what_a_first_call_sets_up_is_set_up_before_the_capture() -> None:
-    class Lazy(Between):
-        ready = False
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not self.ready:
-                inspect.currentframe()  # cannot be traced
-                self.ready = True
-            return super().forward(x)
-
-    same_bits(Lazy(), *ROWS)
 
 
 def test_the_module_looks_like_the_model() -> None:
