@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -82,14 +81,6 @@ def test_as_many_jobs_as_asked_for_run_at_once_and_no_more(problem: Problem) -> 
     assert max(most) == 2
 
 
-def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
-    with LocalEngine(2) as engine:
-        engine.submit(Job("f", "f", problem, "checkpoint_all", SolveOptions(20.0)))
-        ((_, family),) = [item for item in engine.results() if item]
-    assert isinstance(family, Family)
-    assert [(m.cost, m.peak_bytes) for m in family.members] == [(4, 2)]
-
-
 def test_a_deterministic_job_makes_the_moves_that_its_time_limit_stands_for() -> None:
     graph = synthetic.layered(n=40)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
@@ -108,30 +99,6 @@ def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
     solution = Job("s", "s", problem, "search", how).run()
     assert isinstance(solution, Solution)
     assert solution.cut_by_clock
-
-
-def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(command: list[str], *_: object, **_more: object) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], capture_output=True)
-        return done.returncode, "it went wrong"
-
-    monkeypatch.setattr(worker, "_run", dying)
-    for strategy, kind in (("checkpoint_all", Family), ("checkmate_milp", Solution)):
-        result = Job("k", "k", problem, strategy, SolveOptions(5.0)).run()
-        assert isinstance(result, kind)
-        assert result.status is Status.FAILED
-        assert "SIGABRT" in result.message
-        assert "it went wrong" in result.message
-
-
-def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lying(*_: object, **__: object) -> None:
-        raise RematError("the worker reported cost 1, but its plan costs 2")
-
-    monkeypatch.setattr("experiments.engine.solve_isolated", lying)
-    result = Job("k", "k", problem, "checkmate_milp", SolveOptions(5.0)).run()
-    assert result.status is Status.FAILED
-    assert "costs 2" in result.message
 
 
 def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> None:
