@@ -16,7 +16,7 @@ import remat
 from remat.bounds.certificate import proven_bound, verify_bound
 from remat.bounds.cuts import is_valid, knapsack_cuts
 from remat.bounds.lp import lower_bound
-from remat.certificate import FORMAT, KINDS, BoundCertificate
+from remat.certificate import BoundCertificate
 from remat.errors import InvalidInput
 from remat.graph import Graph, Operation, Value
 from remat.implementation import Implementation
@@ -59,54 +59,6 @@ def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: st
     assert above > costly / 2
     assert certified >= above
     assert exact > 140
-
-
-def random_rows(graph: Graph, rng: np.random.Generator, count: int) -> dict[str, list[list[int]]]:
-    """Random multipliers; rows that the checker refuses are left to the caller."""
-    rows: dict[str, list[list[int]]] = {kind: [] for kind in KINDS[FORMAT]}
-    n, n_values = len(graph), len(graph.values)
-    for _ in range(count):
-        kind = str(rng.choice(list(KINDS[FORMAT])))
-        t, y = int(rng.integers(n)), int(rng.integers(0, 12))
-        k, v = int(rng.integers(n)), int(rng.integers(n_values))
-        items = [
-            x
-            for i in rng.permutation(n_values)[: rng.integers(1, 4)].tolist()
-            for x in (int(i), int(rng.integers(1, 3)))
-        ]
-        choices = {
-            "edge": [t, k, v, y], "continuity": [t, v, y], "memory": [t, y], "once": [t, k, y],
-            "knapsack": [t, int(rng.integers(0, 3)), *items, y],
-        }  # fmt: skip
-        rows[kind].append(choices[kind])
-    return rows
-
-
-@pytest.mark.parametrize("scope", ["staged", "fixed_order"])
-def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
-    accepted = knapsacks = 0
-    for seed in range(100):
-        graph, rng = some_graph(seed)
-        for budget in budgets(graph, rng, scope):
-            best = optimum(graph, budget, scope)
-            assert best is not None
-            for _ in range(10):
-                rows = random_rows(graph, rng, 40)
-                good: dict[str, list[list[int]]] = {}
-                for kind, entries in rows.items():
-                    for entry in entries:
-                        try:
-                            proven_bound(graph, budget, Scope(scope), {kind: [entry]}, 4)
-                        except InvalidInput:
-                            continue
-                        good.setdefault(kind, []).append(entry)
-                        accepted += 1
-                        knapsacks += kind == "knapsack"
-                assert proven_bound(graph, budget, Scope(scope), good, 4) <= best, (seed, budget, good)
-                for kind, entries in good.items():
-                    assert proven_bound(graph, budget, Scope(scope), {kind: entries}, 1) <= best, (seed, kind)
-    assert accepted > 1000
-    assert knapsacks > 50
 
 
 def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() -> None:

@@ -65,7 +65,7 @@ def test_an_experiment_runs_in_its_fast_form(
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("model", "experiment")])
 def test_every_file_of_a_group_composes(group: str) -> None:
-    for name in {*group_options(group)} - {"slurm"}:  # that needs a launcher: see test_slurm
+    for name in {*group_options(group)} - {"slurm"}:  # that needs a launcher: see test_engine
         assert cli.check([f"{group}={name}"], multirun=False)
 
 

@@ -223,6 +223,14 @@ def test_broken_files(content: bytes, message: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_other_paths(tmp_path: Path) -> None:
+    (tmp_path / "folder.log").mkdir()
+    with pytest.raises(InvalidGraph, match="it is a folder"):
+        remat.load_graph(tmp_path / "folder.log")
+    with pytest.raises(InvalidGraph, match="no such file"):
+        remat.load_graph(tmp_path / "none.log.gz")
+
+
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file that holds a gigantic text is not read to its end, and lines have no limit of their own."""
     monkeypatch.setattr(dtr_log, "MAX_OPERATIONS", 4)

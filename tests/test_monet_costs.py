@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import remat
 from experiments import cli
 from experiments.config import register
-from experiments.monet import ordered, page, plain_step
+from experiments.measure_solve import LIMITS
+from experiments.monet import measured, ordered, page, plain_step, problems
 from experiments.table import Table
 from remat.cli import main
 from remat.errors import InvalidInput
@@ -268,6 +270,25 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
     assert "| VGG-16 | icmn | 1 | 2 | 16.60 | 14.01 | 15.00 |" in page([repeating]).text
 
 
+def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Graph]()
+
+    def solved(graph: Graph, strategy: str, budget_bytes: int, **how: Any) -> Any:
+        asked.append(graph)
+        solution = remat.solve(graph, budget_bytes, "checkpoint_all")
+        order = [*range(len(graph)), *([] if asked[1:] else [step(graph, "relu_ip_grad.n")[0]])]
+        return replace(solution, plan=Plan.from_order(graph, order))
+
+    monkeypatch.setattr("experiments.monet.solved", solved)
+    source = {"monet": "vgg16", "level": "icmn", "set": None}
+    (row,) = measured(source, "search", 2**30, {}, **LIMITS)
+    assert row["backward_repeats"] == 1
+    assert row["once_ms"] == pytest.approx(16.01)  # 3 + 2.01 + 1 + 0 + 1 + 3 + 6
+    assert [[op.run_once for op in graph.operations if op.is_backward] for graph in asked] == [[False] * 3, [True] * 3]
+
+
 def test_without_the_files_a_line_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +296,22 @@ def test_without_the_files_a_line_says_what_is_missing(
     monkeypatch.delenv("REMAT_INSTANCES", raising=False)
     assert cli.main(["experiment=monet"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_each_problem_has_what_is_published_of_it(instances: Path) -> None:
+    vgg16 = {each["budget_gib"]: each for each in problems(instances / "monet", "vgg16", "icmn")}
+    assert [vgg16[gib]["logged_ms"] for gib in (10, 9, 8, 7, 6, 5.5)] == [
+        1324.00, 1329.17, 1383.33, 1438.66, 1491.29, 1540.23
+    ]  # fmt: skip
+    assert [vgg16[gib]["measured_gib"] for gib in (10, 9, 8, 7, 6, 5.5)] == [9.71, 8.66, 7.88, 6.82, 5.90, 5.51]
+    assert vgg16[5]["logged_ms"] is None
+    assert {each["source"]["set"] for gib, each in vgg16.items() if gib != 5} == {"inplace_conv_multiway_newnode@1"}
+    assert [each["logged_ms"] for each in problems(instances / "monet", "resnet50", "n")][:2] == [1080.48, 1090.42]
+    assert len(problems(instances / "monet", "googlenet", "ic")) == 6  # without a log
+    ours = problems(instances / "monet", "vgg16", "icmn+int64")
+    assert [(each["budget_gib"], each["logged_ms"]) for each in ours] == [(gib, None) for gib in vgg16]
+    assert {each["source"]["set"] for each in ours} == {each["source"]["set"] for each in vgg16.values()}
+    assert problems(instances / "monet", "mobilenet_v2", "in") == []  # its costs are not published
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The guide's lists of limits: a test holds each line."""
+"""Limits that the guide names: what is refused, what stays as it is, and how near the rest is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Models as people have them: from transformers, with logging, that compute differently while they are traced."""
+"""Models as people have them: from transformers, with logging, in loops of libraries, that see that they are traced."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import json
 import logging
@@ -165,3 +166,21 @@ def test_inductor_finds_its_own_code_again_and_is_quiet(tmp_path) -> None:
         assert done.stderr == ""
         found.append(json.loads(done.stdout))
     assert [each.get("fxgraph_cache_hit", 0) for each in found] == [0, 2]
+
+
+@pytest.mark.parametrize("library", ["transformers", "accelerate", "lightning"])
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+def test_ten_steps_with_checkpoints_and_evaluation_have_the_plain_losses(library, monkeypatch, caplog) -> None:
+    pytest.importorskip(library)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    name = {"transformers": "transformers_trainer", "accelerate": "accelerate_loop", "lightning": "lightning_fit"}
+    example = importlib.import_module(name[library])
+    plan = rt.rematerialize
+    quick = {"cost": "flops", "time_limit_s": 0.5}
+    monkeypatch.setattr(rt, "rematerialize", lambda *args, **options: plan(*args, **{**options, **quick}))
+    plain = example.main(budget=None)
+    with caplog.at_level(logging.WARNING, logger="remat"):
+        assert example.main() == plain
+    assert len(plain) >= 10
+    assert not [record for record in caplog.records if record.name == "remat"], "a loop that waits for a plan"
+    sys.modules.pop(name[library])
