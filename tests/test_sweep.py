@@ -11,7 +11,7 @@ from sweep_helpers import MIRROR, N, at, sweep
 
 import remat
 from experiments import solving
-from experiments.budget_sweep import sweep_budgets, through
+from experiments.budget_sweep import is_reusable, sweep_budgets, through
 from experiments.progress import SolveProgress, make_console
 from experiments.row import Row
 from experiments.solving import reuse_plans
@@ -78,6 +78,12 @@ def test_optimal_is_not_inherited_with_the_plan() -> None:
 def test_rows_that_gain_nothing_stay_as_they_are() -> None:
     rows = [at(10, None, None, "INFEASIBLE"), at(20, 120, 110), at(30, 110, 110, "OPTIMAL")]
     assert reuse_plans(rows, 1e-4) == rows
+
+
+def test_baselines_are_never_reused() -> None:
+    assert is_reusable("checkmate_milp")
+    assert not is_reusable("chen_greedy")
+    assert not is_reusable("checkpoint_all")
 
 
 @pytest.fixture(scope="module")
