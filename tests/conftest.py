@@ -26,12 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
-    "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.", "trainers",  # steps
-    "compiled", "dtr_log", "import_monet", "interval_cp", "joint", "lp_rounding", "monet_", "packed",
+    "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.",  # steps
+    "dtr_log", "import_monet", "interval_cp", "joint", "lp_rounding", "monet_",
     "portfolio", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
     "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "queries",
     "tables",  # results and their pages
-    "damage", "faults", "healing", "ray_engine", "sharing", "slurm", "strangers_file", "wheel",  # disturbed runs
+    "damage", "faults", "healing", "ray_engine", "sharing", "strangers_file", "wheel",  # disturbed runs
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -57,6 +58,19 @@ def run_python(code: str, *arguments: str, cwd: Path | None = None, **variables:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def blocks_of(page: Path, language: str = "python") -> list[str]:
+    """The blocks of a language in a page of the documentation."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def run_blocks(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run the Python blocks of a page one after the other, as a reader would; the names that there are then."""
+    names = {} if names is None else names
+    for i, block in enumerate(blocks_of(page)):
+        exec(compile(block, f"{page.name}, block {i + 1}", "exec"), names)
+    return names
 
 
 def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s: float = 0.02) -> float:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import install_package, run_python
+from helpers import blocks_of, install_package, run_python
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
 
@@ -53,18 +53,17 @@ def test_broken_plugin_is_named_and_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    meaningful = [line for line in code[1].splitlines() if line.strip()]
+    code = blocks_of(DOCUMENT)[0]
+    meaningful = [line for line in code.splitlines() if line.strip()]
     assert len(meaningful) < 40
     toml = re.search(r'```toml\n\[project.entry-points."(.*?)"\]\n(\w+) = "(.*?)"\n```', DOCUMENT.read_text())
-    install_package(tmp_path, code[1], f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
+    install_package(tmp_path, code, f"[{toml[1]}]\n{toml[2]} = {toml[3]}\n")
     run_python(USE, cwd=tmp_path)
 
 
 @pytest.mark.long
 def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    install_package(tmp_path, code[1], "[remat.strategies]\nmine = my_package.heuristics\n")
+    install_package(tmp_path, blocks_of(DOCUMENT)[0], "[remat.strategies]\nmine = my_package.heuristics\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
 
     def run(*arguments: str) -> str:

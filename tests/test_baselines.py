@@ -14,7 +14,7 @@ from brute_force import random_step
 
 import remat
 from baselines._forward import Forward
-from baselines.griewank import schedule, split
+from baselines.griewank import split
 from remat.frontends.synthetic import layered
 from remat.graph import Graph, Operation, Value
 
@@ -173,15 +173,6 @@ def test_binomial_closed_form_is_the_recursion() -> None:
                 assert split(steps, checkpoints) == optimal[len(optimal) // 2]
 
 
-def test_schedule_never_stores_more_than_it_has() -> None:
-    for checkpoints in range(1, 7):
-        taken = list(schedule(0, 23, checkpoints))
-        assert all(0 < state < last <= 23 for state, last in taken)
-        # Resident together while step s is reversed: those stored on a sweep to s or beyond, below s.
-        for s in range(1, 24):
-            assert sum(state < s <= last for state, last in taken) <= checkpoints - 1
-
-
 @pytest.mark.parametrize("n", [2, 3, 5, 9, 16, 23])
 def test_griewank_costs_the_binomial_minimum(n: int) -> None:
     # All advances, and the last step's own run; the start state (the input) is one of the checkpoints.
@@ -204,30 +195,6 @@ def test_vgg19_matches_the_published_small_case() -> None:
     assert only(graph, "chen_sqrtn") == (72_512_667_648, 54_591_488)
     (five,) = [m for m in remat.family(graph, "griewank", accounting="published") if m.parameters["slots"] == 5]
     assert (five.cost, five.peak_bytes) == (108_266_881_024, 51_380_224)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "accounting", "rules"),
-    [
-        ("checkpoint_all", "published", (167, 181)),
-        ("chen_sqrtn", "published", (197, 213)),
-        ("chen_greedy", "published", (266, 289)),
-        ("checkpoint_all", "exact", (None, 222)),
-        ("chen_sqrtn", "exact", (None, 272)),
-        ("chen_greedy", "exact", (None, 289)),
-    ],
-)
-def test_vgg19_matches_the_published_largest_batches(
-    strategy: str, accounting: str, rules: tuple[int | None, int]
-) -> None:
-    # Memory is linear in the batch: the smallest peak per sample among plans no dearer than 2 forwards + 1 backward.
-    graph = vgg19()
-    parameters_bytes = 4 * 143_667_240
-    cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
-    peak = min(m.peak_bytes for m in remat.family(graph, strategy, accounting=accounting) if m.cost <= cap)
-    if rules[0] is not None:
-        assert (16 * 10**9 - 4 * parameters_bytes) // peak == rules[0]
-    assert (16 * 10**9 - 2 * parameters_bytes) // peak == rules[1]
 
 
 def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
@@ -276,16 +243,6 @@ def test_articulation_points_by_brute_force() -> None:
             assert Forward.of(graph).articulation_points() == expected
             found += len(expected)
     assert found > 100
-
-
-def test_sqrtn_is_the_greedy_that_chooses_its_checkpoints() -> None:
-    # On a unit chain greedy with b = 2 puts a checkpoint at every third layer: f2, f5, f8, f11, as sqrt(n) does
-    # with its k = 3 (12 layers and the loss).
-    graph = unit_chain(12)
-    sqrtn = remat.family(graph, "chen_sqrtn")[0]
-    same = [m for m in remat.family(graph, "chen_greedy") if 2 <= m.parameters["segment_bytes"] < 3]
-    assert same
-    assert all(m.plan.order.tolist() == sqrtn.plan.order.tolist() for m in same)
 
 
 @pytest.mark.parametrize("strategy", ["chen_sqrtn", "chen_greedy", "ap_sqrtn", "ap_greedy", "checkpoint_all_ap"])

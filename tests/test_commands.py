@@ -62,14 +62,3 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", page.read_text())
     named = [name for name in named if not any(stand_in in name for stand_in in ("chains", *STAND_INS))]
     assert not [name for name in named if not (ROOT / name).exists()]
-
-
-@pytest.mark.parametrize("page", ["keras", "bring-your-own"])
-def test_messages_that_a_page_quotes_are_those_of_the_package(page: str) -> None:
-    """A search for a message finds the table."""
-    sources = " ".join(path.read_text() for path in (ROOT / "remat").rglob("*.py"))
-    sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # literals that go on in the next line
-    rows = re.findall(r"^\| `([^`]+ [^`]+)`(?:, `([^`]+)`)? \|", (ROOT / f"docs/how-to/{page}.md").read_text(), re.M)
-    assert rows
-    parts = [part.strip() for row in rows for message in row for part in message.split("...")]
-    assert not [part for part in parts if part not in sources]

@@ -65,7 +65,7 @@ def test_an_experiment_runs_in_its_fast_form(
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("model", "experiment")])
 def test_every_file_of_a_group_composes(group: str) -> None:
-    for name in {*group_options(group)} - {"slurm"}:  # that needs a launcher: see test_slurm
+    for name in {*group_options(group)} - {"slurm"}:  # that needs a launcher: see test_engine
         assert cli.check([f"{group}={name}"], multirun=False)
 
 
@@ -80,13 +80,6 @@ def test_every_model_has_the_keys_of_the_schema_and_is_described() -> None:
         assert model.framework in FRAMEWORKS
         assert model.granularity in GRANULARITIES
         assert model.batch_size >= 1
-
-
-@pytest.mark.parametrize("name", ["vgg19", "unet", "torch_gpt2", "chain"])
-def test_a_model_composes(name: str) -> None:
-    (settings,) = cli.check([f"model={name}"], multirun=False)
-    assert settings.spec is not None
-    assert settings.spec.name == name
 
 
 def test_the_table_of_models_has_both_granularities_of_keras() -> None:

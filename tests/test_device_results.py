@@ -34,7 +34,6 @@ from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.eager import Eager
 
 ROOT = Path(__file__).parents[1]
-MOST_MIB = 64  # of a checkout that is carried to a device
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2}
 METHODS = {"plain", "checkpoint_blocks", "selective_checkpoint", "torch_mincut", "portfolio"}
 # A Python without these packages, as on a machine that has PyTorch, NumPy, Numba and SciPy alone.
@@ -201,13 +200,6 @@ def test_the_attention_of_a_gpu_is_captured_and_repeated(kind: str) -> None:
     order = [*range(len(kinds))]
     order.insert(end + 1, attention)
     assert simulate(step.graph, Plan.from_order(step.graph, order, None)).computations[attention] == 2
-
-
-def test_a_checkout_is_small_enough_to_carry() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout")
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], capture_output=True, check=True).stdout
-    assert len(archive) < MOST_MIB * 2**20
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
-"""The local engine: results as they complete, a crash costs one row, an interrupt stops everything."""
+"""The local engine and SLURM: results as they complete, an interrupt stops everything, jobs use the cores they have."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from helpers import wait_for
 
 import remat
+from experiments import cli
+from experiments.config import register
 from experiments.engine import Job, LocalEngine, make_engine
 from experiments.solving import finished
 from remat.errors import RematError, UnknownName
@@ -21,6 +25,8 @@ from remat.solution import Ending, Family, Solution, Status
 from remat.solvers.search import fixed_moves
 from remat.solving import worker
 from remat.solving.dispatch import new_context
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -81,14 +87,6 @@ def test_as_many_jobs_as_asked_for_run_at_once_and_no_more(problem: Problem) -> 
     assert max(most) == 2
 
 
-def test_a_family_and_a_solution_come_back_judged(problem: Problem) -> None:
-    with LocalEngine(2) as engine:
-        engine.submit(Job("f", "f", problem, "checkpoint_all", SolveOptions(20.0)))
-        ((_, family),) = [item for item in engine.results() if item]
-    assert isinstance(family, Family)
-    assert [(m.cost, m.peak_bytes) for m in family.members] == [(4, 2)]
-
-
 def test_a_deterministic_job_makes_the_moves_that_its_time_limit_stands_for() -> None:
     graph = synthetic.layered(n=40)
     peak = remat.simulate(graph, remat.Plan.from_order(graph, range(40))).peak_bytes
@@ -107,30 +105,6 @@ def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
     solution = Job("s", "s", problem, "search", how).run()
     assert isinstance(solution, Solution)
     assert solution.cut_by_clock
-
-
-def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(command: list[str], *_: object, **_more: object) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], capture_output=True)
-        return done.returncode, "it went wrong"
-
-    monkeypatch.setattr(worker, "_run", dying)
-    for strategy, kind in (("checkpoint_all", Family), ("checkmate_milp", Solution)):
-        result = Job("k", "k", problem, strategy, SolveOptions(5.0)).run()
-        assert isinstance(result, kind)
-        assert result.status is Status.FAILED
-        assert "SIGABRT" in result.message
-        assert "it went wrong" in result.message
-
-
-def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lying(*_: object, **__: object) -> None:
-        raise RematError("the worker reported cost 1, but its plan costs 2")
-
-    monkeypatch.setattr("experiments.engine.solve_isolated", lying)
-    result = Job("k", "k", problem, "checkmate_milp", SolveOptions(5.0)).run()
-    assert result.status is Status.FAILED
-    assert "costs 2" in result.message
 
 
 def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> None:
@@ -181,3 +155,34 @@ def test_only_a_finished_solve_is_a_result_to_keep() -> None:
     for cut in (replace(found, ended=Ending.CRASHED), replace(found, status=Status.FAILED, message="out of memory")):
         with pytest.raises(RematError, match="repeat the command"):
             finished(cut)
+
+
+def test_a_job_uses_the_cores_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
+    for threads, at_once in ((1, 6), (4, 1), (8, 1)):
+        with make_engine("slurm", None, threads) as engine:
+            assert isinstance(engine, LocalEngine)
+            assert engine.at_once == at_once
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    with make_engine("local", None, 1) as engine:
+        assert engine.at_once >= 1
+
+
+@pytest.mark.slow
+def test_runs_are_jobs_and_one_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="pip install hydra-submitit-launcher")
+    monkeypatch.chdir(tmp_path)
+    register()
+    assert cli.check(["engine=slurm", "hydra/launcher=submitit_local", "model=chain"], multirun=True)
+    asked = ["-m", "model=chain", "model.options.n=4,5", "strategies=[checkpoint_all]", "engine=slurm",
+             "hydra/launcher=submitit_local"]  # fmt: skip
+    for budget, code in (("sweep", 0), ("3", 1)):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), *asked, f"budget={budget}", "points=2"], cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert ("a run failed; its output is under runs/.submitit" in done.stderr) == bool(code)
+        assert "Traceback" not in done.stderr
+    assert len(list(tmp_path.glob("runs/*/run.json"))) == 2

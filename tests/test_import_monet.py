@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import run_python
 
 import remat
 from remat import InvalidInput, Plan, simulate
@@ -399,17 +400,8 @@ def test_reading_imports_nothing_that_a_file_names(tmp_path: Path, fakes: Fakes)
         "import sys; from remat.frontends.monet_schedules import load_monet; load_monet(sys.argv[1]);"
         "print([m for m in ('torch', 'monet', 'cvxpy', 'ortools') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code, str(path)).strip() == "[]"
     for dtype in (">f4", "<f8", ">i8", "u1", "?"):
         value = np.array([1], dtype=dtype)[0]
         assert _monet_pickle.read_pickle(write(tmp_path / "y.pkl", [value])) == [value]
     assert struct.calcsize("e") == 2
-
-
-def test_the_command_lists_its_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert "import-monet" in shown
-    assert "zoo" in shown

@@ -123,7 +123,7 @@ def random_joint(seed: int) -> Graph:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_plans_against_brute_force(seed: int, tmp_path) -> None:
-    """The strategies of `test_fuzz_graphs`, with the exhaustive search and at more budgets."""
+    """The strategies of `test_fuzz_solvers`, with the exhaustive search and at more budgets."""
     joint = random_joint(seed)
     for budget in sorted({int(plain_peak(joint) * share) for share in (0.6, 0.75, 0.9, 1.0)}):
         best = optimum(joint, budget, "staged")

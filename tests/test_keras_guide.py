@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from helpers import blocks_of, run_blocks
 from tf_helpers import simulated_peak
 
 from remat.cost import apply_cost
@@ -30,15 +30,10 @@ def _nothing_measured(kernels_not_measured, monkeypatch):
 @pytest.mark.usefixtures("_nothing_measured")
 def test_the_guide_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
-    names: dict[str, object] = {}
-    for i, block in enumerate(blocks):
-        exec(compile(block, f"{GUIDE.name}, block {i + 1}", "exec"), names)
-        if i == 0:
-            assert "computed again" in capsys.readouterr().out
-            assert len(names["model"].remat_steps) == 2  # batches of 32 and of 16
-    assert len(names["model"].remat_steps) == 2
+    assert len(blocks_of(GUIDE)) == 5
+    names = run_blocks(GUIDE)
+    assert "computed again" in capsys.readouterr().out
+    assert len(names["model"].remat_steps) == 2  # batches of 32 and of 16
     assert all(step.plan.recomputed for step in (names["step"], names["gradients_of"]))
 
 
@@ -46,10 +41,7 @@ def test_the_guide_runs(tmp_path, monkeypatch, capsys):
 def test_the_start_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = GUIDE.parents[1] / "start" / "keras.md"
-    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    names: dict[str, object] = {}
-    for i, block in enumerate(blocks):
-        exec(compile(block, f"start/{page.name}, block {i + 1}", "exec"), names)
+    assert len(blocks_of(page)) == 3
+    names = run_blocks(page)
     assert names["model"].remat.plan.recomputed
     assert (tmp_path / "model.keras").is_file()

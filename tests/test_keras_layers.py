@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import refused
+from helpers import refused, run_python
 
 from remat.errors import InvalidInput, MissingPackage
 from remat.extraction import extract
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
-from remat.plan import COMPUTE, FREE, Plan, frees_held_to_end
+from remat.plan import Plan
 from remat.simulator import simulate
 from remat.tf import models as frontend
 
@@ -48,26 +47,6 @@ def reads(graph: Graph, name: str) -> set[str]:
 
 
 # Published numbers -------------------------------------------------------------------------------------------
-
-
-def test_vgg19_total_flops_are_the_published_ones(vgg19: Graph) -> None:
-    assert sum(op.work.published_flops for op in vgg19.operations) == 58_896_187_392
-    assert sum(op.work.published_flops for op in vgg19.operations if not op.is_backward) == 58_896_187_392 // 3
-
-
-def test_vgg19_checkpoint_all_peaks_are_the_published_ones(vgg19: Graph) -> None:
-    """81.72 MB as the artifact counts, without fixed bytes: checkpoints live until the last computation begins."""
-    order = range(len(vgg19))
-    exact = simulate(vgg19, Plan.from_order(vgg19, order)).peak_bytes - vgg19.fixed_bytes
-    assert round(exact / 1e6, 2) == 66.63
-    forward = range(vgg19.loss)
-    steps = frees_held_to_end(vgg19, order, held=forward)
-    last = max(at for at, (kind, _) in enumerate(steps) if kind == COMPUTE)
-    needed = set(vgg19.operations[-1].inputs)
-    freed = {i for kind, i in steps if kind == FREE}
-    steps[last:last] = [(FREE, v) for v in forward if v not in freed | needed]
-    published = simulate(vgg19, Plan.from_steps(vgg19, steps)).peak_bytes - vgg19.fixed_bytes
-    assert round(published / 1e6, 2) == 81.72
 
 
 def test_vgg19_fixed_bytes(vgg19: Graph) -> None:
@@ -378,8 +357,7 @@ def test_signatures_rebuild_their_layers(keras: Any, vgg19: Graph) -> None:
 
 def test_importing_the_frontend_imports_no_framework() -> None:
     code = "import sys, remat.tf.models, remat.tf.networks.segmentation, remat.tf.operation_graph; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"keras", "tensorflow", "torch"} & set(modules)
+    assert not {"keras", "tensorflow", "torch"} & {*run_python(code).split()}
 
 
 def test_without_keras_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,16 +417,6 @@ def _configured() -> list[Any]:
 def _spec_of(entry: dict[str, Any]) -> ModelSpec:
     fields = {key: entry[key] for key in ("name", "framework", "target", "batch_size", "granularity", "options")}
     return ModelSpec(**fields, input_size=tuple(entry["input_size"]))
-
-
-def test_configuration_entries_have_exactly_the_agreed_keys() -> None:
-    keys = {"name", "framework", "target", "batch_size", "input_size", "granularity", "options", "description"}
-    assert len(_configured()) >= 30
-    for entry in _configured():
-        assert set(entry) == keys, entry["name"]
-        assert (CONF / f"{entry['name']}.yaml").is_file()
-        if entry["framework"] == "keras":
-            frontend.check_spec(_spec_of(entry))
 
 
 @pytest.mark.slow

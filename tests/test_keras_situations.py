@@ -5,14 +5,11 @@ Each situation trains as the same model does with ``run_eagerly=True``; what can
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import refused
+from helpers import refused, run_python
 from orders import random_order
 from tf_helpers import (
     LOSS,
@@ -364,7 +361,5 @@ for call in (
 @pytest.mark.slow
 def test_every_function_refuses_replicas_outside_of_their_scope():
     """In a process of its own, because devices are configured before the first use."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", REPLICAS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout.count("refused: a plan is for one device") == 3, done.stdout + done.stderr[-2000:]
+    printed = run_python(REPLICAS, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3")
+    assert printed.count("refused: a plan is for one device") == 3, printed

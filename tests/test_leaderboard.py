@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import leaderboard, ranking
+from analysis import ranking
 from analysis.leaderboard import leaderboard as ranked
 from analysis.leaderboard import page, summary
 
@@ -47,56 +47,12 @@ def test_ranking_by_hand() -> None:
     assert [(s.solved, s.best, s.counted, s.attempted) for s in (a, b, c)] == [(2, 2, 3, 3), (2, 0, 3, 3), (1, 0, 1, 1)]
 
 
-def test_medians_are_of_what_has_something_and_of_most() -> None:
-    def one(*of: dict[str, Any]) -> Any:
-        plans = [
-            row("a", 10 * i, 200, gap=1 - given["bound"] / 200, wall_s=i, **given) for i, given in enumerate(of, 1)
-        ]
-        (entry,) = ranked([*plans, row("a", 90, None, bound=100, wall_s=60.0)]).boards[0].entries
-        return entry
-
-    trivial, proven = {"bound": 100}, {"bound": 180}  # running every operation once costs 100
-    assert (one(proven, proven, trivial).gap, one(proven, proven, trivial).gaps) == (None, 2)  # of four
-    assert (one(proven, proven, proven).gap, one(proven, proven, proven).wall_s) == (pytest.approx(0.1), 2.0)
-    (entry,) = ranked([row("a", 10, 100, bound=100, gap=0.0)]).boards[0].entries
-    assert (entry.gap, entry.proven) == (0.0, 1)  # the trivial bound proves it
-    nothing = ranked([row("a", 10, 100), row("b", 10, None)]).boards[0].entries[1]
-    assert (nothing.wall_s, nothing.gap) == (None, None)
-
-
-def test_one_tolerance_says_what_is_best() -> None:
-    (board,) = ranked([row("a", 10, 1_000_000), row("b", 10, 1_000_100), row("c", 10, 1_000_101)]).boards
-    assert [entry.best for entry in board.entries] == [1, 1, 0]
-    starts = [ranking.profile(board.common[name].tolist())[1][0] for name in "abc"]
-    assert starts == [1.0, 1.0, 0.0]
-
-
-def test_held_out_graphs_are_a_family() -> None:
-    found = ranked([row("a", 10, 100), row("a", 20, 100, held_out=True)])
-    assert found.rows["family"].tolist() == ["chain", "held out"]
-
-
-def test_profiles_by_hand() -> None:
-    (board,) = ranked(BY_HAND).boards
-    taus, shares = ranking.profile(board.common["a"].tolist())
-    assert (taus.tolist(), shares.tolist()) == ([1.0], [2 / 3])
-    taus, shares = ranking.profile(board.common["b"].tolist())
-    assert (taus.tolist(), shares.tolist()) == ([1.0, 1.1, 1.2], [0.0, 1 / 3, 2 / 3])
-    taus, shares = ranking.profile([math.inf])
-    assert (taus.tolist(), shares.tolist()) == ([1.0], [0.0])
-
-
 def test_a_profile_counts_what_a_definition_counts() -> None:
     ratios = [*np.random.default_rng(0).integers(4, 20, 30) / 4, math.inf, math.inf]
     taus, shares = ranking.profile(ratios)
     for tau in (1.0, 1.1, 1.25, 2.6, 5.0):
         value = shares[np.searchsorted(taus, tau, side="right") - 1]
         assert value == sum(one <= tau for one in ratios) / len(ratios)
-
-
-def test_a_ratio_above_the_worst_counts_as_no_plan_does() -> None:
-    assert ranking.geometric_mean([1.0, math.inf]) == ranking.geometric_mean([1.0, 50.0]) == pytest.approx(10**0.5)
-    assert ranking.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
 def test_ranked_are_those_that_share_half_the_problems() -> None:
@@ -126,14 +82,6 @@ def test_time_limits_are_apart_unless_the_strategy_ignores_the_budget() -> None:
     assert len(found.rows) == 3
 
 
-def test_options_are_apart() -> None:
-    given = {"solver": "scip", "formulation": "published"}
-    (board,) = ranked([row("a", 10, 100), row("a", 10, 110, options=given)]).boards
-    assert [s.entrant for s in board.entries] == ["a", "a (formulation=published, solver=scip)"]
-    styles = leaderboard.looks(board.entries)
-    assert len({style.line for style in styles.values()}) == len({style.label for style in styles.values()}) == 2
-
-
 def test_what_does_not_apply_is_no_failure() -> None:
     rows = [row("a", 10, 100), row("a", 20, 100), row("b", 10, 110), row("b", 20, None, status="SKIPPED"),
             row("c", 10, None, status="FAILED"), row("c", 20, None, status="TIMEOUT")]  # fmt: skip
@@ -153,18 +101,6 @@ def test_scopes_and_accountings_are_boards_of_their_own() -> None:
         ("staged", "exact"), ("free", "exact"), ("staged", "published"),
     ]  # fmt: skip
     assert all(board.ratios.to_numpy().min() == 1.0 for board in found)
-
-
-def test_problems_without_any_plan_are_left_out() -> None:
-    (board,) = ranked([row("a", 10, None, status="INFEASIBLE"), row("a", 20, 100)]).boards
-    assert len(board.ratios) == 1
-    (nothing,) = ranked([row("a", 10, None)]).boards
-    assert nothing.entries == ()
-
-
-def test_a_graph_that_costs_nothing_has_ratios() -> None:
-    (board,) = ranked([row("a", 10, 0), row("b", 10, 5)]).boards
-    assert board.ratios.iloc[0].tolist() == [1.0, math.inf]
 
 
 def test_a_refuted_claim_is_named() -> None:

@@ -25,7 +25,6 @@ from experiments.progress import SolveProgress
 from experiments.solving import Solves
 from experiments.store import Store
 from experiments.table import Table
-from experiments.throughput import between, grid
 from remat import BoundCertificate, Graph, Operation, Value
 from remat.bounds.price import price_of, shadow_price
 from remat.bounds.windows import WindowBound
@@ -293,16 +292,6 @@ def test_sizes_grow_then_are_halved(largest: int, provable: bool, growth: int) -
         known.learn(size, fits=size <= largest, impossible=provable and size > largest)
     assert known.found == largest
     assert known.ruled_out == (largest + 1 if provable else None)
-
-
-def test_the_grid_of_batches_reaches_both_ends_and_is_refined_around_the_best() -> None:
-    batches = grid(220, 285, 4)
-    assert batches[0] == 110
-    assert 220 in batches
-    assert batches[-1] == 285
-    assert between([100, 200, 300, 400], 300) == [250, 350]
-    assert between([100, 200], 200) == [150]
-    assert between([299, 300, 301], 300) == []
 
 
 @pytest.mark.slow

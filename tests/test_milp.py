@@ -19,7 +19,7 @@ from remat.incumbent import is_closed
 from remat.programs.backends import BACKENDS, Answer, Verdict
 from remat.programs.program import Limits
 from remat.programs.published import build, estimate_nonzeros
-from remat.programs.staged import build_staged_model, last_stages
+from remat.programs.staged import build_staged_model
 from remat.search.anneal import minimise_cost
 from remat.search.greedy import greedy_eviction
 from remat.simulator import plain_peak
@@ -299,15 +299,6 @@ def test_every_plan_is_a_point_of_the_relaxation(kind):
             assert not short.any(), (model.row_kind[short], model.row_key[short])
             repeats += int(R_TN.sum()) - 8
     assert repeats > 50
-
-
-def test_the_last_use_is_that_of_a_repeated_user():
-    # 1 reads 0 and is read by 3; so 0 may be needed as late as 3, for a second run of 1.
-    graph = random_graph(np.random.default_rng(0), 1)
-    graph = type(graph).from_nodes("late", [[], [0], [1], [1, 2]], [1] * 4, [1] * 4)
-    last_run, last_held = last_stages(graph, [True] * 4)
-    assert last_run == [3, 3, 3, 3]
-    assert last_held == [3, 3, 3, 3]
 
 
 # ---- restricted programs: exact where nothing is left out, never a claim, better plans where there are any

@@ -59,15 +59,6 @@ def test_peak_bound_holds_in_every_scope():
     assert better >= 5
 
 
-def test_peak_bound_by_hand():
-    # Both inputs of the sum are small, but either of them comes from a large one while the other waits.
-    graph = Graph.from_nodes("join", [[], [0], [], [2], [1, 3]], [9, 4, 9, 3, 1], [1] * 5)
-    assert graph.largest_working_set()[0] == 13
-    bound = peak_bound(graph)
-    assert bound.bytes == 9 + 4 + 3  # the 4 first; the other way round 9 + 4 + 3 as well
-    assert min_budget(graph, "free").bytes == 16
-
-
 def test_what_runs_once_waits():
     operations = (
         Operation("state", "", (), (0,), 1, run_once=True),

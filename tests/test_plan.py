@@ -13,8 +13,6 @@ from helpers import DIAMOND
 from hypothesis import given, settings
 
 from remat import Graph, InvalidPlan, Plan, Scope, simulate
-from remat.graph import Operation, Value
-from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE, frees_held_to_end, scope_of_order
 
 
@@ -48,12 +46,6 @@ def test_frees_at_last_use_hold_exactly_what_is_live(data):
     trace = simulate(graph, Plan.from_order(graph, order))
     assert trace.running_bytes.tolist() == bytes_by_liveness(graph, order)
     assert trace.peak_bytes <= replay(graph, steps).peak_bytes  # no other frees do better
-
-
-def test_known_unstaged_plan():
-    plan = Plan.from_order(DIAMOND, [0, 1, 2, 3, 2, 0, 4])
-    trace = simulate(DIAMOND, plan)
-    assert (trace.cost, trace.peak_bytes, plan.scope) == (7, 6, Scope.FIXED_ORDER)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -153,17 +145,10 @@ def write(path, **changes):
     ("changes", "words"),
     [
         ({"format": "remat-plan/9"}, "'format'"),
-        ({"steps": 3}, "'steps' must be a list"),
         ({"steps": [["compute", 0], ["compute", 77]]}, "step 1: operation 77"),
         ({"steps": [["free", 5]]}, "step 0: value 5"),
         ({"steps": [["explode", 0]]}, "step 0"),
-        ({"steps": [["compute", "0"]]}, "step 0"),
-        ({"steps": [["compute", True]]}, "step 0"),
-        ({"steps": [["compute"]]}, "step 0"),
-        ({"budget_bytes": -1}, "budget_bytes"),
-        ({"graph": None}, "'graph'"),
         ({"scope": "global"}, "'scope'"),
-        ({"scope": []}, "'scope'"),
         ({"graph_sha256": "0" * 64}, "was made for graph"),
     ],
 )
@@ -171,14 +156,3 @@ def test_malformed_plan_files_are_refused(tmp_path, changes, words):
     path = write(tmp_path / "plan.json", **changes)
     with pytest.raises(InvalidPlan, match=words):
         Plan.load(path, DIAMOND)
-
-
-def test_former_names_work_with_one_warning() -> None:
-    own = Implementation("fast", (), (0,), 1)
-    graph = Graph("g", (Operation("a", "", (), (0,), 5, implementations=(own,)),), (Value("x", 2),), cost_unit="u")
-    with pytest.warns(FutureWarning, match="called implementations= now"):
-        plan = Plan.from_order(graph, [0], ways=["fast"])
-    with pytest.warns(FutureWarning, match="called choices now"):
-        assert plan.chosen == plan.choices == ("fast",)
-    with pytest.warns(FutureWarning, match="called implementations now"):
-        assert plan.ways == plan.implementations

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
 
 from experiments import cli
-from experiments.store import ROW_SCHEMA, Row
+from experiments.store import ROW_SCHEMA
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "read-a-result.md"
-COLUMNS = DOCUMENT.parents[1] / "reference" / "rows.md"
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +47,6 @@ def test_the_options_given_are_in_the_row_by_themselves(folder: Path) -> None:
     options = {row["strategy"]: json.loads(row["options"]) for row in rows}
     assert options["lp_rounding"] == {"improve": False}
     assert options["checkmate_milp"] == {}
-
-
-def test_every_column_is_documented() -> None:
-    table = COLUMNS.read_text()
-    named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|")))
-    assert named == {field.name for field in fields(Row)}
-    assert f"the same {len(named)} columns" in COLUMNS.read_text()
 
 
 def test_the_documented_queries_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
 from remat.solving.api import solve_sweep
-from remat.solving.worker import hard_limit_s, solve_isolated
+from remat.solving.worker import solve_isolated
 
 INVALID = Plan.from_steps(DIAMOND, [(0, 1)])
 
@@ -97,20 +97,12 @@ def test_budget_ignoring_strategies_run_once_for_a_sweep(scripted):
         ({"scope": "stage"}, "did you mean staged"),
         ({"accounting": "exactly"}, "did you mean exact"),
         ({"time_limit_s": 0}, "time limit must be a positive"),
-        ({"time_limit_s": float("nan")}, "time limit"),
-        ({"time_limit_s": "60"}, "time limit"),
         ({"seed": "a"}, "seed must be an integer"),
-        ({"seed": 1.5}, "seed must be an integer"),
         ({"deterministic": "maybe"}, "deterministic must be"),
         ({"warm_start": "plan.json"}, "warm_start must be a remat.Plan"),
-        ({"strategy": None}, "unknown strategy 'None'"),
-        ({"strategy": ["chen_sqrtn"]}, "unknown strategy"),
         ({"threads": 0}, "threads"),
-        ({"threads": 1.5}, "threads"),
         ({"work_limit": 0}, "work_limit"),
         ({"target_gap": -1}, "target_gap"),
-        ({"target_gap": "0.1"}, "target_gap"),
-        ({"target_gap": True}, "target_gap"),
         ({"progress": 3}, "progress"),
         ({"slots": 4}, "takes no options, but got 'slots'"),
         ({"warm_start": Plan.from_order(training_chain(2), range(4))}, "made for another graph"),
@@ -155,11 +147,6 @@ def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     scripted(endless)
     solution = solve(DIAMOND, 9, "scripted", time_limit_s=0.2)
     assert (solution.status, solution.cost) == (Status.OPTIMAL, 5)
-
-
-def test_the_hard_limit_is_inside_the_promise():
-    for limit_s in (0.1, 1, 60, 3600):
-        assert hard_limit_s(limit_s) < limit_s * 1.05 + 2
 
 
 CRASHERS = '''

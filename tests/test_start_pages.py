@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from helpers import blocks_of, run_blocks
 
 from experiments import cli
 from experiments.config import register
@@ -24,18 +25,6 @@ START = ROOT / "docs" / "start"
 
 def text_of(page: str) -> str:
     return (START / f"{page}.md").read_text(encoding="utf-8")
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
-
-
-def run_blocks(page: str) -> dict[str, object]:
-    """The Python blocks of a page one after the other; the names they define."""
-    names: dict[str, object] = {}
-    for i, block in enumerate(blocks(page, "python")):
-        exec(compile(block, f"{page}.md, block {i + 1}", "exec"), names)
-    return names
 
 
 @pytest.fixture
@@ -52,12 +41,12 @@ def test_install_names_what_there_is(folder: Path, capsys: pytest.CaptureFixture
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(extras)
     assert set(re.findall(r'"\.\[(\w+)\]"', text)) <= set(extras)
-    run_blocks("install")
+    run_blocks(START / "install.md")
     assert capsys.readouterr().out.startswith("OPTIMAL overhead ")
 
 
 def test_the_first_sweep_runs(folder: Path) -> None:
-    commands = [shlex.split(line, comments=True) for block in blocks("first-sweep", "bash")
+    commands = [shlex.split(line, comments=True) for block in blocks_of(START / "first-sweep.md", "bash")
                 for line in block.splitlines()]  # fmt: skip
     assert len(commands) == 6
     assert all(command[:2] == ["python", "run.py"] for command in commands)
@@ -77,14 +66,14 @@ def test_the_first_sweep_runs(folder: Path) -> None:
 
 
 def test_the_sweep_from_python_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks("first-sweep")
+    run_blocks(START / "first-sweep.md")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["12000", "16000"]
 
 
 def test_the_pytorch_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed: pip install 'remat[torch]'")
-    model = run_blocks("pytorch")["model"]
+    model = run_blocks(START / "pytorch.md")["model"]
     printed = capsys.readouterr().out
     assert printed.startswith("Net: ")
     example = re.findall(r"^    (Net: |  \w+(?: \w+)?  )", text_of("pytorch"), re.MULTILINE)

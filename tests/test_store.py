@@ -39,16 +39,6 @@ def test_nullable_integers_are_integers_in_pandas(tmp_path: Path) -> None:
     assert str(column.type) == "int64"
 
 
-@pytest.mark.parametrize("damage", [b"", b"PAR1 not a table PAR1", None])
-def test_a_broken_row_is_missing_with_a_warning(tmp_path: Path, damage: bytes | None) -> None:
-    store = Store(tmp_path)
-    store.write_row(make_row())
-    path = tmp_path / "rows" / "k.parquet"
-    path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
-    with pytest.warns(UserWarning, match=r"k\.parquet: cannot be read"):
-        assert store.read_row("k") is None
-
-
 def test_a_row_of_another_version_is_missing_with_a_warning(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write_row(make_row())
@@ -67,18 +57,6 @@ def test_a_run_of_an_older_version_is_drawn_and_its_rows_are_solved_again(tmp_pa
     assert load_run(tmp_path).rows["key"].tolist() == ["old"]
     with pytest.warns(UserWarning, match="other columns"):
         assert store.read_row("old") is None
-
-
-def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.Graph) -> None:
-    store = Store(tmp_path)
-    plan = remat.Plan.from_order(graph, [0, 1, 2])
-    store.write_row(make_row(plan_file=store.write_plan("k", plan), cost=6, peak_bytes=11))
-    row = store.read_row("k")
-    assert row is not None
-    assert store.read_plan(row, graph).steps == plan.steps
-    (tmp_path / str(row.plan_file)).unlink()
-    with pytest.warns(UserWarning, match="no such file; computing it again"):
-        assert store.read_row("k") is None
 
 
 def test_two_runs_that_solve_the_same_do_not_mix_their_plans(tmp_path: Path, graph: remat.Graph) -> None:

@@ -12,7 +12,7 @@ from sweep_helpers import MIRROR, N, at, sweep
 import remat
 from experiments import solving
 from experiments.budget_sweep import is_reusable, sweep_budgets, through
-from experiments.progress import SolveProgress, duration, make_console
+from experiments.progress import SolveProgress, make_console
 from experiments.solving import reuse_plans
 from experiments.store import Row, Store
 from remat.search.sequence import anneal
@@ -129,16 +129,6 @@ def test_a_repeated_sweep_solves_nothing_and_says_the_same(done: tuple[Path, lis
     assert families_again == families
 
 
-def test_a_lost_row_is_the_only_one_solved_again(done: tuple[Path, list[Row], list[str]]) -> None:
-    folder, rows, _ = done
-    lost = next(row for row in rows if row.strategy == "checkmate_milp" and row.budget_bytes == 5)
-    (folder / "rows" / f"{lost.key}.parquet").write_bytes(b"broken")
-    with pytest.warns(UserWarning, match="computing it again"):
-        again, _, graph_run = sweep(folder)
-    assert graph_run.solved == 1
-    assert [row.cost for row in again] == [row.cost for row in rows]
-
-
 def test_another_time_limit_is_another_question(done: tuple[Path, list[Row], list[str]]) -> None:
     folder, _, _ = done
     only = {"strategies": ("checkpoint_all",), "options": {"checkpoint_all": {}}}
@@ -146,22 +136,6 @@ def test_another_time_limit_is_another_question(done: tuple[Path, list[Row], lis
     assert same.solved == 0
     _, _, other = sweep(folder, **only, time_limit_s=30.0)
     assert other.solved == 1
-
-
-def test_estimates_shrink_to_nothing() -> None:
-    progress = SolveProgress(make_console(), 2)
-    progress.expect([10.0] * 4)
-    assert progress.left_s() is None
-    progress.finished("a", 4.0)
-    assert progress.left_s() == pytest.approx(6.0)  # three of 4 s, two at once
-    progress.finished("b", 36.0)
-    assert progress.left_s() == pytest.approx(10.0)  # never more than the limits
-    for _ in range(2):
-        progress.finished("c", 1.0)
-    assert progress.left_s() == 0.0
-    progress.expect([100.0])
-    assert progress.left_s() is None  # another kind of job: nothing is known of it yet
-    assert (duration(42.4), duration(200)) == ("42 s", "3 min 20 s")
 
 
 def test_what_a_strategy_compiles_is_compiled_before_the_first_solve(

@@ -98,7 +98,6 @@ def test_extract_scales_by_the_batch_and_names_the_graph() -> None:
     ("changes", "word"),
     [
         ({"options": {"n": 0}}, "n must be"),
-        ({"options": {"n": -3}}, "n must be"),
         ({"options": {"n": 10**9}}, "limit"),
         ({"options": {"length": 3}}, "length"),
         ({"batch_size": 0}, "batch_size"),

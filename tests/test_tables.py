@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments import documents, models_table, solvers, tables
+from experiments import documents, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
 from experiments.runner import drawing_of
+from remat.errors import InvalidInput
 from remat.files import read_table
 
 MARK = re.compile(r"^<!-- tables: (.*?)(?: # \w+)? -->$", re.MULTILINE)
@@ -100,6 +100,8 @@ def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeyp
     documents.write_drawing("x", page, Drawing("1\n\n2", holes={"a": "1", "b": "2"}))
     assert drawn_text(page, "x") == "1\n\n2"
     assert page.read_text().count("prose") == 2
+    with pytest.raises(InvalidInput, match="experiment=y"):
+        documents.write_drawing("y", page, drawing)
     assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n"
     assert (tmp_path / "figures" / "f.png").read_bytes() == b"png"
 
@@ -137,49 +139,3 @@ def test_the_function_that_measured_a_kept_row_is_still_there() -> None:
             module, _, function = name.rpartition(".")
             source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
             assert f"\ndef {function}(" in source, f"{file}: {name}"
-
-
-def test_every_page_is_listed() -> None:
-    assert re.findall(r"^(\w+) +\S+\.md$", tables.listing(), re.MULTILINE) == [*tables.drawn_pages()]
-
-
-@pytest.mark.parametrize(
-    ("row", "good"),
-    [
-        ({"cost": 100_010, "record_cost": 100_000, "record_proven": True}, True),
-        ({"cost": 100_011, "record_cost": 100_000, "record_proven": True}, False),
-        ({"cost": 100_000, "record_cost": 100_000, "record_proven": False}, False),
-        ({"cost": None, "record_cost": 100_000, "record_proven": True}, False),
-        ({"cost": 1, "record_cost": None, "record_proven": False}, None),
-        ({"published_overhead": 2.3, "overhead": 0.0234}, True),
-        ({"published_overhead": 2.3, "overhead": 0.0236}, False),
-    ],
-)
-def test_a_solve_is_as_good_as_what_is_recorded(row: dict, good: bool | None) -> None:
-    assert solvers.as_good({"published_overhead": None, "overhead": None} | row) is good
-
-
-def test_a_longer_solve_is_stale_if_a_newer_one_has_a_smaller_gap_in_less_time() -> None:
-    def row(seconds: float, gap: float | None, day: int, budget: str = "80%") -> dict[str, Any]:
-        return {"instance": "one", "scope": "free", "budget": budget, "time_limit_s": seconds, "gap": gap,
-                "date": f"2026-11-{day}"}  # fmt: skip
-
-    short, long = row(60, 0.2, 26), row(600, 0.3, 24)
-    shown, words = solvers._without_stale([short, long])
-    assert shown == [short]
-    assert "1 older solves of 600 s" in words
-    for other in (row(600, 0.1, 24), row(600, 0.3, 27), row(600, None, 24), row(600, 0.3, 24, "90%")):
-        assert solvers._without_stale([short, other]) == ([short, other], "")
-
-
-def test_a_link_leads_from_the_page_to_the_table() -> None:
-    table = LongTable("t", ["a"], [["1"]])
-    assert documents.link_to(table, DOCS / "results" / "x.md") == "[t.csv](../../results/tables/t.csv) (1 rows)"
-    assert "](results/tables/t.csv)" in documents.link_to(table, ROOT / "README.md")
-
-
-def test_a_model_that_cannot_be_extracted_is_a_line() -> None:
-    failed = {"model": "a", "framework": "torch", "granularity": "operation", "batch": 1, "error": "why", "seconds": 2}
-    drawing = models_table.page([failed])
-    assert "- **torch, by operation** (FAILED): `a`" in drawing.text
-    assert drawing.tables[0].rows == [["a", "torch", "operation", "1", "FAILED", "", "", "", "2.0"]]

@@ -150,14 +150,6 @@ def test_a_module_that_runs_twice() -> None:
     assert difference_of_steps(model, applied, ARGS, {}, "cpu") == 0
 
 
-@pytest.mark.parametrize("share", [0.7, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.8, 0.65))])
-def test_selective_ones_fit_wherever_blocks_do(share) -> None:
-    planned = rematerialize(Net((64,) * 4, dropout=0.1), ARGS, share)
-    blocks, found = (rt.checkpoints(planned, ARGS, language=language) for language in ("blocks", "selective"))
-    assert found.overhead <= blocks.overhead
-    assert found.peak_bytes <= planned.budget_bytes
-
-
 @LANGUAGES
 def test_statistics_of_batch_norms_move_once(language) -> None:
     layers = (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4))

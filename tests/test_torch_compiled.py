@@ -119,21 +119,15 @@ def test_repeated_dropout_draws_the_same_numbers(words_at) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_between_them_is_kept_too(words_at) -> None:
-    between = compiled(words_at[1.0].model, (words(),), 0.8)
-    least, most = (needs(words_at[share], (words(),)) for share in (0.6, 1.0))
-    assert least <= check_promise(between, (words(),)) <= most
-    assert difference_of_steps(words_at[1.0], between, (words(),), {}, "cpu") < NEAR
-
-
-@pytest.mark.slow
 def test_batch_norm_moves_its_statistics_once() -> None:
     args = (torch.randn(8, 3, 24, 24),)
     model = Image()
-    plain, planned = compiled(model, args, 1.0), compiled(model, args, 0.8)
+    plain, planned = compiled(model, args, 1.0), compiled(model, args, 0.8, verify=True)
     assert planned.plan.recomputed
+    assert planned.measured_peak_bytes <= planned.budget_bytes
     check_promise(planned, args)
     assert difference_of_steps(plain, planned, args, {}, "cpu") < NEAR
+    assert difference_of_steps(model, planned, args, {}, "cpu") < 1e-4  # eager mode
 
 
 def test_copies_of_weights_are_counted(tmp_path) -> None:

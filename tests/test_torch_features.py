@@ -195,24 +195,6 @@ def test_a_gradient_asked_for_together_with_those_of_parameters_is_said_to_be_in
     assert all(map(torch.equal, asked(plain, "h")[1:], asked(ours, "h")[1:]))
 
 
-def test_a_hook_on_the_node_of_a_feature_sees_the_part_from_outside() -> None:
-    plain, ours, x = both(features)
-    seen = []
-
-    def read(model: nn.Module) -> None:
-        y, h = model(x)
-        h.grad_fn.register_prehook(lambda gradients: seen.append(gradients[h.output_nr].clone()))
-        (y + h.square().sum()).backward()
-        seen.append(2 * h.detach())
-
-    read(plain)
-    assert not _said(lambda: read(ours))
-    whole, of_plain, part, outside = seen
-    assert torch.equal(of_plain, outside)
-    assert torch.equal(part, outside)
-    assert not torch.equal(whole, outside)
-
-
 def test_the_gradient_of_the_loss_is_not_taken_for_one_that_is_asked_for() -> None:
     def twice(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         error = self.b(torch.tanh(self.a(x))).square().mean()

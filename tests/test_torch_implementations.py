@@ -605,27 +605,3 @@ def test_columns_are_the_workspace_of_im2col(per_sample: bool) -> None:
 
 
 # Memory.
-
-
-def test_workspaces_are_as_documented() -> None:
-    x = torch.randn(8, 16, 32, 32)
-    n, slack = x.numel(), 4096
-    packed = _masks.relu_packed(x)[1]
-    assert peak_of(lambda: _masks.relu_packed(x), "cpu")[1] - x.nbytes <= n + n // 8 + slack
-    assert peak_of(lambda: _masks.packed_backward(x, packed, x.stride()), "cpu")[1] - x.nbytes <= n + slack
-    window = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-    y, indices = aten.max_pool2d_with_indices(x, *window)
-    grads = (y, x.shape, x.stride(), *window)
-    _, peak = peak_of(lambda: _max_pool.max_pool2d_backward_from_indices(*grads, indices), "cpu")
-    assert peak - x.nbytes <= slack  # the input is not made in memory
-    weight, bias = _affine((16,), torch.float32)
-    rstd, all_three = torch.ones(16), [True, True, True]
-    default = (x, x, weight, None, None, bias, rstd, True, 0.0, all_three)
-    _, usual = peak_of(lambda: aten.native_batch_norm_backward(*default), "cpu")
-    _, peak = peak_of(lambda: _batch_norm.batch_norm_backward_from_output(x, x, weight, bias, rstd, all_three), "cpu")
-    assert peak <= usual + slack
-    leaky = (x, x, weight, bias, rstd, 0.01, all_three)
-    assert peak_of(lambda: _batch_norm.batch_norm_leaky_relu_backward(*leaky), "cpu")[1] <= usual + 2 * x.nbytes + slack
-    running = (torch.zeros(16), torch.ones(16), True, 0.1, 1e-5)
-    forward = lambda: _batch_norm.batch_norm_leaky_relu(x, weight, bias, *running)  # noqa: E731
-    assert peak_of(forward, "cpu")[1] <= x.nbytes + slack

@@ -3,7 +3,6 @@
 # pyright: reportArgumentType=false
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -133,31 +132,6 @@ def test_what_was_accepted_silently_is_refused() -> None:
         remat.Plan.from_steps(GRAPH, [(7, 0)])  # neither is computed nor freed
     with pytest.raises(remat.InvalidPlan, match=r"step 1: not a .* pair: \(0, 1\.5\)"):
         remat.Plan.from_steps(GRAPH, [(0, 0), (0, 1.5)])
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: remat.solve(GRAPH, 8, time_limit_s=10**400), r"time limit .*, not 1000"),
-        (lambda: remat.solve(GRAPH, 8, time_limit_s=10**5000), "not an integer of thousands of digits"),
-        (lambda: remat.simulate(GRAPH, None), r"plan must be a remat\.Plan, not NoneType"),
-        (lambda: remat.simulate(None, PLAN), r"graph must be a remat\.Graph, not NoneType"),
-        (lambda: remat.load_graph(None), "a file's path is needed, not None"),
-        (lambda: PLAN.save(""), "the path of a file to write is needed, not ''"),
-        (lambda: PLAN.save(None), "the path of a file to write is needed, not None"),
-        (lambda: PLAN.save(tempfile.gettempdir()), "cannot be written: it is a folder; name a file in it"),
-        (lambda: BOUND.save(Path(__file__) / "a.json.gz"), r"test_wrong_arguments\.py is a file; name a folder"),
-        (lambda: remat.save_graph(GRAPH, "a\0b"), r"the path of a file to write is needed, not 'a\\x00b'"),
-        (lambda: remat.Graph.from_nodes("g", [[], [0]], [1], [1, 1]), "bytes has 1 entries, but deps has 2"),
-        (lambda: remat.Graph.from_nodes("g", [[], [0]], [1, 2], [1] * 3), "costs has 3 entries, but deps has 2"),
-        (lambda: remat.Graph.from_nodes("g", [[]], [1], [1], names=[]), "names has 0 entries, but deps has 1"),
-        (lambda: remat.Graph.from_nodes("g", [0], [1], [1]), "entry 0 of deps must be a list, not 0"),
-    ],
-)
-def test_the_line_names_the_mistake(call: Callable[[], Any], words: str) -> None:
-    with pytest.raises(remat.InvalidInput, match=words) as caught:
-        call()
-    assert str(caught.value).isprintable()
 
 
 def test_the_steps_of_a_plan_are_steps_of_a_plan() -> None:
