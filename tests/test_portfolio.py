@@ -283,6 +283,24 @@ def test_a_solve_leaves_no_thread_behind():
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
+    compared = 0
+    rng = np.random.default_rng(8)
+    graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
+    graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
+    for graph in graphs:
+        peak = plain_peak(graph)
+        budget = (graph.largest_working_set()[0] + peak) // 2
+        runs = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
+        if any(run.cut_by_clock for run in runs):
+            continue  # a busy machine; a run says so
+        orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
+        assert orders[0] == orders[1]
+        compared += 1
+    assert compared >= 3
+
+
 def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
     graph = synthetic.layered(n=100)
     budget = int(0.9 * plain_peak(graph))
