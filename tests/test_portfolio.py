@@ -22,6 +22,7 @@ from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.search import kernel
 from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
@@ -377,3 +378,14 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
         found = solve(graph, peak // 2, time_limit_s=10, threads=threads)
         assert found.stats["trajectory"][-1][2] == best.name
         assert found.cost == solve(graph, peak // 2, best.name).cost
+
+
+def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
+    """On graphs so large that the annealer is called for few moves at a time."""
+    graph = synthetic.layered(n=1200)
+    annealer = Annealer(graph, plain_peak(graph) // 20, seed=0)  # no plan fits
+    annealer.load(np.arange(len(graph)))
+    price = first = annealer.price
+    for _ in range(400):
+        *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
+    assert price > 2 * first
