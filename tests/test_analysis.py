@@ -112,34 +112,6 @@ def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None
         assert value == pytest.approx(max(known) / run.total_cost - 1)
 
 
-def test_gpu_memory_far_away_does_not_stretch_the_axis(drawn: tuple[Path, list[Path]]) -> None:
-    run = load_run(drawn[0])
-    data = overhead_module.overhead_data(run)
-    assert data is not None
-    assert data.gpu_bytes is None
-    assert data.x_range[1] < 1.2 * int(run.rows["budget_bytes"].max())
-    budgets_end = int(run.rows["budget_bytes"].max())
-    run.info["gpu"]["memory_bytes"] = budgets_end + 10_000
-    near = overhead_module.overhead_data(run)
-    assert near is not None
-    assert near.gpu_bytes == budgets_end + 10_000
-    assert near.x_range[1] > budgets_end + 10_000
-
-
-def test_the_legend_says_what_lies_under_another_curve() -> None:
-    def curve(name: str, **over: float) -> overhead_module.Curve:
-        rows = pd.DataFrame({"budget_bytes": [int(b[1:]) for b in over], "overhead": list(over.values())})
-        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
-
-    curves = [
-        curve("griewank", b1=0.30, b2=0.20), curve("interval_cp", b1=0.10, b2=0.05), curve("search", b2=0.05),
-        curve("checkmate_milp", b1=0.12, b2=0.05), curve("portfolio", b1=0.10, b2=0.05),
-    ]  # fmt: skip
-    data = overhead_module.OverheadData(curves, (1, 2), 0.4, {}, False, scales.byte_scale(2), None, None, 2)
-    assert overhead_module.covered([data]) == ["interval_cp", "search"]
-    assert overhead_module.widest_gap(data, 2) == pytest.approx((0.5 + 1) / 2)  # 5, 5, 5, 20 of 40 %
-
-
 @pytest.mark.parametrize(("above", "status"), [(50, "OPTIMAL"), (150, "FEASIBLE")])
 def test_a_mark_is_hollow_only_above_the_best_bound(tmp_path: Path, above: int, status: str) -> None:
     graph = fake_run.chain()
@@ -160,53 +132,6 @@ def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) 
     assert data is not None
     # By hand: the fixed 100 kB, and grad reads its mirror and the gradient above: 60 + 50 + 50 kB at most.
     assert data.impossible_bytes == 100_000 + 160_000
-
-
-def test_one_outlier_does_not_flatten_the_others() -> None:
-    def curve(name: str, largest: float) -> overhead_module.Curve:
-        rows = pd.DataFrame({"overhead": [0.0, largest]})
-        return overhead_module.Curve(name, style.style_of(name), rows, rows, None, None)
-
-    top, above = overhead_module._y_top(
-        [curve("search", 0.1), curve("chen_sqrtn", 0.3), curve("griewank", 9.0)], (0.0, 1.0)
-    )
-    assert 0.3 < top < 0.5
-    assert above == {style.style_of("griewank").label: 9.0}
-    top, above = overhead_module._y_top([curve("search", 0.1), curve("chen_sqrtn", 0.3)], (0.0, 1.0))
-    assert top > 0.3
-    assert not above
-
-
-def test_axis_bends_only_where_the_best_are_tiny() -> None:
-    def curves(*over: float) -> list[overhead_module.Curve]:
-        rows = pd.DataFrame({"overhead": over})
-        return [overhead_module.Curve("search", style.style_of("search"), rows, rows, None, None)]
-
-    assert overhead_module._is_bent(curves(0.0, 0.002, 0.2), 0.25)
-    assert not overhead_module._is_bent(curves(0.0, 0.05, 0.2), 0.25)
-    assert not overhead_module._is_bent(curves(0.0), 0.1)
-    assert overhead_module.bend(0.0) == 0
-    # Twice as much is log 2 higher far above the knee, twice as high far below it.
-    assert overhead_module.bend(200.0) - overhead_module.bend(100.0) == pytest.approx(np.log(2), rel=1e-4)
-    assert overhead_module.bend(0.002) / overhead_module.bend(0.001) == pytest.approx(2, rel=1e-4)
-
-
-def test_landmarks_keep_their_distance() -> None:
-    height = np.ones(100)
-    height[[10, 12, 50, 90]] = [9, 8, 7, 6]
-    assert network.landmarks(height, ["mm"] * 100) == [10, 50, 90]
-    assert network.landmarks(np.ones(100), ["mm"] * 100) == []
-    # 26 characters are 22 of the 100 operations wide: the second bar's name would touch the first's.
-    height[30] = 8.5
-    assert network.landmarks(height, ["mm"] * 100) == [10, 30, 50]
-    assert network.landmarks(height, ["scaled_dot_product_attention_backward"] * 100) == [10, 50, 90]
-
-
-def test_long_names_lose_their_middle() -> None:
-    name = "_scaled_dot_product_flash_attention_for_cpu_backward_1"
-    assert network.shown("convolution_3") == "convolution_3"
-    assert len(network.shown(name)) <= network.LONGEST
-    assert network.shown(name).endswith("backward_1")
 
 
 def test_names_in_the_network_figure_do_not_overlap() -> None:
@@ -314,13 +239,6 @@ def test_only_ns_is_shown_as_time(cost: int | None, unit: str, text: str) -> Non
     assert scales.show_cost(cost, unit) == text
 
 
-def test_sizes() -> None:
-    assert scales.byte_scale(16e9) == scales.Scale(1e9, "GB")
-    assert scales.binary_scale(scales.byte_scale(16e9)) == scales.Scale(2**30, "GiB")
-    assert scales.byte_scale(790_000) == scales.Scale(1e6, "MB")
-    assert scales.byte_scale(7) == scales.Scale(1, "B")
-
-
 def text_of(table: object) -> str:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table)
@@ -349,11 +267,6 @@ def test_terminal_table_of_one_budget(failed: tuple[Path, list[Path]]) -> None:
     text = text_of(analysis.terminal_table(failed[0]))
     assert "INFEASIBLE" in text
     assert "operation 3 alone needs more" in text
-
-
-def test_pick_keeps_the_ends() -> None:
-    assert pick(range(16), 5) == [0, 4, 8, 11, 15]
-    assert pick([1, 2], 5) == [1, 2]
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:

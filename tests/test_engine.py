@@ -107,6 +107,30 @@ def test_a_deterministic_job_says_that_the_clock_cut_it_short() -> None:
     assert solution.cut_by_clock
 
 
+def test_a_worker_that_dies_is_one_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dying(command: list[str], *_: object, **_more: object) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-c", "import os; os.abort()"], capture_output=True)
+        return done.returncode, "it went wrong"
+
+    monkeypatch.setattr(worker, "_run", dying)
+    for strategy, kind in (("checkpoint_all", Family), ("checkmate_milp", Solution)):
+        result = Job("k", "k", problem, strategy, SolveOptions(5.0)).run()
+        assert isinstance(result, kind)
+        assert result.status is Status.FAILED
+        assert "SIGABRT" in result.message
+        assert "it went wrong" in result.message
+
+
+def test_a_worker_that_lies_is_a_failed_result(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lying(*_: object, **__: object) -> None:
+        raise RematError("the worker reported cost 1, but its plan costs 2")
+
+    monkeypatch.setattr("experiments.engine.solve_isolated", lying)
+    result = Job("k", "k", problem, "checkmate_milp", SolveOptions(5.0)).run()
+    assert result.status is Status.FAILED
+    assert "costs 2" in result.message
+
+
 def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> None:
     started = time.monotonic()
     ended: list[float] = []

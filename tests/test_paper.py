@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,13 +14,9 @@ import pytest
 import sweep_helpers
 from hydra import compose, initialize_config_dir
 
-import analysis.paper
 import remat
 from analysis.paper import sizes, sweeps
-from analysis.paper.claims import Larger, _batches
-from analysis.paper.solving import solver_cases
-from analysis.paper.sweeps import ratio_rows
-from analysis.parts import LEADS, Study, prose
+from analysis.parts import Study, prose
 from experiments import cli
 from experiments.checkmate import FULL, QUICK, STUDY, TABLE_1, stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
@@ -195,119 +190,10 @@ def test_every_scale_has_budgets_for_solver_times() -> None:
     assert all(len(shares) == points for points, shares in SHARES.items())
 
 
-def test_solver_times_are_those_of_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [[1.0, 200, "x"], [2.0, 104, "x"], [3.0, 100, "x"]]
-    stats = json.dumps({"trajectory": steps})
-    base = {"budget_bytes": 7, "time_limit_s": 9.0}
-    rows = pd.DataFrame([
-        base | {"key": "k1", "status": "FEASIBLE", "cost": 100, "gap": 0.0, "wall_s": 5.0, "stats": stats},
-        base | {"key": "k2", "status": "FEASIBLE", "cost": 103, "gap": 0.03, "wall_s": 9.0, "stats": "{}"},
-        base | {"key": "k3", "status": "TIMEOUT", "cost": None, "gap": None, "wall_s": 9.0, "stats": "{}"},
-    ])  # fmt: skip
-    monkeypatch.setattr(Study, "rows", lambda study, keys: rows)
-    document = {"rows": [{"key": k, "form": k, "network": "n"} for k in ("k1", "k2", "k3")]}
-    first, second, third = solver_cases(document, Study({}, {}, Path()))
-    assert [first[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [1.0, 2.0, 3.0, 5.0]
-    assert [second[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [9.0, 9.0, None, None]
-    assert [third[m] for m in ("first plan", "within 5 %", "within 1 %", "proof")] == [None] * 4
-
-
-def test_the_gain_is_over_a_heuristic_of_use_and_the_artifact_has_its_own() -> None:
-    run = run_of([("chen_greedy", 10, 150, None), ("search", 10, 120, 110), ("griewank", 5, 900, None),
-                  ("search", 5, 200, None)])  # fmt: skip
-    artifact = run_of([("chen_greedy", 10, 180, None)])
-    group = [sweeps.Sweep("unet", "U-Net", "published", run, artifact)]
-
-    def ratio(**options: Any) -> float | None:
-        gain = sweeps.largest_gain(group, **options)
-        return None if gain is None else gain.ratio
-
-    assert ratio() == 150 / 120  # 900 is nine plain steps
-    assert ratio(useful=float("inf")) == 900 / 200
-    assert ratio(budget_bytes=5) is None
-    assert ratio(budget_bytes=10, artifact=True) == 180 / 120
-    run.strategies, artifact.strategies = ["chen_greedy", "search"], ["chen_greedy", "ap_sqrtn"]
-    rows = {row[2]: row[3:] for row in ratio_rows(group[0])}
-    assert rows["Chen greedy"] == ["1.250", "1.250", "1 of 2", "1.250", ""]
-    assert rows["Chen greedy, as the artifact counts"] == ["1.500", "1.500", "1 of 2", "1.500", ""]
-    assert rows["AP √n, as the artifact counts"] == ["", "", "0 of 2", "", "1.27"]  # without a plan, but published
-
-
-def test_the_artifacts_means_count_budgets_at_which_nothing_is_computed_again() -> None:
-    run = run_of([("a", 10, 150, None), ("b", 10, 120, 110), ("a", 30, 105, None), ("b", 30, 100, 100)])
-    assert sweeps.ratios(run, "a") == [150 / 120]
-    assert sweeps.ratios(run, "a", every=True) == [150 / 120, 105 / 100]
-    run.families = pd.DataFrame({"strategy": ["c"], "cost": [130]})  # its one plan needs more than these budgets
-    assert sweeps.ratios(run, "c", every=True) == [1.3]
-    assert sweeps.ratios(run, "c") == []
-
-
-def test_claims_are_of_their_own_network_and_of_the_one_with_the_largest_ratio() -> None:
-    rule = {"name": "exact", "label": "exact accounting"}
-    found = {"mobilenet": (10, 40), "unet": (5, 30), "vgg19": (0, 9)}  # (checkpoint-all, search)
-    documents = [
-        {"network": network, "published": [{"strategy": "checkmate_milp", "rule": "exact", "batch": 45}],
-         "records": [{"strategy": "checkpoint_all", "found": {"exact": plain or None}},
-                     {"strategy": "search", "found": {"exact": best}}]}
-        for network, (plain, best) in found.items()
-    ]  # fmt: skip
-    claim = Larger("larger", 5.0, "checkpoint_all", ("mobilenet",))
-    rows = [[row[3], row[2], row[4], row[5]] for row in _batches(claim, documents, rule)]
-    assert rows == [
-        ["MobileNet, exact accounting", "4.00x", "Checkpoint all: batch 10", "4.50x"],
-        ["U-Net, exact accounting", "6.00x", "Checkpoint all: batch 5", "9.00x"],
-    ]
-
-
-def test_claims_are_about_the_heuristics_that_the_paper_had() -> None:
-    run = run_of([("chen_greedy", 10, 150, None), ("fastsa", 10, 130, None), ("search", 10, 120, 110)])
-    assert sweeps.best_heuristic(run, 10) == (150, "chen_greedy")
-
-
-def curve(network: str, plain: int, best: int, speeds: dict[int, float | None]) -> dict[str, Any]:
-    """A document of the throughput experiment with these samples a second."""
-    points = [
-        {"batch": batch, "status": "FEASIBLE" if speed else "INFEASIBLE", "samples_per_s": speed, "cost_ns": None,
-         "most_per_s": 1.5 * speed if speed else 0.0, "overhead": 0.0 if speed and batch <= plain else 0.1}
-        for batch, speed in speeds.items()
-    ]  # fmt: skip
-    return {"network": network, "plain_batch": plain, "best": best, "points": points,
-            "prices": [{"batch": best, "ms_per_gib": 2.5, "bound_ns": 8_000_000}]}  # fmt: skip
-
-
-def test_throughput_says_where_recomputation_pays() -> None:
-    trial = {"operations": 10, "status": "OPTIMAL", "cost": 90, "cost_cap": 100, "plain_peak_bytes": 40e9}
-    search = {
-        "what": "depth", "batch": 8, "found_label": "20 layers", "ruled_out": 4, "ruled_out_label": "40 layers",
-        "trials": [trial | {"size": 2, "label": "20 layers", "kind": "fits"},
-                   trial | {"size": 4, "label": "40 layers", "kind": "ruled out"}],
-    }  # fmt: skip
-    document = {
-        "throughput": [curve("vgg19", 20, 20, {10: 5.0, 20: 6.0, 40: 5.5, 50: None}),
-                       curve("unet", 20, 40, {10: 4.0, 20: 5.0, 40: 6.0})],
-        "searches": [search], "memory_bytes": 16 * 10**9, "gpu": "V100",
-    }  # fmt: skip
-    part = sizes.throughput(document, Study({}, {}, Path()))
-    assert "Proven: none; not ruled out by the bounds: VGG19. Recomputation pays: U-Net." in part.ours
-    assert "20 layers; 40 layers is proven impossible" in part.ours
-    assert [name for name, _, _ in part.figures] == ["throughput"]
-    speeds, prices, tried = part.tables
-    assert ["VGG19", "50", "no", "INFEASIBLE", "", "", "none", "10.00 %", ""] in speeds.rows
-    assert ["U-Net", "40", "2.500", "8.00"] in prices.rows
-    assert tried.rows[1] == ["40 layers", "10", "40.00", "proven impossible, or larger than such", "OPTIMAL", "90.0 %"]
-
-
 def test_throughput_without_a_solved_network_has_no_curve() -> None:
     part = sizes.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Study({}, {}, Path()))
     assert not part.figures
     assert not part.tables
-
-
-def test_the_prose_of_every_part_is_markdown() -> None:
-    for name in analysis.paper.REPORTS:
-        title, *texts = Path(analysis.paper.__file__ or "").with_name(f"{name}.md").read_text().strip().split("\n\n")
-        assert title.startswith("# ")
-        assert [text.startswith(lead) for text, lead in zip(texts, LEADS, strict=True)] == [True] * 3
 
 
 def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.search import kernel
 from remat.search.anneal import Annealer, Best, minimise_cost
 from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
@@ -283,6 +284,24 @@ def test_a_solve_leaves_no_thread_behind():
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+def test_deterministic_runs_repeat_whatever_the_threads_do(strategy):
+    compared = 0
+    rng = np.random.default_rng(8)
+    graphs = [synthetic.layered(n=40, seed=seed) for seed in range(3)]
+    graphs += [random_graph(rng, 30, min_cost=1) for _ in range(5)]
+    for graph in graphs:
+        peak = plain_peak(graph)
+        budget = (graph.largest_working_set()[0] + peak) // 2
+        runs = [solve(graph, budget, strategy, threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
+        if any(run.cut_by_clock for run in runs):
+            continue  # a busy machine; a run says so
+        orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
+        assert orders[0] == orders[1]
+        compared += 1
+    assert compared >= 3
+
+
 def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
     graph = synthetic.layered(n=100)
     budget = int(0.9 * plain_peak(graph))
@@ -359,3 +378,14 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
         found = solve(graph, peak // 2, time_limit_s=10, threads=threads)
         assert found.stats["trajectory"][-1][2] == best.name
         assert found.cost == solve(graph, peak // 2, best.name).cost
+
+
+def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
+    """On graphs so large that the annealer is called for few moves at a time."""
+    graph = synthetic.layered(n=1200)
+    annealer = Annealer(graph, plain_peak(graph) // 20, seed=0)  # no plan fits
+    annealer.load(np.arange(len(graph)))
+    price = first = annealer.price
+    for _ in range(400):
+        *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
+    assert price > 2 * first

@@ -18,7 +18,7 @@ from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
 from remat.solving.api import solve_sweep
-from remat.solving.worker import solve_isolated
+from remat.solving.worker import hard_limit_s, solve_isolated
 
 INVALID = Plan.from_steps(DIAMOND, [(0, 1)])
 
@@ -147,6 +147,11 @@ def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     scripted(endless)
     solution = solve(DIAMOND, 9, "scripted", time_limit_s=0.2)
     assert (solution.status, solution.cost) == (Status.OPTIMAL, 5)
+
+
+def test_the_hard_limit_is_inside_the_promise():
+    for limit_s in (0.1, 1, 60, 3600):
+        assert hard_limit_s(limit_s) < limit_s * 1.05 + 2
 
 
 CRASHERS = '''

@@ -12,7 +12,6 @@ import pytest
 
 from experiments import documents, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
-from experiments.runner import drawing_of
 from remat.errors import InvalidInput
 from remat.files import read_table
 
@@ -51,25 +50,6 @@ def test_pages_link_to_every_table_and_no_table_is_empty() -> None:
         heads, *rows = csv_of(name)
         assert rows, name
         assert all(len(row) == len(heads) for row in rows), name
-
-
-DRAWN_FROM_ROWS = (
-    "solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies",
-    "checkpoints", "compiled", "coverage", "explain", "large", "lengths", "models", "readme", "shard",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DRAWN_FROM_ROWS)
-def test_pages_with_committed_rows_are_what_their_command_draws(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("table", "dtr", "checkmate"):
-        monkeypatch.setattr(f"experiments.{module}.RUNS_FOLDER", tmp_path)
-    experiment, page = tables.drawn_pages()[name]
-    drawing = drawing_of(name, experiment)
-    assert drawn_text(page, name) == drawing.text
-    for table in drawing.tables:
-        assert csv_of(table.name) == [list(table.heads), *map(list, table.rows)]
 
 
 @pytest.mark.parametrize("page", RESULTS)

@@ -17,6 +17,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch_helpers import MARKS, Between, assert_same_steps, rematerialize  # noqa: E402
 
+from remat.torch.internals.dynamo import Calculation  # noqa: E402
 from remat.torch.measuring.measure import peak_of_step  # noqa: E402
 from remat.torch.measuring.plain import plain_step  # noqa: E402
 
@@ -193,6 +194,12 @@ def test_a_branch_beside_what_changes_in_place_is_followed(name: str) -> None:
     ours = rematerialize(copy.deepcopy(plain), (x, masks()["left"]))
     for given in masks().values():
         assert_same_steps(plain, ours, x, given)
+
+
+def test_a_calculation_changes_no_argument() -> None:
+    given = masks()["left"]
+    assert Calculation("", (0,), lambda m: m.zero_().any().logical_not()).outcome([given])
+    assert torch.equal(given, masks()["left"])
 
 
 def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:
