@@ -459,6 +459,7 @@ def test_a_link_without_bandwidth_changes_no_step() -> None:
 def test_one_thread_and_a_second_are_not_behind_the_rules(rate: int) -> None:
     graph, link = random_chain(14, rate % 97), Link(rate, rate)
     budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+    remat.solve(graph, budget, link=link, time_limit_s=1, threads=1)  # the first one loads compiled code
     found = remat.solve(graph, budget, link=link, time_limit_s=1, threads=1)
     assert found.cost is not None
     for strategy in ("offload_greedy", "offload_all", "offload_checkpoints"):
