@@ -13,13 +13,6 @@ from remat.errors import RematError
 from remat.files import show_any_text
 
 
-def redraw(folder: Path) -> list[Path]:
-    """Draw a sweep, and print its table."""
-    written = draw_run(folder)
-    Console().print(terminal_table(folder))
-    return written
-
-
 def main(given: Sequence[str]) -> int:
     """Draw, then print the paths written or one line of error; returns the exit code."""
     show_any_text()
@@ -27,7 +20,8 @@ def main(given: Sequence[str]) -> int:
         print("usage: python -m analysis RUN_FOLDER", file=sys.stderr)
         return 2
     try:
-        written = redraw(Path(given[0]))
+        written = draw_run(Path(given[0]))
+        Console().print(terminal_table(Path(given[0])))
     except (RematError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,15 +1,13 @@
-"""What all figures share: panels, curves and points, bars, heatmaps, the legend below them, and their files."""
+"""What all figures share: panels, curves and points, heatmaps, the legend below them, and their files."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
-import pandas as pd
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -111,21 +109,6 @@ def log_numbers(axis: Axis, *subs: float) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def write_beyond(axes: Axes, top: float, lines: Sequence[tuple[str, Mapping[float, float]]]) -> None:
-    """Write the values above the frame's `top` over it, one over the other where lines share a place.
-
-    Args:
-        lines: (colour, [x] value) of each line.
-    """
-    written: Counter[float] = Counter()
-    for colour, line in lines:
-        for x, y in line.items():
-            if y > top:
-                axes.annotate(f"{y:.0f}", (x, top), (0, 3 + 7 * written[x]), textcoords="offset points", ha="center",
-                              fontsize=6, color=colour, annotation_clip=False)  # fmt: skip
-                written[x] += 1
-
-
 def mark_break(axes: Axes) -> None:
     """Show that the vertical axis does not begin at zero: two strokes across its foot."""
     strokes: dict[str, Any] = {"transform": axes.transAxes, "color": BLACK, "lw": 1.0, "clip_on": False}
@@ -133,37 +116,12 @@ def mark_break(axes: Axes) -> None:
         axes.plot((-0.014, 0.014), (height - 0.012, height + 0.012), **strokes)
 
 
-def grouped_bars(
-    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], colours: Sequence[str],
-    labels: Sequence[Sequence[str]], *, inside: bool = False,
-) -> None:  # fmt: skip
-    """Draw a group of bars for each of `groups`, with one bar for each of `series`; None has no bar.
-
-    Args:
-        series: [name] the value in each group.
-        colours: of each series.
-        labels: [series, group] the text at the end of the bar, or in its middle.
-    """
-    import seaborn as sns  # late: it loads SciPy's statistics, which takes a second
-
-    ylabel = axes.get_ylabel()  # seaborn replaces it
-    frame = pd.DataFrame(series, index=list(groups)).fillna(0.0).melt(ignore_index=False, var_name="series")
-    sns.barplot(frame.reset_index(names="group"), x="group", y="value", hue="series", palette=list(colours),
-                saturation=1, width=0.84, gap=0.08, errorbar=None, legend=False, ax=axes)  # fmt: skip
-    for container, name, texts in zip(axes.containers, series, labels, strict=True):
-        container.set_label(name)
-        where: dict[str, Any] = {"label_type": "center", "color": "white"} if inside else {"padding": 2}
-        axes.bar_label(container, texts, fontsize=6.5, **where)  # pyright: ignore[reportArgumentType]
-    axes.grid(axis="x", visible=False)
-    axes.set(xlabel="", ylabel=ylabel)
-
-
 def heatmap(
     axes: Axes, values: np.ndarray, texts: np.ndarray | None, rows: Sequence[str], columns: Sequence[str],
     *, colours: str, top: float,
 ) -> None:  # fmt: skip
     """Draw values [rows, columns] from 0 to `top` as colours, with their texts in the cells; NaN is an empty cell."""
-    import seaborn as sns
+    import seaborn as sns  # late: it loads SciPy's statistics, which takes a second
 
     labels = {"xlabel": axes.get_xlabel(), "ylabel": axes.get_ylabel()}  # seaborn removes them
     sns.heatmap(values, annot=texts, fmt="", cmap=colours, vmin=0, vmax=top, cbar=False, annot_kws={"fontsize": 7},

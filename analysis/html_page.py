@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path
 from string import Template
 from typing import Any
 
 
-def page(title: str, body: Iterable[str], *, data: Any = None, scripts: Sequence[str] = ()) -> str:
-    """The whole page; `scripts` read `data` as JSON. A page without scripts forbids all of them."""
-    policy, code = "img-src data:", ""
-    if scripts:
-        policy = "script-src 'unsafe-inline'; img-src data: blob:"
-        code = f'<script type="application/json" id="data">{script_json(data)}</script>\n'
-        code += "".join(f"<script>{script}</script>\n" for script in scripts)
+def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str]) -> str:
+    """The whole page; `scripts` read `data` as JSON."""
+    policy = "script-src 'unsafe-inline'; img-src data: blob:"
+    code = f'<script type="application/json" id="data">{script_json(data)}</script>\n'
+    code += "".join(f"<script>{script}</script>\n" for script in scripts)
     return Template(read("page.html")).substitute(
         title=escape(title), policy=policy, css=read("page.css"), body="\n".join(body), scripts=code
     )
@@ -50,11 +46,8 @@ def escaped(text: str) -> str:
     return text if isinstance(text, Html) else escape(text)
 
 
-def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "",
-    tall: bool = False,
-) -> str:  # fmt: skip
-    """A table of text or `Html`; columns of numbers align right, and a tall table scrolls."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "") -> str:
+    """A table of text or `Html`; columns of numbers align right."""
 
     def line(tag: str, texts: Sequence[str]) -> str:
         kinds = [' class="n"' if number else "" for number in is_number]
@@ -63,14 +56,7 @@ def table(
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     anchor = f' id="{name}"' if name else ""
     inner = f"<table{anchor}><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="{"tall" if tall else "scroll"}">{inner}</div>'
-
-
-def figure(png: Path, caption: str) -> str:
-    """A picture with its caption; the page holds its data."""
-    data = base64.b64encode(png.read_bytes()).decode()
-    image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    return f'<div class="scroll">{inner}</div>'
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

@@ -14,9 +14,8 @@ from analysis.memory import Timeline, time_axis, timeline
 from analysis.network import bars_of
 from analysis.overhead import STRIP
 from analysis.overhead_data import Curve, OverheadData, bend, beyond, ticks
-from analysis.results import WITH_PLAN, Run
+from analysis.results import WITH_PLAN, Run, ShownPlan, chosen_plan, page_plans, store_all
 from analysis.scales import Scale, byte_scale, show_cost, show_mapping, show_percent
-from analysis.shown_plans import ShownPlan, chosen_plan, page_plans, store_all
 from analysis.style import BACKWARD, FORWARD, GREY, Style, style_of
 from remat.graph import Graph
 from remat.plan import OFFLOAD, PREFETCH

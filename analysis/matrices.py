@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.shown_plans import ShownPlan
+from analysis.results import ShownPlan
 from analysis.style import AGAIN, FIRST, HELD, HELD_FULL
 from remat.graph import Graph
 from remat.plan import Plan

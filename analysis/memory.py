@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from analysis.results import ShownPlan
 from analysis.scales import Scale, byte_scale, cost_scale
-from analysis.shown_plans import ShownPlan
 from analysis.style import AGAIN, BLACK, BLUE, GREEN, GREY, LIGHT_GREY, PALE, style_of
 from remat.graph import Graph
 from remat.plan import OFFLOAD, PREFETCH

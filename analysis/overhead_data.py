@@ -74,11 +74,11 @@ def overhead_data(run: Run, most: float = np.inf) -> OverheadData | None:
     if not len(planned):
         return None
     curves = [_curve(run, strategy) for strategy in run.strategies]
-    budgets = run.shown["budget_bytes"].astype(float).to_numpy()
+    budgets = run.rows["budget_bytes"].astype(float).to_numpy()
     working_set = run.info.get("working_set_bytes")
     if run.graph is not None:
         working_set = run.graph.largest_working_set()[0]
-    proven = run.shown.loc[run.shown["status"] == "INFEASIBLE", "budget_bytes"]
+    proven = run.rows.loc[run.rows["status"] == "INFEASIBLE", "budget_bytes"]
     impossible = max([v for v in (working_set, *proven.tolist()) if v is not None], default=0) or None
     low = min(float(budgets.min()), float(impossible or budgets.min()))
     high = float(budgets.max())
@@ -99,7 +99,7 @@ def overhead_data(run: Run, most: float = np.inf) -> OverheadData | None:
 
 
 def _curve(run: Run, strategy: str) -> Curve:
-    solves = run.shown[run.shown["strategy"] == strategy].sort_values("budget_bytes")
+    solves = run.rows[run.rows["strategy"] == strategy].sort_values("budget_bytes")
     is_planned = solves["status"].isin(WITH_PLAN) & solves["cost"].notna()
     is_closed = solves["budget_bytes"].map(best_bounds(run)) >= (1 - GAP_TOLERANCE) * solves["cost"].astype(float)
     solves = solves.assign(status=solves["status"].mask(is_planned & is_closed, "OPTIMAL"))
@@ -161,7 +161,7 @@ def ticks(data: OverheadData) -> list[float]:
 
 def best_bounds(run: Run) -> pd.Series:
     """[budget_bytes] the best proven bound; one of a larger budget holds, too."""
-    best: Any = run.shown.groupby("budget_bytes")["bound"].max().astype(float).sort_index(ascending=False)
+    best: Any = run.rows.groupby("budget_bytes")["bound"].max().astype(float).sort_index(ascending=False)
     return best.cummax().ffill().clip(lower=run.total_cost).fillna(run.total_cost).sort_index()
 
 

@@ -1,25 +1,46 @@
-"""Draws the table, the figures and the self-contained HTML page of one run."""
+"""Draws the table, the figures and the self-contained HTML page of one run; all text from results is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import html_page, interactive, matrices, memory, network, overhead
 from analysis.charts import save, style_context
 from analysis.html_page import section
 from analysis.overhead_data import overhead_data
-from analysis.page_sections import failures, header, how_to_repeat, provenance, results_table, summary_table
-from analysis.results import Run, load_run
-from analysis.shown_plans import chosen_plan, store_all
-from analysis.table import write_csv
+from analysis.results import WITH_PLAN, Frame, Run, chosen_plan, distinct, load_run, store_all
+from analysis.scales import (
+    budget_scale,
+    byte_scale,
+    cost_scale,
+    show_bytes,
+    show_cost,
+    show_count,
+    show_mapping,
+    show_percent,
+    show_seconds,
+)
+from analysis.style import order_of, style_of
+from analysis.table import pick, write_csv
 from remat.files import write_text
+from remat.incumbent import GAP_TOLERANCE
+from remat.units import format_size
 
 FIGURES = ("overhead", "memory", "matrices", "network")
+COMMAND_KEYS = (  # the keys of the configuration that a command gives
+    "graph", "model", "gpu", "cost", "experiment", "budget", "strategies", "points", "time_limit", "seed", "threads",
+    "scope", "accounting", "batch_size", "granularity", "input_size", "target", "dtype", "device", "work_limit",
+    "deterministic", "solver", "formulation", "target_gap",
+)  # fmt: skip
+USUAL = {"deterministic": False, "target_gap": GAP_TOLERANCE}  # values that a command leaves out
 
 
 def draw_run(folder: Path) -> list[Path]:
@@ -61,7 +82,7 @@ def page(run: Run) -> str:
     data = overhead_data(run)
     plots: dict[str, Any] = {}
     parts = [header(run)]
-    if len(run.shown):
+    if len(run.rows):
         parts.append(section("Strategies", "strategies", summary_table(run)))
     if data is not None:
         plots["overhead"] = interactive.overhead_figure(data, run)
@@ -91,7 +112,7 @@ def page(run: Run) -> str:
     ]
     shared = {"figures": plots, "font": interactive.FONT, "grid": interactive.GRID} | payload
     scripts = get_plotlyjs(), html_page.read("page.js")
-    return html_page.page(run.title, parts, data=shared, scripts=scripts)
+    return html_page.page(run.title, parts, shared, scripts)
 
 
 def _plans(payload: dict[str, Any]) -> str:
@@ -111,3 +132,231 @@ def _plans(payload: dict[str, Any]) -> str:
             f"computation of an operation; light cells are resident when the stage starts.{each}</p>"
         )
     return section("Plans", "plans-section", body)
+
+
+def header(run: Run) -> str:
+    """Title, a paragraph about the run, and warnings."""
+    rows, graph = run.rows, run.graph
+    parts = [f"<h1>{escape(run.title)}</h1>"]
+    facts = []
+    if graph is not None:
+        facts.append(f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges")
+        if graph.fixed_bytes:
+            facts.append(f"{format_size(graph.fixed_bytes)} fixed")
+    if len(rows):
+        first = rows.iloc[0]
+        facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
+        facts.append(f"one pass costs {show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
+        if isinstance(first.get("dtype"), str):  # rows of earlier versions have none
+            facts.append(first["dtype"])
+        facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
+    if run.gpu_memory_bytes:
+        facts.append(f"GPU {run.gpu_name} with {format_size(run.gpu_memory_bytes)}")
+    parts.append(f'<p class="lead">{escape("; ".join(facts))}.</p>' if facts else "")
+    n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
+    parts.append(
+        f"<p>{show_count(len(rows), 'solve')} of {show_count(rows['strategy'].nunique(), 'strategy')} at "
+        f"{show_count(rows['budget_bytes'].nunique(), 'budget')}: {show_count(n_plans, 'plan')}, "
+        f"{n_proven} of them proven optimal.</p>"
+    )
+    if not len(rows):
+        parts.append('<p class="banner"><b>Nothing has been solved yet.</b></p>')
+    elif not n_plans:
+        parts.append(
+            '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget '
+            "helps where no plan fits.</p>"
+        )
+    if run.missing:
+        total = len(run.rows) + len(run.missing)
+        parts.append(
+            f'<p class="banner">{len(run.missing)} of {total} solves are not in the store: the run was stopped early. '
+            "Run the same command again to finish it.</p>"
+        )
+    return "\n".join(parts)
+
+
+def summary_table(run: Run) -> str:
+    """One row per strategy: overhead at the budgets of the terminal's table, plans, proofs, smallest budget, time."""
+    rows = run.rows
+    budgets = sorted({int(b) for b in rows["budget_bytes"]})
+    scale, columns = budget_scale(budgets), pick(budgets)
+    heads = ["Strategy", *(f"{show_bytes(budget, scale)} {scale.unit}" for budget in columns)]
+    heads += ["Plans", "Proven", f"Smallest budget met ({scale.unit})", "Slowest solve"]
+    body = []
+    for strategy in run.strategies:
+        solves = rows[rows["strategy"] == strategy]
+        planned = solves[solves["status"].isin(WITH_PLAN)]
+        at = {int(row.budget_bytes): row for row in solves.itertuples()}
+        body.append([
+            _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(solves)}",
+            str(int((solves["status"] == "OPTIMAL").sum())),
+            show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
+            show_seconds(solves["wall_s"].max()),
+        ])  # fmt: skip
+    table = html_page.table(heads, body, [head != "Strategy" for head in heads])
+    return f'{table}<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
+
+
+def _overhead(row: Any) -> str:
+    if row is None:
+        return "–"
+    if row.status not in WITH_PLAN:
+        return str(row.status).lower().replace("_", " ")
+    return show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
+
+
+def results_table(run: Run) -> str:
+    """Every row; a click on a heading sorts, the fields above filter (page.js)."""
+    rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
+    rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
+    scale = budget_scale(rows["budget_bytes"])
+    cost = cost_scale(float(rows["cost"].max()), run.cost_unit) if rows["cost"].notna().any() else None
+    per = f" ({cost.unit})" if cost else ""
+    heads = [
+        ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), (f"Cost{per}", "n"),
+        (f"Bound{per}", "n"), ("Gap", "n"), (f"Peak ({scale.unit})", "n"), ("Wall", "n"), ("Message", ""),
+    ]  # fmt: skip
+
+    def costs(number: Any) -> str:
+        return "–" if cost is None else show_bytes(number, cost)
+
+    body = []
+    for row in rows.itertuples():
+        cells = [
+            _td(_name(row.strategy), value=style_of(row.strategy).label),
+            _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
+            _td(_status(str(row.status))),
+            _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost), "n", row.cost),
+            _td(costs(row.bound), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
+            _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
+        ]  # fmt: skip
+        reused = "" if pd.isna(row.plan_from) else f"plan found at {show_bytes(row.plan_from, scale)} {scale.unit}"
+        cells.append(_td("; ".join(filter(None, (reused, _text(row.message)))), "why"))
+        strategy, status = escape(str(row.strategy)), escape(str(row.status))
+        body.append(f'<tr data-strategy="{strategy}" data-status="{status}">{"".join(cells)}</tr>')
+    head = "".join(
+        f'<th class="{kind}" aria-sort="none"><button type="button">{escape(text)}</button></th>'
+        for text, kind in heads
+    )
+    names = sorted(rows["strategy"].unique(), key=order_of)
+    tools = (
+        '<div class="tools"><input id="filter" type="search" placeholder="filter by any text" aria-label="filter rows">'
+        + _select("filter-strategy", "all strategies", ((name, style_of(name).label) for name in names))
+        + _select("filter-status", "every status", ((s, s) for s in sorted(rows["status"].unique())))
+        + '<span id="shown" class="note"></span></div>'
+    )
+    return (
+        f'{tools}<div class="scroll tall"><table id="results"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def failures(run: Run) -> str:
+    """Every solve without a plan; equal reasons of a strategy share a row."""
+    rows = run.rows[~run.rows["status"].isin(WITH_PLAN)]
+    if not len(rows):
+        return "<p>Every solve has a plan.</p>"
+    scale = byte_scale(float(rows["budget_bytes"].max()))
+    grouped: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows.sort_values("budget_bytes", kind="stable").itertuples():
+        grouped.setdefault((row.strategy, str(row.status), _text(row.message)), []).append(int(row.budget_bytes))
+    body = []
+    ordered = sorted(grouped.items(), key=lambda item: (order_of(item[0][0]), item[1]))
+    for (strategy, status, message), budgets in ordered:
+        span = show_bytes(budgets[0], scale)
+        if len(budgets) > 1:
+            span += f" to {show_bytes(budgets[-1], scale)} ({len(budgets)} budgets)"
+        body.append([_name(strategy), _status(status), span, message or "no reason was recorded"])
+    return html_page.table(
+        ["Strategy", "Status", f"Budget ({scale.unit})", "Reason"], body, [False] * 4, name="failures"
+    )
+
+
+def _status(status: str) -> html_page.Html:
+    return html_page.Html(f'<span class="s s-{escape(status)}">{escape(status)}</span>')
+
+
+def _name(strategy: str) -> html_page.Html:
+    style = style_of(strategy)
+    swatch = f'<span class="swatch" style="background:{style.colour}"></span>'
+    return html_page.Html(f'<span class="name" title="{escape(strategy)}">{swatch}{escape(style.label)}</span>')
+
+
+def _text(message: Any) -> str:
+    return "" if message is None or pd.isna(message) else str(message)
+
+
+def _td(text: str, kind: str = "", value: Any = ...) -> str:
+    attributes = f' class="{kind}"' if kind else ""
+    if value is not ...:
+        attributes += f' data-v="{"" if pd.isna(value) else escape(str(value))}"'
+    return f"<td{attributes}>{html_page.escaped(text)}</td>"
+
+
+def _select(name: str, everything: str, options: Iterable[tuple[str, str]]) -> str:
+    listed = "".join(f'<option value="{escape(value)}">{escape(label)}</option>' for value, label in options)
+    return f'<select id="{name}" aria-label="{everything}"><option value="">{everything}</option>{listed}</select>'
+
+
+def how_to_repeat(run: Run) -> str:
+    """The commands that repeat and redraw the run."""
+    return (
+        f"<pre>{escape(command_of(run.info))}</pre>"
+        "<p>Finished solves are not repeated. To redraw from the store:</p>"
+        f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
+    )
+
+
+def command_of(info: dict[str, Any]) -> str:
+    """The command that repeats a run, made from its configuration."""
+    words = ["python", "run.py"]
+    config = info.get("config") or {}
+    for key in COMMAND_KEYS:
+        value = config.get(key)
+        if key == "model" and config.get("graph"):
+            continue
+        if isinstance(value, dict):
+            value = value.get("name")
+        if isinstance(value, list):
+            value = f"[{','.join(map(str, value))}]" if value else None
+        if value not in (None, "") and value != USUAL.get(key):
+            words.append(f"{key}={value}")
+    for strategy, options in (config.get("options") or {}).items():
+        words += [f"options.{strategy}.{name}={value}" for name, value in options.items()]
+    return shlex.join(words)
+
+
+def provenance(run: Run) -> str:
+    """Where the numbers come from: code, versions, machine, cost model, GPU figures."""
+    rows = run.rows
+    facts: list[tuple[str, str]] = []
+    if run.graph is not None:
+        facts += [("Graph", run.graph.name), ("Graph SHA-256", run.graph.sha256()), ("Graph source", run.graph.source)]
+
+    def column(name: str) -> str:
+        return ", ".join(distinct(rows, name))
+
+    dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
+    facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
+    facts += [("Versions", show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
+    costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
+    facts += [
+        ("CPU", column("cpu")), ("Costs", costs),
+        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
+        ("Seeds", column("seed")), ("Threads", column("threads")),
+        ("Last result", column("finished_at").split(", ")[-1]),
+    ]  # fmt: skip
+    for key, value in (run.info.get("gpu") or {}).items():
+        if key == "memory_bytes" and isinstance(value, int):
+            value = format_size(value)
+        facts.append(
+            (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
+        )
+    config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
+    return (
+        f"{html_page.facts(facts)}<details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>"
+    )
+
+
+def _seconds_list(rows: Frame) -> str:
+    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""

@@ -1,4 +1,4 @@
-"""A paper's parts: each has prose, figures and tables, made from the rows of the paper's experiment.
+"""The parts of Checkmate's page: each has prose, figures and tables, made from the rows of ``experiment=paper``.
 
 A part is a function of (document, study). Its prose is in the Markdown file of its name.
 """
@@ -18,16 +18,8 @@ from remat.files import write_text
 from remat.frontends.json import graph_from_dict
 
 LEADS = ("**Published.** ", "**Ours.** ", "**Why they differ.** ")
+PROSE = Path(__file__).with_name("paper")
 DOCUMENT, SOLVE = "document", "solve"  # kinds of row
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """A table of text: `heads` above `rows`."""
-
-    name: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +29,7 @@ class Part:
     Attributes:
         published, ours, why: the published result, ours, and why they differ.
         figures: (name of the file, caption, figure) of each.
+        tables: (name, heads, rows of text) of each.
     """
 
     title: str
@@ -44,7 +37,7 @@ class Part:
     ours: str
     why: str
     figures: Sequence[tuple[str, str, Figure]] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,18 +93,17 @@ class Study:
 Report: TypeAlias = Callable[[Any, Study], Part]
 
 
-def prose(module_file: str, part: str, **values: object) -> tuple[str, str, str, str]:
-    """(title, published, ours, why they differ) from ``PART.md`` beside a module; `values` fill in ``{name}``."""
-    text = Path(module_file).with_name(f"{part}.md").read_text(encoding="utf-8").format(**values)
+def prose(part: str, **values: object) -> tuple[str, str, str, str]:
+    """(title, published, ours, why they differ) from ``paper/PART.md``; `values` fill in ``{name}``."""
+    text = (PROSE / f"{part}.md").read_text(encoding="utf-8").format(**values)
     title, *texts = (" ".join(paragraph.split()).removeprefix("# ") for paragraph in text.strip().split("\n\n"))
     published, ours, why = (text.removeprefix(lead) for text, lead in zip(texts, LEADS, strict=True))
     return title, published, ours, why
 
 
-def lead_of(package_file: str, **values: object) -> str:
-    """The first sentence of a page, from ``lead.md`` of the paper's package; `values` fill in ``{name}``."""
-    text = Path(package_file).with_name("lead.md").read_text(encoding="utf-8").format(**values)
-    return " ".join(text.split())
+def lead_of(**values: object) -> str:
+    """The first sentence of the page, from ``paper/lead.md``; `values` fill in ``{name}``."""
+    return " ".join((PROSE / "lead.md").read_text(encoding="utf-8").format(**values).split())
 
 
 def percent(share: float | None) -> str:

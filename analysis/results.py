@@ -1,8 +1,7 @@
-"""A stored run: its rows, families, graph and plans; never runs a solver."""
+"""A stored run: its rows, families, graph and plans, and the plans to show; never runs a solver."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,18 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from analysis.style import order_of
+from analysis.style import order_of, style_of
 from remat.errors import InvalidInput, InvalidPlan
 from remat.files import read_json as read_plain_json
 from remat.files import read_table
 from remat.frontends.json import load_graph
 from remat.graph import Graph
-from remat.plan import Plan
-from remat.simulator import Trace, load_and_simulate
+from remat.plan import Plan, frees_held_to_end
+from remat.simulator import Trace, load_and_simulate, simulate
+from remat.units import format_size
 
+MAX_PLANS = 40  # of a page
+MAX_STEPS = 400_000  # over all plans of a page
 # A pandas DataFrame. With its own types, a type checker rejects each use of a cell or of a row of itertuples().
 Frame: TypeAlias = Any
 
@@ -94,20 +96,14 @@ class Run:
         return int(self.rows["total_cost"].iloc[0]) if len(self.rows) else 0
 
     @property
-    def shown(self) -> Frame:
-        """The rows of the graph in the figures."""
-        return self.rows
-
-    @property
     def planned(self) -> Frame:
-        """The shown rows with a plan."""
-        shown = self.shown
-        return shown[shown["status"].isin(WITH_PLAN) & shown["cost"].notna()]
+        """The rows with a plan."""
+        return self.rows[self.rows["status"].isin(WITH_PLAN) & self.rows["cost"].notna()]
 
     @property
     def strategies(self) -> list[str]:
         """Names in the order of the figures."""
-        return sorted(self.shown["strategy"].unique().tolist(), key=order_of)
+        return sorted(self.rows["strategy"].unique().tolist(), key=order_of)
 
     def load_plan(self, row: Any) -> tuple[Plan, Trace] | None:
         """The stored plan of a row with its trace, or None if the row has none.
@@ -180,7 +176,7 @@ def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tup
 
 
 def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    records = [upgrade(record) for record in read_table(path).to_pylist()]
+    records = read_table(path).to_pylist()
     absent = [column for column in columns if records and column not in records[0]]
     if absent:
         raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
@@ -198,18 +194,74 @@ def frame_of(records: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> Fr
     return frame
 
 
-# [column] its value where an older row's `stats` does not name it.
-MOVED: dict[str, Any] = {
-    "options": {}, "ended": "", "cut_by_clock": None, "contradicted": False, "proof_from": None,
-    "peak_bound_bytes": None, "cost_cap": None, "proven_by": None, "certified_bound": None,
-}  # fmt: skip
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownPlan:
+    """A stored plan with its row and its trace."""
+
+    row: Any
+    plan: Plan
+    trace: Trace
+
+    @property
+    def strategy(self) -> str:
+        return str(self.row.strategy)
+
+    @property
+    def title(self) -> str:
+        return f"{style_of(self.strategy).label} at {format_size(int(self.row.budget_bytes))}"
 
 
-def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-    """A stored row with the columns of this version; a row that has them is returned as it is."""
-    if "stats" not in record or not MOVED.keys().isdisjoint(record):
-        return record
-    stats = json.loads(record["stats"] or "{}")
-    moved = {name: stats.pop(name, otherwise) for name, otherwise in MOVED.items()}
-    moved["options"] = json.dumps(moved["options"], sort_keys=True)
-    return {**record, **moved, "stats": json.dumps(stats, sort_keys=True)}
+def store_all(graph: Graph, accounting: str) -> Trace:
+    """The trace of checkpoint-all, which is plain training."""
+    order = range(len(graph))
+    if accounting == "published":
+        return simulate(graph, Plan.from_steps(graph, frees_held_to_end(graph, order, range(len(graph.values)))))
+    return simulate(graph, Plan.from_order(graph, order))
+
+
+def chosen_plan(run: Run) -> ShownPlan | None:
+    """The plan of the printed figures: the cheapest at the middle one of the budgets that need recomputation.
+
+    Ties go to a proven plan, then to the strategy further down the legend (exact and combined strategies).
+    """
+    rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
+    working = [row for row in rows if row.overhead > 0] or rows
+    budgets = sorted({int(row.budget_bytes) for row in working})
+    if not budgets or run.graph is None:
+        return None
+    middle = budgets[(len(budgets) - 1) // 2]
+    at_middle = [row for row in working if int(row.budget_bytes) == middle]
+    best = min(
+        at_middle,
+        key=lambda row: (int(row.cost), row.status != "OPTIMAL", -order_of(row.strategy)[0], row.strategy, row.key),
+    )
+    return _shown(run, best)
+
+
+def page_plans(run: Run) -> list[ShownPlan]:
+    """Each strategy's cheapest plan at up to three budgets (tight, middle, wide), within the limits of a page."""
+    rows = [row for row in run.planned.itertuples() if isinstance(row.plan_file, str)]
+    budgets = sorted({int(row.budget_bytes) for row in rows if row.overhead > 0} or {int(r.budget_bytes) for r in rows})
+    if not budgets or run.graph is None:
+        return []
+    picked = {budgets[0], budgets[(len(budgets) - 1) // 2], budgets[(3 * (len(budgets) - 1)) // 4]}
+    best: dict[tuple[str, int], Any] = {}
+    for row in rows:
+        place = (str(row.strategy), int(row.budget_bytes))
+        if place[1] in picked and (place not in best or row.cost < best[place].cost):
+            best[place] = row
+    shown, steps = [], 0
+    for strategy, budget in sorted(best, key=lambda place: (order_of(place[0]), place[1])):
+        one = _shown(run, best[strategy, budget])
+        if one is None:
+            continue
+        steps += len(one.plan.ids)
+        if len(shown) >= MAX_PLANS or steps > MAX_STEPS:
+            break
+        shown.append(one)
+    return shown
+
+
+def _shown(run: Run, row: Any) -> ShownPlan | None:
+    found = run.load_plan(row)
+    return None if found is None else ShownPlan(row, *found)

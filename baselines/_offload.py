@@ -10,7 +10,6 @@ from baselines._segments import base_holds, computations
 from remat import Plan, Problem, Scope, Skip
 from remat.link import Link
 from remat.search.offload import OffloadSearch
-from remat.simulator import plain_peak
 
 
 def offloaded(problem: Problem, plan: Plan, greedily: bool = False) -> Plan:
@@ -30,7 +29,7 @@ def offloaded(problem: Problem, plan: Plan, greedily: bool = False) -> Plan:
         search.offload_greedily(lambda: False)
     else:
         search.offload_all()
-    return search.plan(search.genes)
+    return search.plan()
 
 
 def required_link(problem: Problem) -> Link:
@@ -136,4 +135,4 @@ class Activations:
 
 def search_of(problem: Problem) -> OffloadSearch:
     """What makes plans of repeats and copies; raises `Skip` without a link."""
-    return OffloadSearch(problem.graph, problem.budget_bytes, required_link(problem), 0, plain_peak(problem.graph))
+    return OffloadSearch(problem.graph, problem.budget_bytes, required_link(problem), 0)

@@ -53,7 +53,7 @@ def capuchin(problem: Problem, context: Context) -> Iterator[Candidate]:
         if n <= len(sequence) and fits(n) and not context.is_over():
             count = min(n, len(copied))
             enough = min(enough, n) if count == n else enough
-            yield Candidate(search.plan(search.genes), {"copied": count, "rebuilt": n - count})
+            yield Candidate(search.plan(), {"copied": count, "rebuilt": n - count})
 
 
 def _by_saving(activations: Activations, copied: set[int]) -> list[int]:

@@ -30,7 +30,7 @@ def gist(problem: Problem, *, lossy: bool = False) -> Candidate:
     """
     graph = problem.graph
     if not any(implementation.name == "sparse" for op in graph.operations for implementation in op.implementations):
-        raise Skip("it needs a graph with encodings: monet_graph(..., gist=True) or with_gist of remat.frontends.monet")
+        raise Skip("it needs a graph with encodings: with_gist of remat.frontends.monet")
     implementations = _implementations(graph, _LOSSLESS + (_LOSSY if lossy else ()))
     return Candidate(Plan.from_order(graph, range(len(graph)), implementations=implementations), {"lossy": lossy})
 

@@ -38,7 +38,7 @@ def torchtitan(problem: Problem, context: Context) -> Iterator[Candidate]:
     n = bisect_left(range(TARGETS), True, key=fits)
     shares = None if n == TARGETS or context.is_over() else blocks.shares(problem.budget_bytes * target(n))
     if shares is not None and blocks.load(shares):
-        yield Candidate(blocks.search.plan(blocks.search.genes), {"target": target(n)})
+        yield Candidate(blocks.search.plan(), {"target": target(n)})
 
 
 class _Blocks:

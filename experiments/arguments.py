@@ -18,7 +18,7 @@ from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
 from remat.files import show_any_text
 
 T = TypeVar("T")
-EXIT_INTERRUPTED = 130
+EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
 STOPPED = "stopped; finished results are kept, and the same command continues from there"
 _interrupted = threading.Event()
 
@@ -31,25 +31,38 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Run a command and exit with its code, or with a line about the error or about Ctrl-C."""
-    show_any_text()
+    """Run a command and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    sys.exit(exit_code(main))
+
+
+def exit_code(main: Callable[[], int | None]) -> int:
+    """Run a command; returns its exit code, after a line about an error or about Ctrl-C."""
+    show_any_text()
     try:
-        sys.exit(main())
+        return main() or 0
     except BrokenPipeError:
-        sys.exit(drop_output())
+        return drop_output()
     except (RematError, OSError) as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        return complain(error)
     except KeyboardInterrupt:
         print(f"\n{STOPPED}", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+
+
+def complain(error: Exception) -> int:
+    """Print an error as one line; returns its exit code."""
+    if isinstance(error, OSError):
+        error = InvalidInput(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def drop_output() -> int:
     """Drop what is left to print, because its reader, e.g. ``head``, has ended; returns the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+    return EXIT_ERROR
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:
@@ -101,16 +114,6 @@ def argument(read: Callable[[str], T]) -> Callable[[str], T]:
     return checked
 
 
-def names(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The type of an argument with comma-separated names; `known` is called only when it is read."""
-    return argument(lambda text: names_of(what, text, known()))
-
-
-def one_name(what: str, known: Callable[[], Iterable[str]]) -> Callable[[str], str]:
-    """The type of an argument with one name."""
-    return argument(lambda text: one_of(what, text, known()))
-
-
 @argument
 def count(text: str) -> int:
     """A positive integer."""
@@ -119,9 +122,12 @@ def count(text: str) -> int:
     return int(text)
 
 
-@argument
 def pattern(text: str) -> str:
-    """A regular expression."""
+    """A regular expression.
+
+    Raises:
+        InvalidInput: it is none.
+    """
     try:
         re.compile(text)
     except re.error as error:

@@ -18,9 +18,8 @@ from random import Random
 from typing import Any
 
 from analysis.charts import save_in_run
-from analysis.leaderboard import draw
-from analysis.leaderboard_page import leaderboard
-from analysis.leaderboard_page import page as page_of
+from analysis.leaderboard import draw, leaderboard
+from analysis.leaderboard import page as page_of
 from analysis.memory import timeline
 from experiments.arguments import names_of, one_of
 from experiments.config import group_options
@@ -34,7 +33,7 @@ from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import ANY_BUDGET, compile_first, finished
 from experiments.store import code_of
 from remat.cost.gpu import gpu_names
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, RematError
 from remat.files import write_text
 from remat.graph import Graph
 from remat.plan import Plan, parse_scope
@@ -97,7 +96,7 @@ def measure(
     """A row for each budget: a share of the way from what one operation needs to the plain peak.
 
     Raises:
-        RematError: a solve failed.
+        RematError: a solve failed; after the rows of the others.
     """
     compile_first([strategy])
     loaded, chosen = graph_of(graph), get_strategy(strategy)
@@ -119,10 +118,15 @@ def measure(
     else:
         solutions = [each.run() for each in jobs]
         walls = [solution.wall_s for solution in solutions]
+    failed = list[str]()
     for share, solution, wall_s in zip(shares, solutions, walls, strict=True):
         assert not isinstance(solution, Family)
-        if solution.status != Status.SKIPPED:
-            finished(solution)
+        try:
+            if solution.status != Status.SKIPPED:
+                finished(solution)
+        except RematError as error:
+            failed.append(f"share {share:g}: {error}")
+            continue
         yield dict(row_of(solution, loaded)) | {
             "budget_bytes": solution.budget_bytes, "share": share, "wall_s": wall_s,
             "message": solution.message[:200], "cost_unit": loaded.cost_unit,
@@ -130,6 +134,8 @@ def measure(
             "trajectory": [list(step[:2]) for step in solution.stats.get("trajectory", [])],
             "memory": None if solution.plan is None else memory_line(loaded, solution.plan),
         }  # fmt: skip
+    if failed:
+        raise RematError("; ".join(failed))
 
 
 def _check(given: Mapping[str, Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import remat
-from experiments.row import Row
 from experiments.solving import GraphRun, reuse_plans
+from experiments.store import Row
 from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy
 from remat.solution import Family

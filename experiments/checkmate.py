@@ -1,32 +1,40 @@
-"""Every figure and table of Checkmate (Jain et al., MLSys 2020), beside the published numbers.
+"""Every figure and table of Checkmate (Jain et al., MLSys 2020), and its worked example, beside the published numbers.
 
-See `experiments.parts` for the meaning of a part; `analysis.paper` draws the parts.
+Each part is a case that sends its solves to the engine, and yields a document, JSON-ready, and the solves. The function
+of the part's name in `analysis.paper` draws the document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import analysis.paper
+import remat
+from analysis.batches import draw, rows_of, summary
+from analysis.charts import save_in_run
 from analysis.paper import REPORTS
-from analysis.parts import Study, draw_parts, lead_of
+from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, lead_of
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import Drawing
+from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
-from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_all, network
-from experiments.parts import RunPart, drawing_of_parts, instances_folder, measured, wanted_parts
+from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_all, instances_folder, network
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
-from experiments.solving import Solves
+from experiments.solving import Solves, contradictions
 from experiments.store import code_of
 from experiments.table import Table
-from remat.errors import InvalidInput
+from remat.cost import apply_cost
+from remat.errors import InvalidInput, RematError
+from remat.extraction import extract_in_child
+from remat.frontends.spec import ModelSpec
+from remat.graph import Graph
+from remat.registry import get_strategy
 
 PAGE = "results/checkmate.md"
-PARTS: dict[str, RunPart] = {
+PARTS: dict[str, Callable[[Context], dict[str, Any]]] = {
     "fig5": sweeps.fig5, "fig6": sizes.fig6, "throughput": sizes.larger, "rounding": rounding.run,
     "solver_time": sweeps.solver_time, "memory": sizes.memory, "cost_models": sweeps.cost_models,
 }  # fmt: skip
@@ -73,7 +81,9 @@ def paper(
     settings = replace(settings, points=amount.points, time_limit_s=amount.time_limit_s)
     what = {"networks": names, "scale": scale, "amount": asdict(amount), "settings": settings.determining(),
             "has_published": instances_folder(settings) is not None}  # fmt: skip
-    for part in wanted_parts(parts, [*PARTS, STAGES]):
+    known = [*PARTS, STAGES]
+    asked = names_of("part", known if parts is None else parts, known)
+    for part in [each for each in known if each in asked]:
         if part == STAGES:
             yield from stages.cases(amount.unpartitioned_s)
         else:
@@ -81,10 +91,28 @@ def paper(
 
 
 def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, Any], **_: Any) -> Iterator[Row]:
-    """The rows of a part, see `experiments.parts.measured`."""
+    """The row of a part's document, then a row for each solve that it used and that no part before it used.
+
+    Raises:
+        RematError: a plan refutes a claim.
+    """
     context = Context(run, Scale(**amount), tuple(map(network, networks)))
     extract_all(context, per_sample=part in PER_SAMPLE)
-    yield from measured(context, PARTS[part])
+    before = run.store.used_rows()
+    document = PARTS[part](context)
+    refuted = list(document.get("contradicted", []))
+    for graph_run in context.graph_runs:
+        if graph_run.cost_cap is None:  # solves with a cap end early, so that their rows cannot be compared
+            refuted += contradictions(list(graph_run.kept.values()))
+    if refuted:
+        raise RematError("; ".join(["contradicted", *dict.fromkeys(refuted)]))
+    yield {"kind": DOCUMENT, "document": document, "cores": os.cpu_count()}
+    store = run.store
+    for key in sorted(store.used_rows() - before):
+        row = store.read_row(key)
+        if row is not None:
+            plan = None if row.plan_file is None else (store.folder / row.plan_file).read_text()
+            yield {"kind": SOLVE, **asdict(row), "plan": plan}
 
 
 def study_of(rows: Sequence[Row]) -> Study:
@@ -103,15 +131,34 @@ def stored_study() -> Study:
 
 @paper.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """The page of Checkmate."""
+    """The page of Checkmate: below the lead each part, folded."""
     study = study_of(rows)
+    parts, drawn = draw_parts(REPORTS, study)
     head = next(iter(study.heads.values()))
-    lead = (
-        ""
-        if head["part"] == STAGES
-        else lead_of(analysis.paper.__file__, **{**head, **head["settings"], **head["amount"]})
-    )
-    return drawing_of_parts(study, *draw_parts(REPORTS, study), lead, "paper", PAGE, FIGURES)
+    lead = "" if head["part"] == STAGES else lead_of(**{**head, **head["settings"], **head["amount"]})
+    texts, tables = [f"{lead} {made(study)}"], list[LongTable]()
+    for part in parts.values():
+        own = [LongTable(f"paper_{name}", heads, lines) for name, heads, lines in part.tables]
+        tables += own
+        lines = [f'<details markdown="1"><summary>{part.title}</summary>', f"**Published.** {part.published}",
+                 f"**Ours.** {part.ours}", f"**Why they differ.** {part.why}"]  # fmt: skip
+        lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures if file in FIGURES]
+        if own:
+            lines.append(f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in own)}.")
+        texts.append("\n\n".join([*lines, "</details>"]))
+    figures = {f"paper_{file}": path for file, path in drawn.items() if file in FIGURES}
+    return Drawing("\n\n".join(texts), tables, figures)
+
+
+def made(study: Study, part: str = "") -> str:
+    """Dates of a study's parts, or of one, number of their solves, and the sum of their minutes.
+
+    A strategy that ignores the budget is not solved for each.
+    """
+    dates = sorted({row["date"] for name, row in study.heads.items() if part in ("", name)})
+    seconds = [row["wall_s"] for row in study.solves.values()
+               if part in ("", row["part"]) and not get_strategy(row["strategy"]).ignores_budget]  # fmt: skip
+    return f"{', '.join(dates)}; {len(seconds):,} solves, which take {sum(seconds) / 60:.0f} minutes one after another."
 
 
 def _keras_network(name: str) -> Network:
@@ -125,3 +172,89 @@ def _keras_network(name: str) -> Network:
     if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
         raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
     return known
+
+
+@experiment(page="results/largest-batch.md", measures=False)
+def largest_batch() -> Drawing:
+    """Page: the largest batch of every strategy on Checkmate's networks, of the study."""
+    study = stored_study()
+    limit_s = sizes.SHARE * study.heads["fig6"]["amount"]["time_limit_s"]
+    documents = study.document("fig6")["documents"]
+    figure = save_in_run(RUNS_FOLDER / "largest_batch", "max_batch_size", draw, documents)[0]
+    every = long_table("largest_batch", rows_of(documents))
+    text = "\n\n".join([
+        f"At most {limit_s:g} s for each solve; {made(study, 'fig6')}", markdown_table(*summary(documents)),
+        f"Table: {link_to(every, DOCS / 'results/largest-batch.md')}.",
+    ])  # fmt: skip
+    return Drawing(text, [every], {"max_batch_size": figure})
+
+
+# The worked example: VGG19, layer granularity, FLOP costs.
+ACCOUNTINGS = ("published", "exact")
+OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's largest working set
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row of the artifact's notebook: cost in GFLOP and activations in MB."""
+
+    label: str
+    strategy: str
+    gflop: float
+    megabytes: float
+    slots: int | None = None
+
+
+# Table 1 of the paper: (general graphs, cost-aware, memory-aware), as our strategies behave; a test for each cell.
+TABLE_1 = {
+    "checkpoint_all": ("yes", "no", "no"), "griewank": ("partly", "no", "no"), "chen_sqrtn": ("yes", "no", "no"),
+    "chen_greedy": ("yes", "no", "partly"), "ap_sqrtn": ("partly", "no", "no"),
+    "ap_greedy": ("partly", "no", "partly"), "checkmate_milp": ("yes", "yes", "yes"),
+    "lp_rounding": ("yes", "yes", "yes"),
+}  # fmt: skip
+NOTEBOOK = (
+    Published("checkpoint all", "checkpoint_all", 58.896, 81.72),
+    Published("Chen sqrt(n)", "chen_sqrtn", 72.513, 69.45),
+    Published("Griewank, 5 slots", "griewank", 108.267, 51.38, slots=5),
+    Published("optimal", "checkmate_milp", 58.983, 51.38),
+)
+
+
+def vgg19(accounting: str) -> Graph:
+    """VGG19, one sample, FLOP costs as the artifact counts them."""
+    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting=accounting)
+    return apply_cost(extract_in_child(spec, None), "flops", None)
+
+
+def notebook_rows(graph: Graph) -> list[list[str]]:
+    """Published values, and ours under both accountings; activations are the peak without fixed bytes."""
+    rows = []
+    for row in NOTEBOOK:
+        cells = [row.label, f"{row.gflop:.3f} / {row.megabytes:.2f}"]
+        for accounting in ACCOUNTINGS:
+            if not get_strategy(row.strategy).ignores_budget:  # the MILP frees at last use under either accounting
+                budget = OPTIMUM_BYTES + graph.fixed_bytes
+                solution = remat.solve(graph, budget, row.strategy, time_limit_s=120, accounting=accounting)
+                if solution.cost is None or solution.peak_bytes is None:
+                    raise RematError(f"no optimum for the notebook's case: {solution.message}")
+                cost, peak = solution.cost, solution.peak_bytes
+            else:
+                members = remat.family(graph, row.strategy, accounting=accounting)
+                member = next(m for m in members if row.slots in (None, m.parameters.get("slots")))
+                cost, peak = member.cost, member.peak_bytes
+            cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
+        rows.append(cells)
+    return rows
+
+
+@experiment(page=PAGE, measures=False)
+def published_numbers() -> Drawing:
+    """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
+    graph = vgg19("published")
+    notebook = markdown_table(
+        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
+        notebook_rows(graph),
+    )
+    abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"],
+                               [[f"`{name}`", *cells] for name, cells in TABLE_1.items()], "llll")  # fmt: skip
+    return Drawing(f"{notebook}\n\n{abilities}")

@@ -12,8 +12,7 @@ import torch
 import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.steps.measure_step import Beside, planned, promise_of
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.torch.planning.planner import there_before
@@ -37,7 +36,6 @@ def checkpoints(
 
 def measured(model: str, share: float, rounds: int, time_limit_s: float, threads: int) -> Iterator[dict[str, Any]]:
     """A row for each variant; one that does not fit has a message only."""
-
     torch.set_num_threads(threads)
     plain, args = step_for_a_cpu(model)
     try:

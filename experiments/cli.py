@@ -22,12 +22,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.arguments import EXIT_INTERRUPTED, STOPPED, drop_output, one_of
+from experiments.arguments import complain, exit_code, one_of
 from experiments.config import CONF_FOLDER, GROUPS, Config, group_options, keys_of, register
 from experiments.registry import COMMON, experiments, listed
 from experiments.settings import OF_A_MODEL, RUNS_FOLDER, Settings, read_settings
 from remat.errors import InvalidInput, MissingPackage, RematError, plain, shortened, unknown_name
-from remat.files import show_any_text
 
 _KEYS = tuple(Config.__dataclass_fields__)
 _ONLY_IN = ("networks", "levels", "parts")  # keys that only some experiments read
@@ -36,30 +35,12 @@ _REPLACED = {
     "experiment=paper/monet": "experiment=monet replaced it",
 }
 _OF_A_GRAPH = {"model", "graph", *OF_A_MODEL}
-EXIT_ERROR = 1
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line `argv` (without the program's name); returns the exit code."""
-    show_any_text()
-    try:
-        return _main(list(argv))
-    except RematError as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        print(f"\n{STOPPED}", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return drop_output()
-    except OSError as error:
-        return complain(_as_input_error(error))
-
-
-def complain(error: Exception) -> int:
-    """Print an error as one line; returns its exit code."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return EXIT_ERROR
+    return exit_code(lambda: _main(list(argv)))
 
 
 def _main(argv: list[str]) -> int:
@@ -106,11 +87,6 @@ def _as_line(error: Exception) -> InvalidInput:
     return InvalidInput(f"{key}: {line}" if key else line)
 
 
-def _as_input_error(error: OSError) -> InvalidInput:
-    where = f": {error.filename}" if error.filename else ""
-    return InvalidInput(f"{error.strerror or error}{where}")
-
-
 def _as_hydra(text: str, own: Collection[str]) -> str:
     """An override in Hydra's form: options of strategies, factories and experiments need ``++``, because the schema
     lacks them.
@@ -135,12 +111,10 @@ def _run_one(cfg: DictConfig) -> int:
         from experiments.running import run
 
         return run(cfg, read_settings(cfg), str(HydraConfig.get().runtime.choices.get("experiment")))
-    except RematError as error:
+    except (RematError, OSError) as error:
         return complain(error)
     except ModuleNotFoundError as error:  # e.g. plotly: only drawing needs it
         return complain(MissingPackage(f"{error}; install it, or use .venv/bin/python after `make setup`"))
-    except OSError as error:
-        return complain(_as_input_error(error))
     finally:
         with contextlib.suppress(OSError):  # Hydra made the folder; it stays if the run wrote something
             Path(HydraConfig.get().runtime.output_dir).rmdir()

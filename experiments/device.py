@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from experiments.arguments import Parser, argument, count, fractions, names, one_name, run, seconds
+from experiments.arguments import Parser, argument, count, fractions, names_of, one_of, run, seconds
 from experiments.provenance import provenance
 from experiments.steps.sizes import ON_A_GPU, SIZES, spec_at
 from experiments.steps.torch_runs import built, step_seconds, times_beside
@@ -228,7 +228,7 @@ def cases(given: Any) -> Iterator[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the folder lacks, or keep its rows and costs; returns the exit code."""
-    given = _parser().parse_args(arguments)
+    given = _read(arguments)
     if given.keep:
         for path in keep(given.folder, given.out):
             print(f"written {path}")
@@ -318,18 +318,25 @@ def keep(folder: Path, out: Path) -> list[Path]:
     return written
 
 
+def _read(arguments: list[str] | None) -> Any:
+    """What the command line asks for; raises `InvalidInput`."""
+    given = _parser().parse_args(arguments)
+    given.models = names_of("model", given.models, ON_A_GPU)
+    given.backends = names_of("backend", given.backends, BACKENDS)
+    for what, known in (("device", DEVICES), ("size", SIZES), ("cost", COST_MODELS)):
+        one_of("cost model" if what == "cost" else what, getattr(given, what), known)
+    return given
+
+
 def _parser() -> Parser:
     parser = Parser(prog="python -m experiments.device", description="measure planned steps on a device")
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help=f"of rows and costs (default: {FOLDER})")
     parser.add_argument("--keep", action="store_true", help="measure nothing; write rows and costs to --out")
-    parser.add_argument("--models", type=names("model", lambda: ON_A_GPU), default=[*ON_A_GPU],
-                        help=", ".join(ON_A_GPU))  # fmt: skip
-    parser.add_argument("--backends", type=names("backend", lambda: BACKENDS), default=[*BACKENDS],
-                        help=", ".join(BACKENDS))  # fmt: skip
-    parser.add_argument("--device", type=one_name("device", lambda: DEVICES), default="cuda", help="to measure on")
-    parser.add_argument("--size", type=one_name("size", lambda: SIZES), default="gpu", help=", ".join(SIZES))
-    parser.add_argument("--cost", type=one_name("cost model", lambda: COST_MODELS), default="profile",
-                        help=f"of operations: {', '.join(COST_MODELS)}")  # fmt: skip
+    parser.add_argument("--models", default=[*ON_A_GPU], help=", ".join(ON_A_GPU))
+    parser.add_argument("--backends", default=[*BACKENDS], help=", ".join(BACKENDS))
+    parser.add_argument("--device", default="cuda", help="to measure on")
+    parser.add_argument("--size", default="gpu", help=", ".join(SIZES))
+    parser.add_argument("--cost", default="profile", help=f"of operations: {', '.join(COST_MODELS)}")
     parser.add_argument("--minutes", type=seconds, help="measure no longer than this; run again to go on")
     parser.add_argument("--budgets", type=fractions, default=SHARES, help="shares of the plain peak, e.g. 0.8,0.6")
     parser.add_argument("--time-limit", type=seconds, default=20.0, dest="time_limit_s", help="seconds per plan")

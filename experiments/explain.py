@@ -39,7 +39,6 @@ def explain(for_gpu: str = "h100", time_limit_s: float = 2.0) -> Iterator[Case]:
 
 def told(model: str, gpu: str) -> Iterator[dict[str, Any]]:
     """One row, with everything that is said of a model."""
-
     target, options = ON_A_GPU[model]
     found = rt.explain(target, gpu=gpu, **options)
     yield {
@@ -54,7 +53,6 @@ def told(model: str, gpu: str) -> Iterator[dict[str, Any]]:
 
 def checked(model: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
     """Rows of batches that are said to be the largest within a budget, and of the next ones, trained."""
-
     target, options = ON_A_CPU[model]
     found = rt.explain(target, gpu="cpu", budget=CPU_BUDGET, time_limit_s=time_limit_s, **options)
     for allowed, size in found.largest["batch"].items():

@@ -15,8 +15,7 @@ from torch import nn
 
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.steps.measure_step import planned
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.steps.measure_step import planned, step_for_a_cpu
 from experiments.table import made, values_of
 
 

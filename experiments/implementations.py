@@ -172,7 +172,6 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
 
 def every_implementation() -> list[list[str]]:
     """Every implementation of `remat.torch.implementations`, as rows of `OFFERED`."""
-
     rows = []
     for name, one in IMPLEMENTATIONS.items():
         calls = " + ".join(kind.removeprefix("aten.") for kind in one.forward_kinds)

@@ -14,14 +14,13 @@ from typing import Any
 import remat
 from experiments.arguments import one_of
 from experiments.documents import Drawing, markdown_table
+from experiments.measure_solve import solved
 from experiments.registry import Case, Row, experiment
-from experiments.solving import finished
 from experiments.store import code_of
 from experiments.table import Table, made
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
-from remat.search.__main__ import main as compile_search
 from remat.simulator import plain_peak
 from remat.units import format_size
 
@@ -51,7 +50,6 @@ def large(
 
 def measured(step: str, limit_s: int) -> Iterator[dict[str, Any]]:
     """A row for each budget. Budgets lie above the smallest one that earlier rows know, so that they stay the same."""
-    compile_search()
     graph, facts = capture(step)
     graph = apply_cost(graph, "roofline", load_gpu("h100"))
     plain_bytes = plain_peak(graph)
@@ -60,8 +58,7 @@ def measured(step: str, limit_s: int) -> Iterator[dict[str, Any]]:
     facts |= {"operations": len(graph), "plain_bytes": plain_bytes, "least_bytes": least}
     for share in SHARES:
         budget = round(least + share * (plain_bytes - least))
-        (found,) = remat.solve_sweep(graph, [budget], STRATEGY, time_limit_s=limit_s, threads=THREADS, isolate=True)
-        finished(found)
+        found = solved(graph, STRATEGY, budget, "staged", time_limit_s=limit_s, threads=THREADS)
         yield facts | {
             "budget_bytes": budget, "overhead": found.overhead, "gap": found.gap, "status": str(found.status),
             "solver_bytes": found.solver_memory_bytes,

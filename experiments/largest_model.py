@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from analysis.batches import TRIAL_HEADS, sizes, trial_rows
 from analysis.charts import save_in_run
-from analysis.throughput import TRIAL_HEADS, sizes, trial_rows
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
-from experiments.engine import Engine
-from experiments.progress import SolveProgress
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
-from experiments.solving import GraphRun, Solves, solve_each
-from experiments.store import Store, code_of
+from experiments.solving import Solves, solve_each
+from experiments.store import Row as Solved
+from experiments.store import code_of
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
@@ -35,7 +33,6 @@ from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.largest import SizeSearch
-from remat.simulator import plain_peak
 
 MULTIPLE = 32  # of height and width, so that they can be halved five times
 RESOLUTION_BATCH, DEPTH_BATCH = 32, 128
@@ -59,13 +56,12 @@ def largest_model(
 
 def measure(run: Solves, batch_size: int | None, max_trials: int, **_settings: Any) -> Iterator[Row]:
     """The document of both searches."""
-    yield largest_models(run.settings, batch_size, run.store, run.engine, run.progress, max_trials=max_trials)
+    yield largest_models(run, run.settings, batch_size, max_trials)
 
 
 def largest_models(
-    settings: Settings, batch_size: int | None, store: Store, engine: Engine, progress: SolveProgress, *,
-    max_trials: int = TRIALS,
-) -> dict[str, Any]:  # fmt: skip
+    run: Solves, settings: Settings, batch_size: int | None = None, max_trials: int = TRIALS
+) -> dict[str, Any]:
     """The document (see the module); with `batch_size` None each search has its own default."""
     spec = settings.spec
     assert spec is not None
@@ -85,8 +81,7 @@ def largest_models(
         graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
         cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
         subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
-        store.write_graph(graph)
-        graph_run = GraphRun(subject, settings, "largest_model", store, engine, progress, plain_peak(graph), cap)
+        graph_run = run.graph_run(subject, "largest_model", settings, cap)
         return graph, cap, solve_each([(graph_run, STRATEGY, int(settings.gpu.memory_bytes))])[0]
 
     searches = [
@@ -95,10 +90,7 @@ def largest_models(
         _search("depth of a ResNet", SizeSearch(STAGE3_OF_RESNET50, 3 * STAGE3_OF_RESNET50, growth=4), depth,
                 lambda s: f"{2 + 3 * sum(s.options['blocks'])} layers", solve, max_trials),
     ]  # fmt: skip
-    return {
-        "memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name,
-        "searches": searches,
-    }  # fmt: skip
+    return {"memory_bytes": int(settings.gpu.memory_bytes), "gpu": settings.gpu.name, "searches": searches}
 
 
 def _search(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.leaderboard_page import Leaderboard, cells
+from analysis.leaderboard import Leaderboard, cells
 from analysis.ranking import HELD_OUT, Board, as_records, geometric_mean
 from analysis.results import as_objects
 from analysis.style import OURS, style_of

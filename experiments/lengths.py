@@ -46,7 +46,6 @@ def measured(padded: bool, time_limit_s: float, threads: int) -> Iterator[dict[s
 
 def batch(length: int, padded: bool) -> dict[str, Any]:
     """Tokens and labels; with a mask of which the last quarter of half the rows is padding."""
-
     tokens = torch.randint(3, VOCABULARY, (BATCH, length))
     if not padded:
         return {"input_ids": tokens, "labels": tokens.clone()}

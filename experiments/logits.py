@@ -92,10 +92,10 @@ def checked(time_limit_s: float) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _processor_ratio(plain: Any, module: Any, args: Any, rounds: int = 3) -> float:
+def _processor_ratio(plain: Any, module: Any, args: Any) -> float:
     """Processor seconds of the step over those of the plain one: the median of rounds."""
     ratios = []
-    for _ in range(rounds):
+    for _ in range(3):
         seconds = []
         for step in (plain, module):
             began = time.process_time()

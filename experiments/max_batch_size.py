@@ -8,26 +8,20 @@ batch, so that one sample decides: its least peak within the cost cap gives the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rich.console import Console
-
+from analysis.batches import draw, found_rows, limit_rows, rows_of
 from analysis.charts import save_in_run
-from analysis.max_batch_size import draw, found_rows, limit_rows, rows_of
-from experiments.batch_search import RULES, Bisection
+from experiments.batch_search import RULES, Bisection, PerSample, per_sample
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
-from experiments.engine import Engine
-from experiments.per_sample import PerSample, per_sample
-from experiments.progress import SolveProgress
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each
-from experiments.store import Store, code_of
+from experiments.store import Row as Solved
+from experiments.store import code_of
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput, RematError
 from remat.plan import Plan
@@ -69,7 +63,7 @@ def measure(run: Solves, **_settings: Any) -> Iterator[Row]:
     Raises:
         RematError: a claim is refuted, or no batch fits.
     """
-    (document,) = max_batches([run.settings], run.store, run.engine, run.progress, console=run.console)
+    (document,) = max_batches(run, [run.settings])
     if document["contradicted"]:
         raise RematError("; ".join(["contradicted", *document["contradicted"]]))
     if not any(record["found"]["exact"] for record in document["records"]):
@@ -92,10 +86,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
 
 
-def max_batches(
-    settings: Sequence[Settings], store: Store, engine: Engine, progress: SolveProgress, *,
-    console: Console | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+def max_batches(run: Solves, settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """A document (JSON-ready) for each network, in the order of `settings`.
 
     Every solve is a row of the store, and a stored row is not solved again. The memory is the budget of the settings,
@@ -107,9 +98,9 @@ def max_batches(
     trials = []
     for one in settings:
         assert one.spec is not None
-        with nullcontext() if console is None else console.status(f"building {one.spec.name} ..."):
+        with run.console.status(f"building {one.spec.name} ..."):
             network = per_sample(one.spec)
-        trials.append(_Trial(network, one, store, engine, progress))
+        trials.append(_Trial(run, network, one))
     for trial in trials:
         trial.run_families()
     _drive([search for trial in trials for search in trial.searches()])
@@ -167,22 +158,18 @@ class _Direct(_BatchSearch):
 class _Trial:
     """One network: its solves under each accounting, and the results of its strategies."""
 
-    def __init__(
-        self, network: PerSample, settings: Settings, store: Store, engine: Engine, progress: SolveProgress
-    ) -> None:
+    def __init__(self, run: Solves, network: PerSample, settings: Settings):
         self.network, self.settings = network, settings
         given = settings.budget_bytes
         self.memory_bytes = int(settings.gpu.memory_bytes if given is None else given)
         spec = settings.spec
         assert spec is not None
         subject = Subject(network.graph, spec.name, spec.framework, spec.granularity, 1, "flops", "modelled")
-        store.write_graph(network.graph)
         self.plain_bytes = plain_peak(network.graph)
         self.proven_bytes = peak_bound(network.graph).bytes
 
         def graph_run(**changes: Any) -> GraphRun:
-            return GraphRun(subject, replace(settings, **changes), "max_batch_size", store, engine, progress,
-                         self.plain_bytes, network.cost_cap)  # fmt: skip
+            return run.graph_run(subject, "max_batch_size", replace(settings, **changes), network.cost_cap)
 
         self.graph_runs = {accounting: graph_run(accounting=accounting) for accounting in ("exact", "published")}
         options = settings.options | {DIRECT_STRATEGY: {"formulation": "peak"}}

@@ -1,19 +1,23 @@
-"""Every configured model at each granularity, for docs/reference/models.md."""
+"""Every configured model at each granularity, and every strategy with its options, for docs/reference."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Drawing, LongTable, link_to
+from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import configured_model
+from remat import registry
 from remat.errors import RematError
 from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
+from remat.registry import Strategy, get_strategy
 from remat.simulator import plain_peak
 
 PAGE = "reference/models.md"
@@ -78,3 +82,25 @@ def _cells(row: Row) -> list[str]:
     if not row["error"]:
         cells = [str(row["nodes"]), str(row["edges"]), f"{row['fixed_gb']:.3f}", f"{row['plain_peak_gb']:.3f}"]
     return [row["model"], row["framework"], row["granularity"], str(row["batch"]), *cells, f"{row['seconds']:.1f}"]
+
+
+@experiment(page="reference/strategies.md", measures=False)
+def strategies() -> Drawing:
+    """Page: every strategy with its options."""
+    known = map(get_strategy, registry.strategies())
+    rows = [[f"`{one.name}`", one.summary, "<br>".join(_options(one))] for one in known]
+    return Drawing(markdown_table(["strategy", "what it does", "options, with their defaults"], rows, "lll"))
+
+
+def _options(chosen: Strategy) -> list[str]:
+    """Each option with its default, and what its docstring says of it."""
+    said = meanings(inspect.getdoc(chosen.run) or "")
+    return [f"`{name}={default}`: {said[name]}" for name, default in chosen.options.items()]
+
+
+def meanings(docstring: str) -> dict[str, str]:
+    """[argument] its text in the section ``Args`` of a docstring, in one line of Markdown."""
+    section = re.search(r"^Args:\n((?: {4}.*\n?)+)", docstring, re.MULTILINE)
+    entries = re.split(r"^ {4}(?=\w+: )", section[1] if section else "", flags=re.MULTILINE)[1:]
+    pairs = (" ".join(entry.split()).replace("``", "`").partition(": ") for entry in entries)
+    return {name: text for name, _, text in pairs}

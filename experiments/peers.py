@@ -1,7 +1,7 @@
-"""Published numbers beside ours, for docs/results/index.md: at or better, or worse, and why.
+"""Pages drawn from rows of others: published numbers beside ours (docs/results/index.md), and the README.
 
-A number of a method that is reproduced for comparison (a heuristic's cost, DTR's slowdown) is neither: it is as
-published, or it differs.
+A number is at the published one or better, or worse, and why. A number of a method that is reproduced for comparison (a
+heuristic's cost, DTR's slowdown) is neither: it is as published, or it differs.
 
 The numbers come from the study of Checkmate (`scale=study`), from `experiment=monet`, `dtr` and `rivals`;
 nothing is solved here. A paper without a study is left out.
@@ -13,20 +13,28 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import geometric_mean
 
-from analysis.max_batch_size import OPTIMUM, continuous, max_found, network_label
+from analysis import figures, overhead
+from analysis.batches import OPTIMUM, continuous, max_found, network_label
+from analysis.charts import save_in_run
+from analysis.figures import LABELS
+from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.parts import Study
 from analysis.results import PAPERS_HEURISTICS
+from analysis.style import OURS
 from experiments import checkmate, monet
+from experiments.compiled import steps_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.dtr import networks_of
-from experiments.overview import FIGURE, claims, figure
-from experiments.registry import Case, Row, experiment
+from experiments.explain import answers
+from experiments.registry import Row, experiment
 from experiments.rivals import pairs
-from experiments.table import Table
+from experiments.settings import RUNS_FOLDER
+from experiments.table import Table, made
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
 # percent for a difference.
@@ -35,6 +43,9 @@ MS = 5e-4  # the same for costs in ms, which have all their digits
 HEADS = ("paper", "what", "published", "ours", "ours / published", "verdict")
 AS_PUBLISHED = 0.05  # a baseline's number is as published if it differs by no more than this share
 BETTER, WORSE, SAME, DIFFERS, OPEN = "at or better", "worse", "as published", "differs", "no result"
+CLAIM_HEADS = ("by", "what", "claimed", "reproduced", "modelled", "measured")
+RECORDED = (("resnet50_b184", "5 GiB"), ("unet_b11", "5 GiB"), ("unet_b11", "6 GiB"))
+FIGURE = "resnet50_records"
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
 PAGE = "results/index.md"
@@ -155,7 +166,7 @@ def speedup(study: Study) -> Iterator[Number]:
 def logged(rows: Sequence[Row]) -> Iterator[Number]:
     """Milliseconds of MONeT's logged plans, and of Checkmate's on its graphs: those of Gurobi, up to 24 h."""
     for row in rows:
-        if row["kind"] == "solve" and row["strategy"] == monet.OURS and row["logged_ms"] is not None:
+        if row["kind"] == "solve" and row["strategy"] == OURS and row["logged_ms"] is not None:
             is_checkmates = row["level"] == monet.CHECKMATES
             what = f"{monet.NETWORKS[row['network']]}, {row['level']}, {row['budget_gib']:g} GiB: logged ms"
             cause = f"{row['time_limit_s']:g} s on {row['threads']} threads; Gurobi took {row['logged_s']:,.0f} s"
@@ -207,14 +218,8 @@ def numbers() -> Iterator[Number]:
 
 
 @experiment(page=PAGE, measures=False)
-def peers() -> Iterator[Case]:
+def peers() -> Drawing:
     """Page: published numbers beside ours, at or better, or worse and why."""
-    yield from ()
-
-
-@peers.draws
-def page(_: Sequence[Row]) -> Drawing:
-    """Headlines of all papers, counts by paper, and every number that is worse."""
     found = list(numbers())
     shown = [_headline(number) for paper, what in HEADLINES for number in found
              if number.paper == paper and number.what.startswith(what)]  # fmt: skip
@@ -255,3 +260,99 @@ def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
         unit = " %" if own[0].signed else ""
         ratio = "" if own[0].signed else joined[4]
         yield [own[0].paper, f"{what} at {budgets} GiB", joined[2] + unit, joined[3] + unit, ratio, cells[0][5]]
+
+
+def claims(of_papers: Sequence[Sequence[str]]) -> str:
+    """One table of what others claim, and of what is reproduced, modelled and measured here.
+
+    Args:
+        of_papers: more lines, of `CLAIM_HEADS`.
+    """
+    return markdown_table(CLAIM_HEADS, [*_recorded(), *of_papers, *_rivals(), *_online(), *_executed()], "llrrrr")
+
+
+def figure() -> Path:
+    """ResNet50 on the P100: recorded solves and ours."""
+    return save_in_run(RUNS_FOLDER / "peers", FIGURE, figures.records, solves("resnet50_b184"))[0]
+
+
+def solves(network: str) -> list[Row]:
+    """The portfolio's shortest solve at each budget with a record, on a graph of the P100."""
+    rows = [row for row in Table("solvers").rows() if row["instance"] == f"p100/{network}" and row["strategy"] == OURS]
+    first = min(row["time_limit_s"] for row in rows)
+    return [row for row in rows if row["time_limit_s"] == first]
+
+
+def _recorded() -> Iterator[list[str]]:
+    for network, budget in RECORDED:
+        for row in solves(network):
+            if row["budget"] == budget:
+                model, _, batch = network.partition("_b")
+                what = f"{LABELS[model]}, batch {batch}, {budget} of a P100: overhead, gap, seconds"
+                yield ["Checkmate's MILP in Gurobi, 12 threads", what,
+                       _solved(row["record_cost"], row["total_cost"], row["record_gap"], row["record_s"]), "",
+                       _solved(row["cost"], row["total_cost"], row["gap"], row["wall_s"]), ""]  # fmt: skip
+
+
+def _solved(cost: int, total: int, gap: float, seconds: float) -> str:
+    return f"{cost / total - 1:.2%}, {gap:.3%}, {seconds:,.0f} s"
+
+
+def _rivals() -> Iterator[list[str]]:
+    for theirs, ours in pairs(Table("rivals").rows())[-1:]:
+        what = f"{Path(theirs['graph']).stem}, {theirs['share']:.0%} of the peak: overhead, seconds to the plan"
+        here = [f"{row['overhead']:.2%}, {row['found_s']:,.0f} s" for row in (theirs, ours)]
+        claimed = f"{theirs['published_percent']:g}%, {theirs['published_s']:g} s"
+        yield ["MOCCASIN, 16 threads", what, claimed, *here, ""]
+
+
+def _online() -> Iterator[list[str]]:
+    name, network = next(iter(networks_of(Table("dtr").rows()).items()))
+    row = network["rows"][-1]
+    what = f"{name}, {row['ratio']:.0%} of its memory: step time / plain's"
+    numbers = [f"{number:.3f}" for number in (row["online"]["exact"], row["offline"])]
+    yield ["DTR, measured on a Titan V", what, f"{row['published']:g}", *numbers, ""]
+
+
+def _executed() -> Iterator[list[str]]:
+    """GPT-2 at the peak of checkpoints on every block, and the lowest peak of a compiled one."""
+    rows = [row for row in Table("executed_steps").rows() if (row["steps"], row["model"]) == ("peers", "gpt2")]
+    every = next(row for row in rows if row["method"] == "checkpoint_blocks")
+    plain = next(row for row in rows if row["method"] == "plain")
+    own = [row for row in rows if row["method"] == OURS and row["measured_peak_bytes"] <= every["measured_peak_bytes"]]
+    best = min(own, key=lambda row: row["predicted_ns"])
+    what = f"GPT-2 at {every['measured_peak_bytes'] / 1e6:.0f} MB: step time / plain's"
+    yield ["PyTorch's checkpoints", what, "", "",
+           f"{best['predicted_ns'] / plain['predicted_ns']:.3f}",
+           f"{best['measured_ratio']:.3f}, theirs {every['measured_ratio']:.3f} ({made([best])})"]  # fmt: skip
+    rows = steps_of(Table("compiled").rows())["gpt2"]
+    lowest = {is_ours: min((row for row in rows if (row["variant"] == "remat") is is_ours),
+                           key=lambda row: row["measured_bytes"]) for is_ours in (True, False)}  # fmt: skip
+    theirs, ours = lowest[False], lowest[True]
+    sizes = (ours["predicted_bytes"], ours["measured_bytes"], theirs["measured_bytes"])
+    promised, mine, other = (f"{size / 1e6:.1f} MB" for size in sizes)
+    yield ["PyTorch's memory budget", "GPT-2, compiled: lowest peak", "", "", promised,
+           f"{mine}, theirs {other} ({made([ours])})"]  # fmt: skip
+
+
+README_NETWORKS = ("gpt2", "llama")
+# Of the README: what `remat explain` says, networks as compiled steps, and the sweep of VGG19.
+EXPLAINED = ("plain peak", "smallest budget", "overhead at 80% of the peak", "overhead at 60% of the peak",
+         "largest batch at 0%", "largest batch at 10%", "largest length at 0%", "largest length at 10%")  # fmt: skip
+
+
+@experiment(page="../README.md", measures=False)
+def readme() -> Drawing:
+    """Page: the README's table and figures."""
+    columns = answers(Table("explain").rows())
+    told = [[name, *(column.get(name, "") for column in columns.values())] for name in EXPLAINED]
+    models = {name: rows for name, rows in steps_of(Table("compiled").rows()).items() if name in README_NETWORKS}
+    study = checkmate.stored_study()
+    run = next(sweep.run for sweep in sweeps.sweeps(study.document("fig5"), study) if sweep.label == "VGG19")
+    data = overhead_data(run)
+    assert data is not None
+    drawn = {
+        "training": save_in_run(RUNS_FOLDER / "readme", "training", figures.compiled, models)[0],
+        "vgg19_sweep": save_in_run(RUNS_FOLDER / "readme", "vgg19_sweep", overhead.draw, data, run)[0],
+    }
+    return Drawing(markdown_table(["`remat explain`, on an H100", *columns], told), figures=drawn)

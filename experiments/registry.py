@@ -74,13 +74,13 @@ class Experiment:
     """A registered function of cases.
 
     Attributes:
-        cases: (**keys) -> cases.
+        cases: (**keys) -> cases; without `measures`, () -> `experiments.documents.Drawing`.
         page: of docs/, between whose marks the drawing is written; None for none.
-        draw: (rows) -> `experiments.documents.Drawing`.
         measures: false for one that has no cases, and draws rows of others or what it computes.
+        draw: (rows) -> `experiments.documents.Drawing`.
     """
 
-    cases: Callable[..., Iterator[Case]]
+    cases: Callable[..., Any]
     page: str | None = None
     measures: bool = True
     draw: Callable[[Sequence[Row]], Any] | None = None
@@ -94,8 +94,8 @@ class Experiment:
 def experiment(
     *, page: str | None = None, measures: bool = True, has_graphs: bool = False
 ) -> Callable[[Any], Experiment]:
-    """Register a function of cases under its name, see the module and `Listed.has_graphs`."""
-    return lambda cases: Experiment(cases, page, measures)
+    """Register a function of cases, or without `measures` a drawing, see the module and `Listed.has_graphs`."""
+    return lambda made: Experiment(made, page, measures, draw=None if measures else lambda _: made())
 
 
 @dataclass(frozen=True, slots=True)

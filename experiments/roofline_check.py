@@ -7,7 +7,7 @@ own graphs of the five networks have the same operations in the same order, with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from analysis import figures
 from analysis.charts import save_in_run
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
 from experiments.measure_solve import MONET_COSTS, published_folder
-from experiments.registry import Case, Row, experiment
+from experiments.registry import experiment
 from experiments.settings import RUNS_FOLDER, configured_model
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
@@ -73,13 +73,13 @@ def own_traffic(kind: str, is_backward: bool) -> tuple[str | None, str]:
     return arithmetic, traffic
 
 
-def predict_ns(pairs: Iterable[Timed], gpu: Gpu, rates: Rates | None = None, keys: Keys = own_traffic) -> np.ndarray:
+def predict_ns(pairs: Iterable[Timed], gpu: Gpu, rates: Rates | None = None) -> np.ndarray:
     """[pairs] roofline times in ns; with `rates`, by these fractions of the peak rates."""
     if rates is None:
         return np.array([operation_ns(p.kind, p.work, gpu, p.is_backward) for p in pairs], dtype=float)
     seconds = []
     for pair in pairs:
-        arithmetic, traffic = keys(pair.kind, pair.is_backward)
+        arithmetic, traffic = own_traffic(pair.kind, pair.is_backward)
         flops_s, bytes_s = at_peak_s(pair, gpu)
         seconds.append(max(flops_s / rates.get(arithmetic or "", 1.0), bytes_s / rates[traffic]))
     return 1e9 * (np.array(seconds) + gpu.launch_overhead_s)
@@ -207,14 +207,8 @@ def _group(pair: Timed) -> str:
 
 
 @experiment(page=PAGE, measures=False)
-def roofline() -> Iterator[Case]:
+def roofline() -> Drawing:
     """Page: the roofline beside published P100 times (REMAT_INSTANCES has them)."""
-    yield from ()
-
-
-@roofline.draws
-def page(_: Sequence[Row]) -> Drawing:
-    """The comparison with the published times."""
     folder = published_folder("monet")
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))

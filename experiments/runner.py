@@ -20,10 +20,9 @@ from typing import Any
 from rich.console import Console
 
 from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
-from experiments.engine import Engine
-from experiments.engines import make_engine
+from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
-from experiments.registry import Case, Experiment, Listed, module_of
+from experiments.registry import Case, Experiment, Listed, Row, module_of
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Solves, finished_jobs
 from experiments.store import Store, write_json
@@ -106,25 +105,33 @@ def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine
 
 
 def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
-    """Store the rows of a case, or return the line of its error; the output of one that crashed becomes a file."""
+    """Store the rows of a case, and return the line of its error; the output of one that crashed becomes a file."""
     output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
     output.unlink(missing_ok=True)
     if not isinstance(result, RematError):
         table.put(job.case, result, job.wall_s, job.load)
         return []
     where = ""
-    if isinstance(result, Crashed) and result.output:
-        write_text(output, result.output)
-        where = f"; its output: {output}"
+    if isinstance(result, Unfinished):
+        if result.rows:
+            table.put(job.case, result.rows, job.wall_s, job.load, is_whole=False)
+        if result.output:
+            write_text(output, result.output)
+            where = f"; its output: {output}"
     return [f"{listed.name}, {job.label}: {result}{where}"]
 
 
-class Crashed(RematError):
-    """The process of a case ended otherwise; `output` is what it wrote, with the traceback."""
+class Unfinished(RematError):
+    """A case that was not measured to its end.
 
-    def __init__(self, message: str, output: str = ""):
+    Attributes:
+        rows: those that it yielded before.
+        output: of its process with the traceback, if it crashed.
+    """
+
+    def __init__(self, message: str, rows: Sequence[Row] = (), output: str = ""):
         super().__init__(message)
-        self.output = output
+        self.rows, self.output = rows, output
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +178,7 @@ class CaseJob:
         """The rows of a case, measured in a process of its own.
 
         Raises:
-            RematError: it cannot be measured, or its process ended otherwise; one line.
+            Unfinished: it cannot be measured, or its process ended otherwise; one line.
         """
         with tempfile.TemporaryDirectory(prefix="remat-case-") as folder:
             asked, made = Path(folder, "case.json"), Path(folder, "rows.json")
@@ -187,13 +194,13 @@ class CaseJob:
                 _, errors = self._process.communicate()
             finally:
                 self.stop()
-            code = self._process.returncode
-            if code == 0:
-                return read_json(made)
+            code, rows = self._process.returncode, read_json(made) if made.exists() else []
+        if code == 0:
+            return rows
         last = (errors.strip().splitlines() or ["no message"])[-1]
         if code == REFUSED:
-            raise InvalidInput(last)
-        raise Crashed(f"its process ended with {code}: {last}", errors)
+            raise Unfinished(last, rows)
+        raise Unfinished(f"its process ended with {code}: {last}", rows, errors)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -243,12 +250,15 @@ def _work(asked: Path, made: Path) -> int:
     case = read_json(asked)
     module_of(Path(case["file"]))  # a file of another folder is no module of a package
     measure = getattr(importlib.import_module(case["module"]), case["function"])
+    rows = list[Row]()
     try:
-        rows = list(measure(**case["what"]))
+        for row in measure(**case["what"]):
+            rows += [row]  # one by one: those before an error are kept
     except RematError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return REFUSED
-    write_json(made, rows)
+    finally:
+        write_json(made, rows)
     return 0
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
 
 import remat
+from experiments.arguments import import_optional
 from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
 from experiments.config import as_dict, keys_of, run_name
-from experiments.engines import make_engine
+from experiments.engine import make_engine
 from experiments.progress import SolveProgress, make_console
 from experiments.registry import experiments, listed
-from experiments.row import Row
 from experiments.runner import run_experiment
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
 from experiments.solving import GraphRun, contradictions, is_final
-from experiments.store import Store, write_json
-from experiments.wandb_logger import import_wandb, log_run
+from experiments.store import Row, Store, write_json
 from remat.errors import InvalidInput
 from remat.solution import Status
 from remat.units import format_cost, format_size
@@ -179,3 +180,28 @@ def _say_where(console: Console, drawn: Sequence[Path]) -> None:
     for what, paths in (("table", tables), ("figures", figures), ("page", pages)):
         for path in paths:
             console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
+
+
+def import_wandb() -> ModuleType:
+    """The package; raises `MissingPackage` if it is not installed."""
+    return import_optional("wandb", "logger=wandb needs wandb")
+
+
+def log_run(
+    folder: Path, rows: Sequence[Row], config: Mapping[str, Any], drawn: Sequence[Path], *, project: str, mode: str
+) -> str:
+    """Log a copy of a finished run to Weights & Biases; returns its folder (offline) or its address."""
+    wandb = import_wandb()
+    run = wandb.init(
+        project=project, name=folder.name, dir=str(folder), config=dict(config), mode=mode,
+        settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+    )  # fmt: skip
+    try:
+        columns = [field.name for field in fields(Row)]
+        run.log({"rows": wandb.Table(columns=columns, data=[list(astuple(row)) for row in rows])})
+        run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn if path.suffix == ".png"})
+        run.summary["plans"] = sum(row.cost is not None for row in rows)
+        run.summary["optimal"] = sum(row.status == "OPTIMAL" for row in rows)
+    finally:
+        run.finish()
+    return run.url if mode == "online" else str(run.dir)

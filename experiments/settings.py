@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.arguments import names_of, one_of
 from experiments.config import CONF_FOLDER, as_dict
-from experiments.engine import ENGINES
 from remat.cost.gpu import Gpu, link_of
 from remat.cost.profile import DEVICES
 from remat.errors import InvalidInput
@@ -31,6 +30,7 @@ STORE_FOLDER = RUNS_FOLDER / "store"
 COSTS = ("flops", "roofline", "profile")
 SCALES = ("full", "study", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
+ENGINES = ("local", "ray", "slurm")
 WANDB_MODES = ("offline", "online", "disabled")
 OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 

@@ -1,4 +1,7 @@
-"""The solvers on published graphs with recorded results and on large ones: cost, bound, gap, times and memory."""
+"""The solvers on published graphs with recorded results and on large ones: cost, bound, gap, times and memory.
+
+Also the two formulations of Checkmate's MILP, and the search against the size of the graph.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis import figures
+from analysis.charts import save_in_run
+from experiments.arguments import pattern
 from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
-from experiments.measure_solve import solve_case, where_made
+from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.solver_cases import Instance, above_once, asked_for, goals, instances, median_of
@@ -18,6 +24,8 @@ from remat.errors import InvalidInput
 from remat.incumbent import GAP_TOLERANCE, is_closed, relative_gap
 
 PAGE = "results/solvers.md"
+FORMS = ("trimmed", "published")  # formulations of checkmate_milp
+GROWTH_SHARE = 0.9
 COLUMNS = (  # of the long table
     "instance", "budget", "budget_bytes", "scope", "strategy", "status", "cost", "overhead", "bound", "gap",
     "proven_by", "certified_bound", "start_s", "first_plan_s", "within_1pct_s", "wall_s", "peak_memory_bytes",
@@ -55,10 +63,7 @@ def chosen(only: str) -> list[Instance]:
     Raises:
         InvalidInput: there is none, or it is no regular expression.
     """
-    try:
-        wanted = re.compile(only)
-    except re.error as error:
-        raise InvalidInput(f"'{only}' is no regular expression: {error}") from None
+    wanted = re.compile(pattern(only))
     folder = os.environ.get("REMAT_INSTANCES")
     if folder and not Path(folder).is_dir():
         raise InvalidInput(f"no folder '{folder}'; REMAT_INSTANCES is to name that of the published graphs, or nothing")
@@ -196,3 +201,73 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 def certified_gap(cost: int | None, certified_bound: int | None) -> float | None:
     """The gap that a certificate proves; None without a plan or a certificate."""
     return None if cost is None or certified_bound is None else relative_gap(cost, certified_bound)
+
+
+@experiment()
+def formulations(only: str = "", time_limit: float = 150.0, seeds: int = 1, threads: int = 2) -> Iterator[Case]:
+    """The MILP's two formulations on the staged cases of experiment=solvers: seconds to the proven optimum."""
+    for instance in chosen(only):
+        if instance.scope == "staged":
+            for form in FORMS:
+                for seed in range(seeds):
+                    yield solve_case(
+                        instance.source, instance.graph, "checkmate_milp", instance.budget_bytes,
+                        time_limit_s=time_limit, threads=threads, seed=seed, options={"formulation": form},
+                        instance=instance.name, budget=instance.budget,
+                    )  # fmt: skip
+
+
+@formulations.draws
+def formulations_page(rows: Sequence[Row]) -> Drawing:
+    """A line for each instance and budget; medians of the seeds, without the start of the process."""
+    seconds: dict[str, dict[str, list[float | None]]] = {}
+    for row in rows:
+        of = seconds.setdefault(f"{row['instance']}, {row['budget']}", {form: [] for form in FORMS})
+        of[row["options"]["formulation"]].append(row["wall_s"] - row["start_s"] if is_closed(row["gap"]) else None)
+    lines = []
+    for name, of in seconds.items():
+        medians = [statistics.median(found) if (found := _all(of[form])) else None for form in FORMS]
+        trimmed, published = medians
+        faster = "" if trimmed is None or published is None else f"{published / trimmed:.0f}"
+        lines.append([name, *("not proven" if x is None else f"{x:.1f}" for x in medians), faster])
+    return Drawing(f"{where_made(rows)}.\n\n{markdown_table(['instance', *FORMS, 'times faster'], lines)}")
+
+
+def _all(seconds: Sequence[float | None]) -> list[float]:
+    """The seconds if every solve was proven."""
+    proven = [x for x in seconds if x is not None]
+    return proven if len(proven) == len(seconds) else []
+
+
+@experiment()
+def growth(
+    layered: Sequence[int] = (250, 1000, 4000, 16_000), chains: Sequence[int] = (100, 1000, 10_000),
+    strategies: Sequence[str] = ("search",), time_limit: float = 20.0, threads: int = 2,
+) -> Iterator[Case]:  # fmt: skip
+    """A strategy against the size of the graph: seconds to a plan, quality, memory."""
+    sources = [{"function": "layered", "n": n, "name": f"layered_n{n}"} for n in layered]
+    sources += [{"function": "chain", "n": n // 2, "name": f"chain_n{n}"} for n in chains]
+    for source in sources:
+        graph = graph_of(source)
+        for strategy in strategies:
+            yield solve_case(source, graph, strategy, share_of_peak(graph, GROWTH_SHARE), time_limit_s=time_limit,
+                             threads=threads, kind=source["function"])  # fmt: skip
+
+
+@growth.draws
+def growth_page(rows: Sequence[Row]) -> Drawing:
+    """A line for each graph, and the figure of the last time limit."""
+    latest = [row for row in rows if row["time_limit_s"] == rows[-1]["time_limit_s"]]
+    quality = f"overhead after {latest[-1]['time_limit_s']:g} s"
+    heads = ["graph", "strategy", "operations", "edges", "first plan, s", quality, "MiB"]
+    lines = [
+        [
+            row["kind"], row["strategy"], f"{row['n_operations']:,}", f"{row['n_edges']:,}",
+            "" if row["first_plan_s"] is None else f"{row['first_plan_s']:.1f}",
+            "no plan" if row["overhead"] is None else f"{row['overhead']:.2%}",
+            "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**20:.0f}",
+        ]
+        for row in latest
+    ]  # fmt: skip
+    drawn = save_in_run(RUNS_FOLDER / "growth", "growth", figures.growth, latest)
+    return Drawing(markdown_table(heads, lines, "llrrrrr"), figures={"growth": drawn[0]})

@@ -20,9 +20,8 @@ from experiments.build import Subject
 from experiments.engine import Engine, Job
 from experiments.progress import SolveProgress
 from experiments.provenance import provenance, solver_build
-from experiments.row import Row
 from experiments.settings import Settings
-from experiments.store import Store, code_of, row_key
+from experiments.store import Row, Store, code_of, row_key
 from remat.compiled import is_compiled
 from remat.errors import InvalidPlan, RematError
 from remat.frontends import synthetic
@@ -51,6 +50,16 @@ class Solves:
     engine: Engine
     progress: SolveProgress
     console: Console
+
+    def graph_run(
+        self, subject: Subject, experiment: str, settings: Settings | None = None, cost_cap: int | None = None
+    ) -> GraphRun:
+        """The solves of one graph, by default with the settings of the case; stores the graph."""
+        chosen, graph = settings or self.settings, subject.graph
+        self.store.write_graph(graph)
+        plain = remat.family(graph.default(), "checkpoint_all", accounting=chosen.accounting)[0]
+        where = self.store, self.engine, self.progress
+        return GraphRun(subject, chosen, experiment, *where, plain.peak_bytes, cost_cap)
 
 
 @dataclass(slots=True)

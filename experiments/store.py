@@ -14,26 +14,103 @@ import json
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
 
-import baselines
-import remat
 from experiments.arguments import stop_if_interrupted
-from experiments.row import Row
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import digest_of_source, read_json, read_table, sealed, unsealed, write_table, write_text
+from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import load_and_simulate
 from remat.solution import Family, Member, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One (graph, strategy, budget, seed); every field is a column of ``store/rows/<key>.parquet``.
+
+    Attributes:
+        key: hash of what determines the row.
+        experiment: the run that solved it first.
+        dtype: the graph's floating-point types, e.g. ``bfloat16+float32``; None without any.
+        cost_source: ``modelled``, ``measured`` or ``file``.
+        parameters, options, stats, versions: JSON objects; `stats` holds numbers for people, which decide nothing.
+        options: given to the strategy; in `parameters` they are mixed with the plan's own.
+        ended: what ended the solve, see `remat.solution.Ending`; '' if it returned by itself.
+        cut_by_clock, contradicted, peak_bound_bytes: see `remat.Solution`.
+        proof_from: the strategy whose proof ended the solve; None otherwise.
+        proven_by: what proves `bound`, see `remat.Solution`; None if nothing had to be proven, or in older rows.
+        certified_bound: of the solve's certificate; None without one, and in older rows.
+        cost_cap: of the problem; None without one.
+        gpu_memory_bytes: of the GPU of the costs.
+        plan_file: relative to the store; None without a plan.
+        plan_from: budget in bytes for which the plan was found, if it is reused here; None otherwise.
+        store_all_peak_bytes: checkpoint-all's peak under the same accounting.
+        finished_at: ISO 8601, UTC.
+    """
+
+    key: str
+    experiment: str
+    model: str | None
+    framework: str | None
+    granularity: str | None
+    batch_size: int | None
+    dtype: str | None
+    graph_name: str
+    graph_sha256: str
+    gpu: str
+    gpu_memory_bytes: int
+    cost_model: str
+    cost_source: str
+    cost_unit: str
+    strategy: str
+    parameters: str
+    options: str
+    budget_bytes: int
+    status: str
+    cost: int | None
+    bound: int | None
+    gap: float | None
+    overhead: float | None
+    peak_bytes: int | None
+    plan_file: str | None
+    plan_from: int | None
+    message: str
+    ended: str
+    cut_by_clock: bool | None
+    contradicted: bool
+    proof_from: str | None
+    proven_by: str | None
+    certified_bound: int | None
+    peak_bound_bytes: int | None
+    wall_s: float
+    time_limit_s: float
+    seed: int
+    threads: int
+    scope: str
+    accounting: str
+    cost_cap: int | None
+    stats: str
+    total_cost: int
+    store_all_peak_bytes: int
+    fixed_bytes: int
+    n_operations: int
+    n_edges: int
+    git_commit: str | None
+    git_dirty: bool | None
+    versions: str
+    cpu: str
+    solver_build: str
+    finished_at: str
+
 
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 # The type of `int | None` is the first of its arguments.
@@ -258,12 +335,6 @@ def _version_of(strategy: str) -> str:
     return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source and Path(source).is_file() else ""
 
 
-@cache
-def source_hash() -> str:
-    """Hash of the source of library and baselines; equal hashes mean that two nodes run the same code."""
-    return "-".join(digest_of_source(Path(package.__path__[0]))[:16] for package in (remat, baselines))
-
-
 def write_json(path: Path, document: Any) -> None:
     """Write indented JSON in one atomic step; raises `DiskFull`, and KeyboardInterrupt as `stop_if_interrupted`."""
     stop_if_interrupted()
@@ -278,21 +349,10 @@ def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Tab
     except InvalidInput as error:
         warn_damaged(error)
         return None
-    if not table.schema.equals(schema):
-        table = _upgraded(table)
     if not table.schema.equals(schema) or (table.num_rows != 1 and not empty):
         warn_damaged(f"{path}: has other columns than this version writes")
         return None
     return table
-
-
-def _upgraded(table: pa.Table) -> pa.Table:
-    """A row of an older version with the columns of this one; any other table is returned as it is."""
-    from analysis.results import MOVED, upgrade  # imported late: `analysis` imports pandas, which takes a second
-
-    if not table.schema.equals(pa.schema([field for field in ROW_SCHEMA if field.name not in MOVED])):
-        return table
-    return pa.Table.from_pylist([upgrade(record) for record in table.to_pylist()], schema=ROW_SCHEMA)
 
 
 def warn_damaged(what: object) -> None:

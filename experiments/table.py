@@ -1,7 +1,8 @@
 """The rows of an experiment: one parquet table under ``runs/NAME``, and one that is kept under ``results/NAME``.
 
 A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s`` (of
-the whole case), ``load`` (of the machine when it began) and the columns of `Provenance`.
+the whole case), ``load`` (of the machine when it began) and the columns of `Provenance`. ``unfinished`` is true in rows
+of a case that failed after them: it is measured again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Table:
 
     def missing(self, cases: Sequence[Case]) -> list[Case]:
         """The cases that are not finished."""
-        finished = {row["case_key"] for row in self.rows()} if self.again is None else self._measured_again()
+        whole = {row["case_key"] for row in self.rows() if not row.get("unfinished")}
+        finished = whole if self.again is None else self._measured_again()
         return [case for case in cases if key_of(case) not in finished]
 
     def finish(self) -> None:
@@ -62,16 +64,26 @@ class Table:
     def _measured_again(self) -> set[str]:
         return set(read_json(self.again)) if self.again is not None and self.again.exists() else set()
 
-    def put(self, case: Case, rows: Iterable[Row], wall_s: float, load: float | None = None) -> None:
-        """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code."""
+    def put(
+        self, case: Case, rows: Iterable[Row], wall_s: float, load: float | None = None, *, is_whole: bool = True
+    ) -> None:
+        """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code.
+
+        Rows of a case that failed after them do not replace those of a whole one.
+        """
         facts: Row = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
+        facts |= {} if is_whole else {"unfinished": True}
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)
-            others = [row for row in _read(self.path) if row["case_key"] != facts["case_key"] and not _is_of(case, row)]
+            known = _read(self.path)
+            earlier = [row for row in known if row["case_key"] == facts["case_key"] or _is_of(case, row)]
+            if not is_whole and any(not row.get("unfinished") for row in earlier):
+                return
+            others = [row for row in known if row not in earlier]
             write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
-            if self.again is not None:
+            if is_whole and self.again is not None:
                 write_text(self.again, json.dumps(sorted({*self._measured_again(), facts["case_key"]})))
 
 

@@ -3,7 +3,7 @@
 A larger batch fills the device better, but it needs more memory and therefore more recomputation. For each batch the
 portfolio looks for the fastest plan. The batches are a coarse grid, from the largest that plain training fits to the
 largest that the working set allows, then a finer one around the best. The configuration's costs (roofline by default)
-apply to graphs that `experiments.per_sample.of_batch` derives from one and two samples.
+apply to graphs that `experiments.batch_search.of_batch` derives from one and two samples.
 
 Document (a row): network, gpu, memory_bytes, points: [{batch, status, cost_ns, bound_ns, samples_per_s,
 most_per_s (proven: no staged plan of this batch is faster), overhead}], best (the batch), prices: [{batch,
@@ -16,18 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analysis.batches import SPEED_HEADS, draw_throughput, speed_rows
 from analysis.charts import save_in_run
-from analysis.throughput import SPEED_HEADS, draw_throughput, speed_rows
-from experiments.batch_search import RULES
+from experiments.batch_search import RULES, of_batch, pair, per_sample
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table
-from experiments.engine import Engine
-from experiments.per_sample import of_batch, pair, per_sample
-from experiments.progress import SolveProgress
 from experiments.registry import Case, Row, experiment
-from experiments.row import Row as Solved
 from experiments.settings import RUNS_FOLDER, Settings
 from experiments.solving import GraphRun, Solves, solve_each
+from experiments.store import Row as Solved
 from experiments.store import Store, code_of, code_version
 from remat.bounds.price import shadow_price
 from remat.cost import apply_cost
@@ -65,18 +62,15 @@ def measure(run: Solves, coarse: int, rounds: int, **_settings: Any) -> Iterator
         InvalidInput: no batch has a plan.
     """
     limit_s = PRICE_LIMITS * run.settings.time_limit_s
-    document = best_batch(
-        run.settings, run.store, run.engine, run.progress, coarse=coarse, rounds=rounds, price_limit_s=limit_s
-    )
+    document = best_batch(run, run.settings, coarse=coarse, rounds=rounds, price_limit_s=limit_s)
     if document["best"] is None:
         raise InvalidInput("no batch has a plan")
     yield document
 
 
 def best_batch(
-    settings: Settings, store: Store, engine: Engine, progress: SolveProgress, *, coarse: int = COARSE,
-    rounds: int = ROUNDS, price_limit_s: float = 60.0,
-) -> dict[str, Any]:  # fmt: skip
+    run: Solves, settings: Settings, *, coarse: int = COARSE, rounds: int = ROUNDS, price_limit_s: float = 60.0
+) -> dict[str, Any]:
     """The document of one network (see the module); `price_limit_s` limits the relaxation of one price."""
     spec = settings.spec
     assert spec is not None
@@ -90,8 +84,7 @@ def best_batch(
     def graph_run(batch: int) -> GraphRun:
         costed = apply_cost(of_batch(one, two, batch), settings.cost, settings.gpu, cache_folder=CACHE_FOLDER / "costs")
         subject = Subject(costed, spec.name, spec.framework, spec.granularity, batch, settings.cost, "modelled")
-        store.write_graph(costed)
-        return GraphRun(subject, settings, "throughput", store, engine, progress, plain_peak(costed))
+        return run.graph_run(subject, "throughput", settings)
 
     graph_runs: dict[int, GraphRun] = {}
     rows: dict[int, Solved] = {}
@@ -109,7 +102,7 @@ def best_batch(
     best = _best(rows)
     largest = max((batch for batch, row in rows.items() if row.cost), default=None)
     prices = [
-        _price(graph_runs[batch].subject.graph, batch, memory_bytes, settings, store, price_limit_s)
+        _price(graph_runs[batch].subject.graph, batch, memory_bytes, settings, run.store, price_limit_s)
         for batch in dict.fromkeys((best, largest)) if batch is not None
     ]  # fmt: skip
     return {

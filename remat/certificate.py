@@ -87,7 +87,8 @@ class BoundCertificate:
         bound: in the graph's cost unit.
         denominator: of every multiplier.
         multipliers: [kind] entries ``[*row, y]`` with integers y > 0; kinds and rows as in `remat.bounds.certificate`.
-        boundaries: of the window relaxation, operations in ascending order; empty for the staged LP.
+        boundaries: of the window relaxation, operations in ascending order; empty for the staged LP. Over a link, -t
+            stands for the start of operation t, and comes before t, its end.
         tree: of a branch and bound, the root first, children after their parents; empty for one LP. A tree's nodes have
             the multipliers.
         link: that plans may copy values over; the bound is on their makespan then. None for plans without copies.
@@ -166,6 +167,11 @@ class BoundCertificate:
             InvalidInput: naming the file and the place.
         """
         return cls.from_dict(read_json(path), os.fspath(path))
+
+
+def better_proof(known: BoundCertificate | None, proof: BoundCertificate) -> BoundCertificate:
+    """The one that proves more, the first of equals."""
+    return proof if known is None or proof.bound > known.bound else known
 
 
 def _is_integer(number: object) -> bool:

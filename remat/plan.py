@@ -74,21 +74,16 @@ class Plan:
 
     @classmethod
     def from_order(
-        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, implementations: Sequence[str] = (),
-        *, ways: Sequence[str] = (),
-    ) -> Plan:  # fmt: skip
+        cls, graph: Graph, order: Sequence[int], budget_bytes: int | None = None, implementations: Sequence[str] = ()
+    ) -> Plan:
         """A plan from computations alone; every value is freed at its last use.
 
         Args:
             implementations: [C] name of each computation's implementation, '' for the default one; () if all are.
-            ways: its former name.
 
         Raises:
             InvalidPlan: `order` or `implementations` names an operation or an implementation that does not exist.
         """
-        if ways:
-            warn("Plan.from_order(ways=) is called implementations= now", FutureWarning)
-            implementations = ways
         steps = frees_at_last_use(graph, order, implementations)
         if not any(implementations):
             return cls.from_steps(graph, steps, budget_bytes)
@@ -197,18 +192,6 @@ class Plan:
     def calls(self) -> list[tuple[int, str]]:
         """[computations] (operation, name of its implementation, '' for the default one)."""
         return list(zip(self.order.tolist(), self.choices or [""] * self.n_computations, strict=True))
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """The former name of `implementations`."""
-        warn("Plan.ways is called implementations now", FutureWarning)
-        return self.implementations
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The former name of `choices`."""
-        warn("Plan.chosen is called choices now", FutureWarning)
-        return self.choices
 
     @property
     def steps(self) -> list[tuple[str, int] | tuple[str, int, str]]:

@@ -91,7 +91,7 @@ def of_a_tree(graph: Graph, budget: int, scope: Scope, link: Link | None = None)
 
 
 def wrong_with(
-    graph: Graph, genuine: BoundCertificate, rng: np.random.Generator, best: Callable[[int, str], int | None]
+    graph: Graph, genuine: BoundCertificate, rng: np.random.Generator, best: Callable[[int, str], float | None]
 ) -> str:
     """What the checker does wrong with a genuine certificate and its forgeries; '' if nothing."""
     budget, scope = genuine.budget_bytes, genuine.scope
@@ -147,6 +147,8 @@ def forgeries(
     if genuine.boundaries:
         moved = [t + int(rng.integers(-1, 2)) for t in genuine.boundaries]
         yield "boundaries moved", replace(genuine, boundaries=moved)
+        turned = [-t if rng.random() < 0.5 else t for t in genuine.boundaries]
+        yield "starts for ends, and ends for starts", replace(genuine, boundaries=turned)
     for name, forged in perturbed(genuine, rng):
         for denominator in (genuine.denominator, 1, 3):
             proven = proven_by(graph, replace(forged, denominator=denominator))

@@ -10,10 +10,9 @@ from experiments.budget_sweep import run_sweep
 from experiments.build import Subject
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress, make_console
-from experiments.row import Row
 from experiments.settings import Settings
 from experiments.solving import GraphRun
-from experiments.store import Store
+from experiments.store import Row, Store
 from remat.cost.gpu import load_gpu
 
 # 4 forward nodes of 1 byte and their gradients: the gradient of node i reads node i and the gradient before.

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import analysis
-from analysis import charts, matrices, memory, network, scales, shown_plans, style
+from analysis import charts, matrices, memory, network, results, scales, style
 from analysis import overhead_data as overhead_module
 from analysis.page import figures, page
 from analysis.results import load_run
@@ -206,7 +206,7 @@ def test_no_recomputation_vanishes_in_large_matrices(most: int) -> None:
 
 
 def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None:
-    shown = shown_plans.chosen_plan(load_run(drawn[0]))
+    shown = results.chosen_plan(load_run(drawn[0]))
     assert shown is not None
     assert shown.row.overhead > 0
     assert shown.strategy == "checkmate_milp"  # ties in cost go to the proven plan

@@ -14,16 +14,17 @@ import pytest
 from browser import open_page
 
 import remat
-from analysis.leaderboard_page import leaderboard, payload
+from analysis.leaderboard import leaderboard, payload
 from analysis.memory import timeline
-from experiments import cli
-from experiments.benchmark import POINTS
+from experiments import cli, engine
+from experiments.benchmark import POINTS, measure
 from experiments.config import register
 from experiments.leaderboard_table import _duels, _medians
 from experiments.registry import Case
 from experiments.table import Table
 from remat import solvers
 from remat.frontends import synthetic
+from remat.simulator import plain_peak
 
 STRATEGIES = "strategies=[checkpoint_all,chen_sqrtn,griewank,checkmate_milp]"
 
@@ -125,6 +126,24 @@ def test_nothing_is_solved_twice_until_the_version_is_raised(
     assert run("strategies=[checkmate_milp]", "networks=[chain_n12]") == 0
     assert "1 cases measured now" in capsys.readouterr().out
     assert len(rows_of("chain_n12")) == before  # new rows take the place of old ones
+
+
+def test_a_failed_budget_costs_no_other_budget_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine.solve_isolated
+
+    def failing(context: Any, *asked: Any, **how: Any) -> remat.Solution:
+        if context.problem.budget_bytes < plain_peak(context.problem.graph):
+            raise remat.RematError("the solver broke")
+        return real(context, *asked, **how)
+
+    monkeypatch.setattr(engine, "solve_isolated", failing)
+    rows = measure(
+        {"function": "chain", "n": 6}, [0.8, 1.0, 0.9], "search", {}, 3.0, "staged", "exact", seed=0, threads=1,
+        work_limit=None, deterministic=False, target_gap=1e-4,
+    )  # fmt: skip
+    assert next(rows)["share"] == 1.0
+    with pytest.raises(remat.RematError, match=r"^share 0\.8: .*the solver broke.*; share 0\.9: "):
+        next(rows)
 
 
 def test_what_is_absent_is_left_out(

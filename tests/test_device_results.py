@@ -144,7 +144,7 @@ def test_a_wrong_folder_or_machine_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no rows: run .* on the device"):
         device.main([str(tmp_path / "nothing"), "--keep"])
     (tmp_path / "rows.jsonl").write_text("")
-    case = next(device.cases(device._parser().parse_args([str(tmp_path), *HERE])))
+    case = next(device.cases(device._read([str(tmp_path), *HERE])))
     write_lines(tmp_path / "rows.jsonl", [{"case": case | {"size": "cpu"}, "costs_of": {"device": "another"}}])
     with pytest.raises(InvalidInput, match=r"has rows of .*another.* take another folder"):
         device.main([str(tmp_path), *HERE, "--cost", "flops"])

@@ -16,8 +16,7 @@ from helpers import wait_for
 import remat
 from experiments import cli
 from experiments.config import register
-from experiments.engine import Job, LocalEngine
-from experiments.engines import make_engine
+from experiments.engine import Job, LocalEngine, make_engine
 from experiments.solving import finished
 from remat.errors import RematError, UnknownName
 from remat.frontends import synthetic

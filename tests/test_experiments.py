@@ -133,6 +133,23 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
     assert not (folder / "runs" / "powers" / "powers.md").exists()
 
 
+def test_rows_before_an_error_are_kept_and_the_case_is_measured_again(folder: Path) -> None:
+    file, gone = folder / "more" / "powers.py", folder / "gone"
+    fails = f"    if not Path({str(gone)!r}).exists():\n        raise InvalidInput('half')\n\n@experiment()"
+    file.write_text("from pathlib import Path\n" + TOY.replace("\n@experiment()", fails))
+    done = run("experiment=powers", "numbers=[4,5]")
+    assert done.returncode == 1
+    assert done.stderr.count("half") == 2
+    rows = table.Table("powers").rows()
+    assert [(row["power"], row["unfinished"]) for row in rows] == [(16, True), (25, True)]
+    gone.touch()
+    assert "2 cases measured now, 0 taken" in run("experiment=powers", "numbers=[4,5]").stdout
+    assert [row.get("unfinished") for row in table.Table("powers").rows()] == [None, None]
+    gone.unlink()
+    assert run("experiment=powers", "numbers=[4]", "again=true").returncode == 1
+    assert [row.get("unfinished") for row in table.Table("powers").rows()] == [None, None]  # whole rows stay
+
+
 def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
     done = run("experiment=powers", "numbers=[12]", "seconds=1e300")
     assert done.stderr.startswith("error: powers, n=12, exponent=2, seconds=1e+300: its process ended with 1: ")
@@ -251,5 +268,5 @@ def test_rows_of_several_machines_and_days_are_all_named() -> None:
 def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:
     file = folder / "more" / "dies.py"
     file.write_text("import os\n\ndef measure():\n    os._exit(7)\n")
-    with pytest.raises(runner.Crashed, match="ended with 7"):
+    with pytest.raises(runner.Unfinished, match="ended with 7"):
         runner.CaseJob(file, Case(module_of(file).measure, {})).measured()

@@ -22,8 +22,7 @@ from sweep_helpers import MIRROR, sweep
 
 import remat
 from experiments import cli
-from experiments.row import Row
-from experiments.store import Store
+from experiments.store import Row, Store
 from remat import child
 from remat.errors import RematError
 from remat.extraction import extract_in_child

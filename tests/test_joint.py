@@ -1,7 +1,6 @@
 """Graphs whose operations have several implementations: model, simulator, plans, and solvers against brute force."""
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,8 @@ from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE
 from remat.problem import Problem, SolveOptions
 from remat.programs import monet as monet_program
-from remat.programs.backends import Answer, Backend, Verdict
+from remat.programs.backends import Backend
+from remat.programs.highs import Answer
 from remat.search.choices import Choices
 from remat.simulator import plain_peak
 from remat.solvers import choose as joint_search
@@ -357,9 +357,8 @@ def test_monet_starts_from_a_plan() -> None:
 def test_the_start_counts_if_the_solver_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = chain_with_masks(5)
     peak = plain_peak(joint)
-    nothing = Answer(Verdict.LIMIT, has_solution=False, bound=-math.inf, nodes=0)
     monkeypatch.setattr(Backend, "probe", lambda _self: None)
-    monkeypatch.setattr(Backend, "solve", lambda *_args, **_options: nothing)
+    monkeypatch.setattr(Backend, "solve", lambda *_args, **_options: Answer())
     kept = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
     assert remat.simulate(joint, kept.plan).peak_bytes <= 0.8 * peak
 

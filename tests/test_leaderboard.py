@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis import ranking
-from analysis.leaderboard_page import leaderboard as ranked
-from analysis.leaderboard_page import page, summary
+from analysis.leaderboard import leaderboard as ranked
+from analysis.leaderboard import page, summary
 
 Row = dict[str, Any]
 

@@ -28,6 +28,7 @@ from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
 from remat.problem import SolveOptions
+from remat.programs.windows import place_of
 from remat.registry import get_strategy
 from remat.search.choices import Choices
 from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
@@ -168,11 +169,11 @@ def check_tiny(seeds: range) -> tuple[int, int]:
         problems += 1
         trace = simulate(graph, plan_of(graph, steps, budget, link))
         assert (trace.cost, trace.peak_bytes <= budget) == (least, True)
-        search = OffloadSearch(graph, budget, link, 0, plain_peak(graph))
+        search = OffloadSearch(graph, budget, link, 0)
         for _ in range(3):
-            search.run(1e-1, 1e-3, 2000)
+            search.run(0.5, 5e-3, 2000)
         if search.least < float("inf"):
-            found = simulate(graph, search.plan())
+            found = simulate(graph, search.best_plan())
             assert found.cost == search.least >= least
             assert found.peak_bytes <= budget
             assert link.host_bytes is None or found.host_peak_bytes <= link.host_bytes
@@ -202,7 +203,7 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
         graph = replace(random_graph(rng, int(rng.integers(8, 40)), **kinds), cost_unit="ns")  # pyright: ignore[reportArgumentType]
     least, most = graph.largest_working_set()[0], plain_peak(graph)
     link = tiny_link(rng, host=seed % 3 == 0)
-    search = OffloadSearch(graph, int(rng.integers(min(least, most), max(least, most) + 1)), link, seed, most)
+    search = OffloadSearch(graph, int(rng.integers(min(least, most), max(least, most) + 1)), link, seed)
     search.genes.away[:] = rng.random(search.genes.away.shape) < rng.random()
     search.genes.numbers[1] = rng.integers(0, 50)
     for _ in range(int(rng.integers(0, len(graph)))):
@@ -210,7 +211,7 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
         i = int(rng.integers(0, t))
         if not graph.operations[i].run_once:
             insert(search.genes, t, i, len(graph))
-    trace = simulate(graph, search.plan(search.genes), link=replace(link, host_bytes=None))
+    trace = simulate(graph, search.plan(), link=replace(link, host_bytes=None))
     found = search.works[0].found
     assert trace.cost == found[MAKESPAN]
     host = 0 if link.host_bytes is None else trace.host_peak_bytes - link.host_bytes
@@ -235,7 +236,7 @@ def proven_by_branching(
     solved = solve_windows(windows.model(boundaries), deadline, None)
     assert solved is not None
     model, _, y = solved
-    enough = graph.total_cost + model.cost @ solved[1] + float(rng.integers(0, 6))
+    enough = graph.total_cost + float(model.cost @ solved[1]) + float(rng.integers(0, 6))
     tree = Tree(model, y * rng.choice([0.5, 1.0]), enough)
     tree.begin(deadline)
     for _ in range(6):
@@ -250,12 +251,13 @@ def check_bounds(seeds: range) -> tuple[int, int]:
     for seed, (graph, budget, link) in zip(seeds, tiny_problems(seeds), strict=False):
         rng = np.random.default_rng(seed)
         best = loose_optimum(graph, budget, link, 60_000)
-        boundaries = sorted(rng.choice(len(graph) - 1, int(rng.integers(1, len(graph))), replace=False).tolist())
+        every = sorted([*range(len(graph) - 1), *range(1 - len(graph), 0)], key=place_of)
+        some = rng.choice(len(every), int(rng.integers(1, len(every))), replace=False)
+        boundaries = [every[i] for i in sorted(some.tolist())]
         if best is None:
             continue
         certificate = proven_with_copies(graph, budget, link, boundaries)
         assert verify_bound(graph, certificate) == certificate.bound <= best, (seed, boundaries)
-        every = list(range(len(graph) - 1))
         assert proven_with_copies(graph, budget, link, every).bound <= best, seed
         for some in (boundaries, every):
             by_tree = proven_by_branching(graph, budget, link, some, rng)
@@ -298,6 +300,27 @@ def test_no_bound_with_copies_is_above_an_optimum() -> None:
 def test_no_bound_with_copies_is_above_any_of_many_optima() -> None:
     problems, _ = check_bounds(range(5000, 9000))
     assert problems > 2000
+
+
+@pytest.mark.parametrize(("seed", "by_ends", "by_both"), [(15, 22, 23), (24, 17, 18), (50, 19, 20)])
+def test_starts_of_operations_prove_more_than_ends_alone(seed: int, by_ends: int, by_both: int) -> None:
+    ((graph, budget, link),) = tiny_problems(range(seed, seed + 1))
+    ends = list(range(len(graph) - 1))
+    assert proven_with_copies(graph, budget, link, ends).bound == by_ends
+    both = sorted([*ends, *range(1 - len(graph), 0)], key=place_of)
+    certificate = proven_with_copies(graph, budget, link, both)
+    assert verify_bound(graph, certificate) == certificate.bound == by_both
+    assert (loose_optimum(graph, budget, link) or 0) >= by_both
+
+
+def test_a_boundary_at_a_start_needs_a_link_and_an_operation_before_it() -> None:
+    graph, budget, link = tiny_problems(range(15, 16))[0]
+    certificate = proven_with_copies(graph, budget, link, [-1, 1])
+    for boundaries in ([1, -1], [-1, -1], [-len(graph)], [-1, len(graph) - 1]):
+        with pytest.raises(InvalidInput, match="not ascending"):
+            verify_bound(graph, replace(certificate, boundaries=boundaries))
+    with pytest.raises(InvalidInput, match="need a link"):
+        verify_bound(graph, BoundCertificate(graph.name, graph.sha256(), budget, Scope.STAGED, 1, 1, {}, [-1]))
 
 
 def test_a_bound_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
@@ -386,7 +409,7 @@ def test_what_is_rebuilt_runs_where_the_matrix_of_residency_says(seed: int) -> N
             S_TV[first : touched + 1, v] = True
     assert of.load(search, rebuilt, (), held)
     expected = plan_of_residency(of.forward, S_TV, "exact")
-    assert search.plan(search.genes).order.tolist() == expected.order.tolist()
+    assert search.plan().order.tolist() == expected.order.tolist()
     assert search.excess() == max(0, simulate(graph, expected).peak_bytes - problem.budget_bytes)
 
 
@@ -455,9 +478,9 @@ def test_copies_and_implementations_go_together(seed: int) -> None:
     choice = choices.choose(wanted) or choices.choose([0] * len(full))
     if choice is None:
         pytest.skip("no choice makes all that is read")
-    search = OffloadSearch(choice.graph, plain_peak(choice.graph), Link(10**9, 10**9, latency_s=0), seed, 1 << 20)
+    search = OffloadSearch(choice.graph, plain_peak(choice.graph), Link(10**9, 10**9, latency_s=0), seed)
     search.genes.away[:] = rng.random(search.genes.away.shape) < 0.6
-    plan = search.plan(search.genes)
+    plan = search.plan()
     reduced, lifted = simulate(choice.graph, plan), simulate(full, choice.lift(plan))
     assert lifted.cost == reduced.cost
     assert lifted.peak_bytes <= reduced.peak_bytes

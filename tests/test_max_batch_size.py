@@ -17,13 +17,12 @@ import experiments.largest_model as largest_module
 import experiments.throughput as throughput_module
 import remat
 from experiments import cli
-from experiments.batch_search import RULES, Bisection
+from experiments.batch_search import RULES, Bisection, PerSample, of_batch, pair, per_sample
 from experiments.config import register
-from experiments.engine import Job
-from experiments.engines import make_engine
+from experiments.engine import Job, make_engine
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
-from experiments.per_sample import PerSample, of_batch, pair, per_sample
 from experiments.progress import SolveProgress
+from experiments.solving import Solves
 from experiments.store import Store
 from experiments.table import Table
 from remat import BoundCertificate, Graph, Operation, Value
@@ -316,10 +315,11 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     assert "0 cases measured now, 1 taken" in capsys.readouterr().out
     assert cli.main([asked[0], "draw=true"]) == 0
     assert "| checkmate_milp |" in capsys.readouterr().out
-    settings = cli.check(asked, multirun=False)
-    store = Store(Path("runs/store"))
-    with SolveProgress(Console(quiet=True), 1) as progress, _NoEngine() as engine:
-        (document,) = max_batches(settings, store, engine, progress)
+    (settings,) = cli.check(asked, multirun=False)
+    console = Console(quiet=True)
+    with SolveProgress(console, 1) as progress, _NoEngine() as engine:
+        run = Solves(settings, Store(Path("runs/store")), engine, progress, console)
+        (document,) = max_batches(run, [settings])
     assert {key: row[key] for key in document} == document
 
 
@@ -351,21 +351,24 @@ def worked(graph: Graph, batch: int) -> Graph:
 
 @pytest.fixture
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """(settings, store, engine, progress) for a Keras model of a few operations, extracted by nobody."""
+    """The solves of a Keras model of a few operations, extracted by nobody."""
     monkeypatch.chdir(tmp_path)
     register()
     (settings,) = cli.check(["time_limit=20"], multirun=False)
     settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
-    with SolveProgress(Console(quiet=True), 2) as progress, make_engine("local", 2) as engine:
-        yield settings, Store(tmp_path / "store"), engine, progress
+    console = Console(quiet=True)
+    with SolveProgress(console, 2) as progress, make_engine("local", 2) as engine:
+        yield Solves(settings, Store(tmp_path / "store"), engine, progress, console)
 
 
-def test_throughput_finds_the_best_batch_of_those_it_solved(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, store, engine, progress = surroundings
+def test_throughput_finds_the_best_batch_of_those_it_solved(
+    surroundings: Solves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, store = surroundings.settings, surroundings.store
     graph = training_graph(6)
     monkeypatch.setattr(throughput_module, "pair", lambda spec: (worked(graph, 1), worked(graph, 2)))
     monkeypatch.setattr(throughput_module, "per_sample", lambda spec: PerSample("small", graph, 5000, 10))
-    document = throughput_module.best_batch(settings, store, engine, progress, coarse=2, rounds=1)
+    document = throughput_module.best_batch(surroundings, settings, coarse=2, rounds=1)
     points = {point["batch"]: point for point in document["points"]}
     planned = {batch: point for batch, point in points.items() if point["samples_per_s"] is not None}
     assert document["best"] == max(planned, key=lambda batch: planned[batch]["samples_per_s"])
@@ -380,13 +383,14 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(surroundings, monkey
         assert row.peak_bytes <= 400_000
         assert point["samples_per_s"] == pytest.approx(batch * 1e9 / (row.cost or 0))
     assert [price["batch"] for price in document["prices"]] == list(dict.fromkeys((document["best"], max(planned))))
-    again = throughput_module.best_batch(settings, store, None, None, coarse=2, rounds=1)  # nothing is left to solve
+    nothing_left = replace(surroundings, engine=_NoEngine())
+    again = throughput_module.best_batch(nothing_left, settings, coarse=2, rounds=1)
     assert again == document
 
 
 @pytest.mark.slow
 def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, store, engine, progress = surroundings
+    settings = surroundings.settings
 
     def extract(spec: ModelSpec, _cache: Path) -> Graph:
         if "blocks" in spec.options:
@@ -395,7 +399,7 @@ def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch:
 
     monkeypatch.setattr(largest_module, "extract_in_child", extract)
     settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
-    document = largest_module.largest_models(settings, None, store, engine, progress, max_trials=5)
+    document = largest_module.largest_models(surroundings, settings, max_trials=5)
     resolution, depth = document["searches"]
     sizes = {trial["size"]: trial["fits"] for trial in resolution["trials"]}
     assert resolution["ruled_out"] == resolution["found"] + 1  # bisected to the end

@@ -16,7 +16,8 @@ from helpers import DIAMOND, context_of
 from remat import Graph, Plan, Scope, Skip, Status, load_graph, min_budget, simulate, solve, solve_sweep
 from remat.frontends.synthetic import skip
 from remat.incumbent import is_closed
-from remat.programs.backends import BACKENDS, Answer, Verdict
+from remat.programs.backends import BACKENDS
+from remat.programs.highs import Answer
 from remat.programs.program import Limits
 from remat.programs.published import build, estimate_nonzeros
 from remat.programs.staged import build_staged_model
@@ -157,7 +158,7 @@ FINE = Graph.from_nodes(
 
 
 def test_a_limit_without_incumbent_is_a_timeout(monkeypatch):
-    scripted(monkeypatch, Answer(Verdict.LIMIT, False, 5.4, 0))
+    scripted(monkeypatch, Answer(bound=5.4))
     solution = here(DIAMOND, 7, formulation="published")
     assert (solution.status, solution.plan, solution.cost) == (Status.TIMEOUT, None, None)
     assert solution.bound == 6  # costs are integers
@@ -167,22 +168,22 @@ def test_real_solver_at_its_time_limit_has_no_solution():
     graph = random_graph(np.random.default_rng(3), 60, min_bytes=1)
     budget = graph.largest_working_set()[0] + 2
     answer = BACKENDS["highs"].solve(build(graph).program(budget), Limits(time_s=0.01))
-    assert (answer.verdict, answer.has_solution) == (Verdict.LIMIT, False)
+    assert (answer.x, answer.optimal, answer.infeasible) == (None, False, False)
 
 
 def test_infeasible_within_tolerance_is_not_claimed(monkeypatch):
     budget = 6 * GIGA + 1
-    backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.LIMIT, False, 0, 0))
+    backend = scripted(monkeypatch, Answer(infeasible=True), Answer(bound=0))
     assert here(FINE, budget, formulation="published").status is Status.TIMEOUT
     assert backend.calls == 2
-    scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0), Answer(Verdict.SOLVED, False, 0, 0))
+    scripted(monkeypatch, Answer(infeasible=True), Answer(bound=0, optimal=True))
     assert here(FINE, budget, formulation="published").status is Status.NO_PLAN
-    scripted(monkeypatch, *[Answer(Verdict.INFEASIBLE, False, 0, 0)] * 2)
+    scripted(monkeypatch, *[Answer(infeasible=True)] * 2)
     assert here(FINE, budget, formulation="published").status is Status.INFEASIBLE
 
 
 def test_infeasible_by_whole_units_needs_no_second_solve(monkeypatch):
-    backend = scripted(monkeypatch, Answer(Verdict.INFEASIBLE, False, 0, 0))
+    backend = scripted(monkeypatch, Answer(infeasible=True))
     assert here(DIAMOND, 6, formulation="published").status is Status.INFEASIBLE
     assert backend.calls == 1
 

@@ -11,8 +11,7 @@ import fake_run
 from browser import open_page
 
 from analysis.html_page import script_json
-from analysis.page import page
-from analysis.page_sections import command_of
+from analysis.page import command_of, page
 from analysis.results import load_run
 
 

@@ -13,19 +13,16 @@ import pandas as pd
 import pytest
 import sweep_helpers
 from hydra import compose, initialize_config_dir
-from matplotlib.figure import Figure
 
 import remat
-from analysis.charts import grouped_bars
 from analysis.paper import sizes, sweeps
 from analysis.parts import Study, prose
 from experiments import cli
-from experiments.checkmate import FULL, QUICK, STUDY, stored_study
+from experiments.checkmate import FULL, QUICK, STUDY, TABLE_1, stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
 from experiments.paper.sweeps import SHARES, spread
-from experiments.published_numbers import TABLE_1
 from experiments.registry import experiments
 from experiments.settings import read_settings
 from remat.graph import Graph
@@ -199,20 +196,12 @@ def test_throughput_without_a_solved_network_has_no_curve() -> None:
     assert not part.tables
 
 
-def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path) -> None:
+def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "# Part {n}\n\n**Published.** One\nline.\n\n**Ours.** {share:.1f} %.\n\n**Why they differ.** {why}\n"
     (tmp_path / "part.md").write_text(text)
     values = {"n": 1, "share": 2.345, "why": "Braces {stay}."}
-    assert prose(str(tmp_path / "module.py"), "part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
-
-
-def test_bars_stand_in_groups_and_a_missing_one_has_its_label() -> None:
-    axes = Figure().subplots()
-    grouped_bars(axes, ["a", "b"], {"x": [1.0, None], "y": [2.0, 3.0]}, ["red", "blue"], [["1", "-"], ["2", "3"]])
-    heights = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert heights == [[1.0, 0.0], [2.0, 3.0]]
-    assert [text.get_text() for text in axes.texts] == ["1", "-", "2", "3"]
-    assert axes.get_legend_handles_labels()[1] == ["x", "y"]
+    monkeypatch.setattr("analysis.parts.PROSE", tmp_path)
+    assert prose("part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
 
 
 @pytest.fixture(autouse=True)

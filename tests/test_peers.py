@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.max_batch_size import STATED, continuous, max_found
+from analysis.batches import STATED, continuous, max_found
 from experiments import checkmate
 from experiments.peers import moccasin, slowdowns
 

@@ -13,8 +13,6 @@ from helpers import DIAMOND
 from hypothesis import given, settings
 
 from remat import Graph, InvalidPlan, Plan, Scope, simulate
-from remat.graph import Operation, Value
-from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE, frees_held_to_end, scope_of_order
 
 
@@ -158,14 +156,3 @@ def test_malformed_plan_files_are_refused(tmp_path, changes, words):
     path = write(tmp_path / "plan.json", **changes)
     with pytest.raises(InvalidPlan, match=words):
         Plan.load(path, DIAMOND)
-
-
-def test_former_names_work_with_one_warning() -> None:
-    own = Implementation("fast", (), (0,), 1)
-    graph = Graph("g", (Operation("a", "", (), (0,), 5, implementations=(own,)),), (Value("x", 2),), cost_unit="u")
-    with pytest.warns(FutureWarning, match="called implementations= now"):
-        plan = Plan.from_order(graph, [0], ways=["fast"])
-    with pytest.warns(FutureWarning, match="called choices now"):
-        assert plan.chosen == plan.choices == ("fast",)
-    with pytest.warns(FutureWarning, match="called implementations now"):
-        assert plan.ways == plan.implementations

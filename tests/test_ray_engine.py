@@ -21,12 +21,10 @@ from sweep_helpers import settings
 
 import remat
 from experiments.build import Subject
-from experiments.engine import Engine, Job, LocalEngine
-from experiments.engines import make_engine
+from experiments.engine import Engine, Job, LocalEngine, make_engine
 from experiments.progress import SolveProgress, make_console
-from experiments.row import Row
 from experiments.solving import GraphRun
-from experiments.store import Store
+from experiments.store import Row, Store
 from remat.errors import InvalidInput, MissingPackage, RematError
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
@@ -230,9 +228,7 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_node_with_other_versions_is_refused() -> None:
-    from experiments.engines import run_job
-    from experiments.provenance import versions
-    from experiments.store import source_hash
+    from experiments.engine import run_job, source_hash, versions
 
     job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0))
     assert "another version of remat" in run_job(job, "other", versions()).message
@@ -245,7 +241,7 @@ def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_no
 ) -> None:
     from types import SimpleNamespace
 
-    from experiments.engines import RETRIES, RayEngine
+    from experiments.engine import RETRIES, RayEngine
 
     engine = RayEngine(1, 1)
     job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", SolveOptions(20.0))

@@ -15,9 +15,8 @@ from experiments.budget_sweep import run_sweep
 from experiments.build import Subject
 from experiments.engine import LocalEngine
 from experiments.progress import SolveProgress, make_console
-from experiments.row import Row
 from experiments.solving import GraphRun, contradictions, is_final, reuse_plans
-from experiments.store import Store
+from experiments.store import Row, Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
 from remat.context import Context
 from remat.simulator import plain_peak

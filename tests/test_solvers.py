@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments import dtr, growth, measure_solve, rivals, solver_cases, solvers
+from experiments import dtr, measure_solve, rivals, solver_cases, solvers
 from experiments.registry import Case
 from experiments.table import Table
 from remat import Graph, load_graph, save_graph, verify_bound
@@ -28,6 +28,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(case: Case) -> dict[str, Any]:
     """The row as the table has it."""
     table = Table("solves")
+    assert callable(case.measure)
     table.put(case, case.measure(**case.what), 1.0)
     return table.rows()[-1]
 
@@ -49,10 +50,10 @@ def test_a_solve_gives_a_row_its_page_and_the_best_certificate(tmp_path: Path) -
 
 
 def test_a_strategy_that_does_not_apply_is_a_row_without_a_plan() -> None:
-    cases = growth.growth.cases(layered=[40], chains=[], strategies=["griewank"], time_limit=1.0)
+    cases = solvers.growth.cases(layered=[40], chains=[], strategies=["griewank"], time_limit=1.0)
     (row,) = [measured(case) for case in cases]
     assert (row["status"], row["cost"]) == ("SKIPPED", None)
-    assert "no plan" in growth.page([row]).text
+    assert "no plan" in solvers.growth_page([row]).text
 
 
 def test_cases_with_a_goal_end_there() -> None:
@@ -116,8 +117,8 @@ def test_all_committed_certificates_hold(instances: Path) -> None:
 
 
 def test_growth_is_drawn() -> None:
-    cases = growth.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
-    drawing = growth.page([measured(case) for case in cases])
+    cases = solvers.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
+    drawing = solvers.growth_page([measured(case) for case in cases])
     assert "| layered | search | 30 | " in drawing.text
     assert drawing.figures["growth"].stat().st_size > 5000
 

@@ -13,9 +13,8 @@ import remat
 from experiments import solving
 from experiments.budget_sweep import is_reusable, sweep_budgets, through
 from experiments.progress import SolveProgress, make_console
-from experiments.row import Row
 from experiments.solving import reuse_plans
-from experiments.store import Store
+from experiments.store import Row, Store
 from remat.search.sequence import anneal
 
 

@@ -13,6 +13,7 @@ import pytest
 from experiments import documents, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
 from remat.errors import InvalidInput
+from remat.files import read_table
 
 MARK = re.compile(r"^<!-- tables: (.*?)(?: # \w+)? -->$", re.MULTILINE)
 RESULTS = ("checkmate", "monet", "largest-batch", "solvers", "roofline", "executed-steps", "implementations")
@@ -109,3 +110,12 @@ def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, mon
     (tmp_path / "remat" / "solve.py").write_text("x = 2\n")
     assert tables.changed_since(commit) is True
     assert tables.changed_since("0" * 40) is None
+
+
+def test_the_function_that_measured_a_kept_row_is_still_there() -> None:
+    """Keys of rows contain its name: a function that is renamed or moved would measure everything again."""
+    for file in (ROOT / "results").glob("*/rows.parquet"):
+        for name in set(read_table(file).column("measure").to_pylist()):
+            module, _, function = name.rpartition(".")
+            source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
+            assert f"\ndef {function}(" in source, f"{file}: {name}"

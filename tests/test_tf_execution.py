@@ -614,8 +614,8 @@ def test_measured_memory_of_known_networks(name):
 
 
 def test_the_peer_computes_the_same_gradients():
-    """`tf.recompute_grad` over segments, as `experiments.steps.keras_peers` drives it."""
-    from experiments.steps.keras_peers import cut_points, segmented
+    """`tf.recompute_grad` over segments, as `experiments.steps.keras_steps` drives it."""
+    from experiments.steps.keras_steps import cut_points, segmented
 
     keras.utils.set_random_seed(0)
     model, (x, y) = wide(2)

@@ -167,11 +167,6 @@ def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
         rt.rematerialize(fresh(), (X,), plan=tmp_path / "other.json")
 
 
-def test_the_earlier_name_of_the_keyword_works_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="implementations= now"), refused("joimt"):
-        rt.rematerialize(fresh(), (X,), 0.8, operators="joimt")
-
-
 def test_bad_operators_are_refused_in_one_line() -> None:
     with refused("joint"):
         rt.rematerialize(fresh(), (X,), 0.8, implementations="joimt")

@@ -22,7 +22,7 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(?=[)#])")
 def on_files(files: Files, /, *, config: Any) -> Files:
     """Add the leaderboard's page, drawn from the committed rows."""
     sys.path.insert(0, str(ROOT))
-    from analysis.leaderboard_page import leaderboard, page
+    from analysis.leaderboard import leaderboard, page
     from experiments.table import Table
 
     content = page(leaderboard(Table("benchmark").rows(kept_only=True)), "Leaderboard")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.max_batch_size import OPTIMUM, max_found, network_label
+from analysis.batches import OPTIMUM, max_found, network_label
 from analysis.paper.sweeps import SOURCE, Sweep, largest_gain, sweeps
-from analysis.parts import Part, Study, Table, prose
+from analysis.parts import Part, Study, prose
 from analysis.results import PAPERS_HEURISTICS
 from analysis.style import style_of
 
@@ -49,8 +49,8 @@ def report(document: Mapping[str, Any], study: Study) -> Part:
             for rule in documents[0]["rules"] if documents else ():
                 rows += _batches(claim, documents, rule)
     return Part(
-        *prose(__file__, "claims"),
-        tables=[Table("claims", [
+        *prose("claims"),
+        tables=[("claims", [
             "claim", "published", "ours", "where", "denominator", "published batch over it",
         ], rows)],
     )  # fmt: skip

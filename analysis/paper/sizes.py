@@ -11,15 +11,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis import memory
+from analysis.batches import (
+    ENCODERS,
+    SPEED_HEADS,
+    TRIAL_HEADS,
+    continuous,
+    draw,
+    max_found,
+    network_label,
+    plot,
+    speed_rows,
+    summary,
+    trial_rows,
+)
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
-from analysis.max_batch_size import ENCODERS, continuous, draw, max_found, network_label, summary
 from analysis.paper.sweeps import USEFUL
-from analysis.parts import Part, Study, Table, prose
-from analysis.results import Run
-from analysis.shown_plans import ShownPlan, chosen_plan, store_all
+from analysis.parts import Part, Study, prose
+from analysis.results import Run, ShownPlan, chosen_plan, store_all
 from analysis.style import AGAIN, BLACK, BLUE, FIRST, HELD, ORANGE, order_of, style_of
-from analysis.throughput import SPEED_HEADS, TRIAL_HEADS, plot, speed_rows, trial_rows
 from remat.graph import Graph
 
 
@@ -34,9 +44,9 @@ def fig6(document: Mapping[str, Any], _: Study) -> Part:
     }  # fmt: skip
     real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
     return Part(
-        *prose(__file__, "fig6", closed=len(networks - open_), networks=len(networks), real=real),
+        *prose("fig6", closed=len(networks - open_), networks=len(networks), real=real),
         [("fig6", "Largest batches, found, proven and published", draw(documents))] if documents else [],
-        [Table("fig6", *summary(documents))] if documents else [],
+        [("fig6", *summary(documents))] if documents else [],
     )  # fmt: skip
 
 
@@ -50,19 +60,18 @@ def throughput(document: Mapping[str, Any], _: Study) -> Part:
         limit = f"{s['ruled_out_label']} is proven impossible" if s["ruled_out"] else "no limit was proven"
         found.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}.")
     tables = [
-        Table("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
-        Table("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
-        *(Table(f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
+        ("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
+        ("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
+        *((f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
     ]
     return Part(
-        *prose(
-            __file__, "throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
+        *prose("throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
             open=_names(d for d in at_plain if not _is_closed(d)),
             beyond=_names(d for d in networks if d["best"] > d["plain_batch"]),
         ),
         [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs", _curves(networks))]
         if networks else [],
-        [table for table in tables if table.rows],
+        [table for table in tables if table[-1]],
     )  # fmt: skip
 
 
@@ -114,9 +123,9 @@ def memory_part(document: Mapping[str, Any], study: Study) -> Part:
         ("layers", "Cost and memory of each layer of a forward pass, as shares of the largest", _layers(sizes))
     )
     return Part(
-        *prose(__file__, "memory", **values, spread=_spread(sizes), features=_features(sizes)),
+        *prose("memory", **values, spread=_spread(sizes), features=_features(sizes)),
         figures,
-        [Table("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
+        [("features_parameters", ["network", "batch", "features GB", "parameters GB", "ratio"], [
             [s["label"], str(s["batch"]), f"{s['features_bytes'] / 1e9:.2f}", f"{s['parameter_bytes'] / 1e9:.3f}",
              f"{s['features_bytes'] / s['parameter_bytes']:.0f}" if s["parameter_bytes"] else ""] for s in sizes
         ])],
@@ -188,11 +197,11 @@ def _schedules(run: Run, graph: Graph) -> tuple[str, Figure, str]:
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     same = "; ".join(f"{_labels(group[:-1])} as {style_of(group[-1].strategy).label}"
                      for group in drawn.values() if len(group) > 1)  # fmt: skip
-    asked = set(run.shown.loc[run.shown["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
+    asked = set(run.rows.loc[run.rows["status"] != "SKIPPED", "strategy"]) - set(run.planned["strategy"])
     above = [shown for cost, group in groups.items() if cost not in drawn for shown in group]
     without = ", ".join(style_of(name).label for name in sorted(asked, key=order_of))
     left_out = f"{without} (no plan)" + (f" and {_labels(above)} (over twice the cost)" if above else "")
-    budget = int(run.shown["budget_bytes"].min()) / 1e9
+    budget = int(run.rows["budget_bytes"].min()) / 1e9
     return (f"{run.title} within {budget:.2f} GB. Rows: stages; columns: operations; overheads in the titles. {same}",
             figure, left_out)  # fmt: skip
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, log_numbers, panels, points
 from analysis.paper.sweeps import start_of
-from analysis.parts import Part, Study, Table, percent, prose
+from analysis.parts import Part, Study, percent, prose
 from analysis.results import WITH_PLAN, Run, as_objects
 from analysis.scales import byte_scale
 from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE, style_of
@@ -87,10 +87,10 @@ def solver_time(document: Mapping[str, Any], study: Study) -> Part:
     speed = ", the ".join(f"{form} MILP takes {found} times the seconds of two-phase rounding"
                           for form, found in ratios.items() if found)  # fmt: skip
     return Part(
-        *prose(__file__, "solver_time", counts=counts, start=start_of(document), speed=f"The {speed}" if speed else ""),
+        *prose("solver_time", counts=counts, start=start_of(document), speed=f"The {speed}" if speed else ""),
         [("solver_time", CAPTION, _seconds(cases))],
-        [Table("solver_time", ["network", "budget GB", "form", "status", *MARKS, "limit"], rows),
-         Table("lp_speed", LP_HEADS, speeds)],
+        [("solver_time", ["network", "budget GB", "form", "status", *MARKS, "limit"], rows),
+         ("lp_speed", LP_HEADS, speeds)],
     )  # fmt: skip
 
 
@@ -172,12 +172,11 @@ def stages(document: Mapping[str, Any], _: Study) -> Part:
     wider = sorted({row["budget"] for row in document["rows"] if row["optimum_fixed_order"] != row["optimum"]})
     outside = f"; at budget {wider} a plan outside the stages is cheaper" if wider else ""
     return Part(
-        *prose(
-            __file__, "stages", layers=document["layers"], operations=document["operations"],
+        *prose("stages", layers=document["layers"], operations=document["operations"],
             gap_without=gaps["unpartitioned"], gap_with=gaps["frontier-advancing"], times=times or "no case",
             unpartitioned=unpartitioned, wider=outside,
         ),
-        tables=[Table("stages", [
+        tables=[("stages", [
             "budget bytes", "form", "columns", "LP value", "LP seconds", "optimum", "integrality gap", "MILP's plan",
             "MILP's bound", "seconds",
         ], rows)],
@@ -210,9 +209,9 @@ def rounding(document: Mapping[str, Any], study: Study) -> Part:
     ]  # fmt: skip
     rows = [row for label, run in runs for row in _rounding_rows(label, run)]
     return Part(
-        *prose(__file__, "rounding", naive=_naive(document)),
+        *prose("rounding", naive=_naive(document)),
         [("rounding", "Cost against peak memory of every rounding", _roundings(runs))],
-        [Table("rounding", [
+        [("rounding", [
             "network", "kind", "roundings", "fit", "cheapest that fits / optimum", "optimum proven within",
             "why none fits",
         ], rows)],
@@ -231,7 +230,7 @@ def _naive(document: Mapping[str, Any]) -> str:
 
 def _points(run: Run, strategy: str) -> list[tuple[int, int]]:
     """(cost, peak in bytes) of every rounding."""
-    rows = run.shown[run.shown["strategy"] == strategy]
+    rows = run.rows[run.rows["strategy"] == strategy]
     return [tuple(point) for stats in rows["stats"] for point in json.loads(stats).get("points", [])]
 
 
@@ -279,5 +278,5 @@ def _rounding_rows(label: str, runs: Runs) -> list[list[str]]:
 
 def _why(run: Run, strategy: str) -> str:
     """The solver's reason for having no plan."""
-    rows = run.shown[run.shown["strategy"] == strategy]
+    rows = run.rows[run.rows["strategy"] == strategy]
     return " ".join(str(message).partition(";")[0] for message in rows["message"].unique())

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from analysis import overhead
 from analysis.charts import heatmap, panels
 from analysis.overhead_data import overhead_data
-from analysis.parts import Part, Study, Table, percent, prose
+from analysis.parts import Part, Study, percent, prose
 from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Frame, Run
 from analysis.style import style_of
 
@@ -49,7 +49,7 @@ def sweeps(document: Mapping[str, Any], study: Study) -> Iterator[Sweep]:
 def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
     """[budget_bytes, of those with a plan] (cost of the cheapest plan, best bound)."""
     found: dict[int, tuple[int, int | None]] = {}
-    for budget, rows in run.shown.groupby("budget_bytes"):
+    for budget, rows in run.rows.groupby("budget_bytes"):
         planned = rows[rows["status"].isin(WITH_PLAN) & rows["cost"].notna()]
         if len(planned):
             bounds = rows["bound"].dropna()
@@ -59,7 +59,7 @@ def best_costs(run: Run) -> dict[int, tuple[int, int | None]]:
 
 def best_heuristic(run: Run, budget_bytes: int) -> tuple[int, str] | None:
     """(cost, name) of the cheapest of the paper's heuristics at one budget; None if none fits."""
-    rows = run.shown
+    rows = run.rows
     rows = rows[
         (rows["budget_bytes"] == budget_bytes) & rows["strategy"].isin(PAPERS_HEURISTICS) & rows["cost"].notna()
     ]
@@ -111,7 +111,7 @@ def ratios(run: Run, strategy: str, of: Run | None = None, *, every: bool = Fals
             strategy's only plan that needs more than all of these budgets has the same ratio wherever it fits.
     """
     best = {b: cost for b, (cost, _) in best_costs(run).items()} if every else decided_costs(run)
-    own = (run if of is None else of).shown
+    own = (run if of is None else of).rows
     rows = own[(own["strategy"] == strategy) & own["cost"].notna()]
     found = [int(row.cost) / best[int(row.budget_bytes)] for row in rows.itertuples() if int(row.budget_bytes) in best]
     members = run.families[run.families["strategy"] == strategy] if every and not found else ()
@@ -153,12 +153,11 @@ def fig5(document: Mapping[str, Any], study: Study) -> Part:
     points = max((len(best_costs(sweep.run)) for sweep in all_sweeps), default=0)
     gain_on = "none" if gain is None else f"{gain.sweep.label} ({SOURCE[gain.sweep.source]})"
     return Part(
-        *prose(
-            __file__, "fig5", sweeps=len(all_sweeps), points=points, start=start_of(document), gain_on=gain_on,
+        *prose("fig5", sweeps=len(all_sweeps), points=points, start=start_of(document), gain_on=gain_on,
             gain=1.0 if gain is None else gain.ratio, **proven(all_sweeps), published=f"The published graphs {fate}",
         ),
         figures,
-        [Table("fig5_best", *_best_rows(all_sweeps))],
+        [("fig5_best", *_best_rows(all_sweeps))],
     )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def table2(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each sweep and strategy."""
     all_sweeps = list(sweeps(document, study))
     rows = [row for sweep in all_sweeps for row in ratio_rows(sweep)]
-    return Part(*prose(__file__, "table2", **proven(all_sweeps)), tables=[Table("table2", RATIO_HEADS, rows)])
+    return Part(*prose("table2", **proven(all_sweeps)), tables=[("table2", RATIO_HEADS, rows)])
 
 
 RATIO_HEADS = ("network", "graph", "strategy", "geometric mean", "maximum", "budgets", "mean over all budgets",
@@ -229,7 +228,7 @@ def ratio_rows(sweep: Sweep) -> list[list[str]]:
             continue
         for name in run.strategies:
             values, every = ratios(sweep.run, name, run), ratios(sweep.run, name, run, every=True)
-            does_not_apply = set(run.shown.loc[run.shown["strategy"] == name, "status"]) == {"SKIPPED"}
+            does_not_apply = set(run.rows.loc[run.rows["strategy"] == name, "status"]) == {"SKIPPED"}
             if not values and (does_not_apply or (words and name not in published)):
                 continue  # nothing to compare
             is_like = sweep.source == "published" and bool(words) == (name in PAPERS_HEURISTICS)
@@ -254,11 +253,11 @@ def cost_models(document: Mapping[str, Any], _: Study) -> Part:
     proven = {case: _gap_words([row for row in rows if _case(row) == case]) for case in dict.fromkeys(map(_case, rows))}
     left_out = f" Left out: {'; '.join(document['skipped'])}." if document["skipped"] else ""
     return Part(
-        *prose(__file__, "cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
+        *prose("cost_models", worst=worst_of, median=percent(median_high(others or [0.0])),
                gaps="; ".join(f"{n} {w}" for n, w in proven.items()), left_out=left_out),
         [("cost_models", "Loss of a plan chosen under one cost model and judged by another", _losses_figure(rows))]
         if rows else [],
-        [Table("cost_models", [
+        [("cost_models", [
             "network", "batch", "budget GB", "chosen under", "judged by", "loss",
         ], [
             [r["network"], str(r["batch"]), f"{r['budget_bytes'] / 1e9:.3f}", r["chosen_under"], r["judged_by"],

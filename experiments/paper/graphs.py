@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import remat
-from analysis.max_batch_size import ENCODERS
+from analysis.batches import ENCODERS
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
-from experiments.parts import PartContext
-from experiments.row import Row as Solved
 from experiments.settings import Settings, configured_model
-from experiments.solving import GraphRun
+from experiments.solving import GraphRun, Solves
+from experiments.store import Row as Solved
 from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,60 @@ class Scale:
     as_artifact: bool = False
 
 
-Context: TypeAlias = PartContext[Network, Scale]
+@dataclass(slots=True, eq=False)
+class Context:
+    """What the parts of the paper share.
+
+    Attributes:
+        run: where solves run and are kept.
+        scale: amount of work.
+        networks: those of the run, in the paper's order.
+        graph_runs: one for each graph and its settings.
+    """
+
+    run: Solves
+    scale: Scale
+    networks: tuple[Network, ...]
+    graph_runs: list[GraphRun] = field(default_factory=list)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        return self.run.settings
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, which is called only the first time for each key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def graph_run(
+        self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None, **changes: Any,
+    ) -> GraphRun:  # fmt: skip
+        """The solves of one graph, with `options` added to the strategies' and `changes` made to the settings."""
+        names = tuple(self.settings.strategies if strategies is None else strategies)
+        merged = {name: {**self.settings.options.get(name, {}), **(options or {}).get(name, {})} for name in names}
+        settings = replace(self.settings, strategies=names, options=merged, **changes)
+        graph_run = self.run.graph_run(subject, experiment, settings)
+        self.graph_runs.append(graph_run)
+        return graph_run
+
+    def print(self, line: str) -> None:
+        """Print a line."""
+        self.run.console.print(line, markup=False, soft_wrap=True)
+
+
+def instances_folder(settings: Settings) -> Path | None:
+    """The folder of published graphs, from ``instances=`` or REMAT_INSTANCES."""
+    named = settings.instances or os.environ.get("REMAT_INSTANCES")
+    return Path(named) if named and Path(named).is_dir() else None
 
 
 def extract_all(context: Context, *, per_sample: bool) -> None:
     """Extract the networks in parallel, because each starts a framework, which takes seconds.
 
-    `per_sample`: extract them with one and with two samples too (`experiments.per_sample`).
+    `per_sample`: extract them with one and with two samples too (`experiments.batch_search`).
     """
     specs = [configured_model(network.name) for network in context.networks]
     keras = [spec for spec in specs if spec.framework == "keras"]
@@ -128,8 +178,9 @@ def extracted(context: Context, network: Network, *, cost: str = "roofline", bat
 
 def published(context: Context, network: Network) -> Subject | None:
     """The network's published graph and costs; None if its file is not there."""
-    file = context.published_file(network)
-    if file is None:
+    folder = instances_folder(context.settings)
+    file = folder / network.instance if folder and network.instance else None
+    if file is None or not file.is_file():
         return None
     settings = replace(context.settings, spec=None, graph_file=file, cost="file")
     return context.once(file, lambda: _build(context, settings))

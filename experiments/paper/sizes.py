@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analysis.max_batch_size import ENCODERS
+from analysis.batches import ENCODERS
+from experiments.batch_search import per_sample
 from experiments.budget_sweep import budgets_of_sweep, run_single
 from experiments.largest_model import largest_models
 from experiments.max_batch_size import max_batches
 from experiments.paper.graphs import Context, Network, extracted, in_figure_6, panel_of
 from experiments.paper.sweeps import with_starts
-from experiments.per_sample import per_sample
 from experiments.settings import configured_model
 from experiments.throughput import best_batch
 from remat.frontends.json import graph_to_dict
@@ -29,8 +29,7 @@ def fig6(context: Context) -> dict[str, Any]:
                 time_limit_s=limit)
         for name in dict.fromkeys(names)
     ]  # fmt: skip
-    run = context.run
-    documents = max_batches(chosen, run.store, run.engine, run.progress, console=run.console)
+    documents = max_batches(context.run, chosen)
     claims = [claim for document in documents for claim in document["contradicted"]]
     return {"documents": documents, "contradicted": claims}
 
@@ -39,20 +38,17 @@ def larger(context: Context) -> dict[str, Any]:
     """A document of each experiment for each network it runs on."""
     known = [configured_model(network.name) for network in context.networks if in_figure_6(network)]
     specs = [spec for spec in known if spec.framework == "keras"]
-    run, scale, documents = context.run, context.scale, []
+    scale, documents = context.scale, []
     for spec in specs:
         context.print(f"{spec.name}: samples a second")
         settings = replace(context.settings, spec=spec, graph_file=None, cost="roofline")
-        documents.append(best_batch(
-            settings, run.store, run.engine, run.progress, coarse=scale.batches, rounds=scale.refinements,
-            price_limit_s=scale.price_limit_s,
-        ))  # fmt: skip
+        amount = {"coarse": scale.batches, "rounds": scale.refinements, "price_limit_s": scale.price_limit_s}
+        documents.append(best_batch(context.run, settings, **amount))
     images = next((spec for spec in specs if spec.name == "unet"), specs[0] if specs else None)
     searches: list[dict[str, Any]] = []
     if images is not None:
         settings = replace(context.settings, spec=images, graph_file=None, cost="flops")
-        sizes = largest_models(settings, None, run.store, run.engine, run.progress, max_trials=scale.sizes)
-        searches = sizes["searches"]
+        searches = largest_models(context.run, settings, max_trials=scale.sizes)["searches"]
     return {"throughput": documents, "searches": searches, "memory_bytes": int(context.settings.gpu.memory_bytes),
             "gpu": context.settings.gpu.name}  # fmt: skip
 

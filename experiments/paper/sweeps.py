@@ -19,8 +19,8 @@ from experiments.paper.graphs import (
     published,
     published_or_extracted,
 )
-from experiments.row import Row
 from experiments.solving import Asked, GraphRun, solve_each
+from experiments.store import Row
 from remat.plan import Plan
 from remat.registry import get_strategy
 from remat.simulator import simulate

@@ -15,8 +15,7 @@ from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
 from torch.utils._python_dispatch import _disable_current_modes
 
 from experiments.compiled import SOLVERS
-from experiments.steps.measure_step import Beside, planned, promise_of
-from experiments.steps.torch_steps import step_for_a_cpu
+from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from remat.cost.timing import measure as measure_call
 from remat.errors import InvalidInput, headline
 from remat.torch.planning.capturing import call_of_models

@@ -6,14 +6,27 @@ import statistics
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
 import remat.torch as rt
-from experiments.steps.torch_steps import paired_seconds
+from experiments.steps.torch_runs import built, paired_seconds
+from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.torch.following.module import Rematerialized
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+
+
+def step_for_a_cpu(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module that returns its loss, in training mode, and random arguments; always the same.
+
+    Args:
+        options: of the model, beside those of its size for a CPU.
+    """
+    spec = for_a_cpu(torch_model(name))
+    spec.options.update(options)
+    return built(spec, "cpu")
 
 
 def planned(model: nn.Module, args: tuple[Any, ...], budget: float, **options: Any) -> Rematerialized:
@@ -62,7 +75,8 @@ class Beside:
     def timed(self, rounds: int) -> Iterator[dict[str, Any]]:
         """The rows with seconds; in each round every step runs once, and is divided by the plain one."""
         steps = list(dict.fromkeys([self.plain, *self.modules]))
-        seconds = dict(zip(steps, paired_seconds(steps, self.args, rounds), strict=True))
+        found = paired_seconds(steps, self.args, "cpu", rounds + 1)
+        seconds = {step: own[1:] for step, own in zip(steps, found, strict=True)}  # the first round warms up
         for row, module in zip(self.rows, self.modules, strict=True):
             pairs = zip(seconds[module], seconds[self.plain], strict=True)
             ratios = [round(own / plain, 4) for own, plain in pairs]

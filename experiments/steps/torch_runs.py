@@ -51,16 +51,23 @@ def step_seconds(module: nn.Module, args: Sequence[Any], device: str) -> float:
     return took
 
 
+def paired_seconds(
+    steps: Sequence[nn.Module], args: Sequence[Any], device: str, rounds: int
+) -> list[list[float]]:  # fmt: skip
+    """[steps][rounds] seconds of steps; their order changes in each round, because the first one finds other caches."""
+    seconds: list[list[float]] = [[] for _ in steps]
+    for i in range(rounds):
+        turns = list(zip(steps, seconds, strict=True))
+        for step, own in turns if i % 2 == 0 else reversed(turns):
+            own.append(step_seconds(step, args, device))
+    return seconds
+
+
 def times_beside(
     plain: nn.Module, module: nn.Module, args: Sequence[Any], device: str, rounds: int
 ) -> dict[str, Any]:  # fmt: skip
-    """Medians of the plain step and the module's, and of their ratio, with its quartiles; both take turns."""
-    of_plain: list[float] = []
-    ours: list[float] = []
-    for i in range(rounds):
-        turns = ((plain, of_plain), (module, ours))
-        for one, seconds in turns if i % 2 == 0 else reversed(turns):  # the first one finds other caches
-            seconds.append(step_seconds(one, args, device))
+    """Medians of the plain step and the module's, and of their ratio, with its quartiles."""
+    of_plain, ours = paired_seconds((plain, module), args, device, rounds)
     low, ratio, high = np.quantile(np.divide(ours, of_plain), (0.25, 0.5, 0.75)).tolist()
     return {
         "plain_s": statistics.median(of_plain), "measured_s": statistics.median(ours),

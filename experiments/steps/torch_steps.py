@@ -7,15 +7,14 @@ import copy
 import functools
 import gc
 import hashlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import remat
 from experiments.registry import Row
@@ -30,9 +29,8 @@ from experiments.steps.job import (
     plain_peak_of,
 )
 from experiments.steps.offers import held_by_those_who_offer
-from experiments.steps.torch_peers import checkpointed
 from experiments.steps.torch_runs import built, step_seconds, times_beside
-from experiments.steps.torch_sizes import for_a_cpu, spec_on, torch_model
+from experiments.steps.torch_sizes import spec_on
 from remat.execution import PlanOptions, find_plan
 from remat.link import parse_link
 from remat.torch.following.in_one_graph import InOneGraph
@@ -46,6 +44,13 @@ from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.step.blocks import blocks_of
 
+aten = torch.ops.aten
+# Operators whose results selective checkpointing keeps, because they are expensive to compute.
+SAVED = {
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default, aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+}  # fmt: skip
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
 
 
@@ -247,24 +252,32 @@ def _difference(plain: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
     return max(float((x - ours[name]).abs().max()) for name, x in plain.items()) / largest if largest else 0.0
 
 
-def step_for_a_cpu(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A module that returns its loss, in training mode, and random arguments; always the same.
+def checkpointed(
+    model: nn.Module, every: int = 1, *, selective: bool = False, replays_random: bool = True
+) -> nn.Module:
+    """A copy of `model` with shared parameters, in which every `every`-th block is a checkpoint.
 
     Args:
-        options: of the model, beside those of its size for a CPU.
+        selective: keep the results of `SAVED` within blocks.
+        replays_random: restore the random generator's state, as users must; fake tensors have none.
     """
-    spec = for_a_cpu(torch_model(name))
-    spec.options.update(options)
-    return built(spec, "cpu")
+    wrapped = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    context: dict[str, Any] = {}
+    if selective:
+        context = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
+    for i, name in enumerate(list(blocks_of(wrapped))):
+        if i % every == 0:
+            block = wrapped.get_submodule(name)
+            block.forward = _checkpoint(block.forward, replays_random, context)
+    return wrapped
 
 
-def paired_seconds(modules: Sequence[nn.Module], args: tuple[Any, ...], rounds: int) -> list[list[float]]:
-    """[modules][rounds] seconds of a step of modules that return a loss; in each round every module makes one step."""
-    seconds: list[list[float]] = [[] for _ in modules]
-    for _ in range(rounds + 1):
-        for module, own in zip(modules, seconds, strict=True):
-            module.zero_grad()
-            began = time.perf_counter()
-            module(*args).backward()
-            own.append(time.perf_counter() - began)
-    return [own[1:] for own in seconds]  # the first round warms up
+def _checkpoint(forward: Callable[..., Any], replays_random: bool, context: dict[str, Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=replays_random, **context)
+
+    return run
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE

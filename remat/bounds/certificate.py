@@ -179,6 +179,8 @@ def _window_rows(
     """The rows of the window relaxation, with or without copies."""
     if link is not None:
         return LinkRows(graph, budget_bytes, boundaries, scope, link)
+    if min(boundaries, default=0) < 0:
+        raise InvalidInput("boundaries at the start of an operation need a link")
     return WindowRows(graph, budget_bytes, boundaries, scope)
 
 
@@ -219,7 +221,7 @@ def _add_rows(rows: RowSums, multipliers: Mapping[str, Sequence[Sequence[int]]])
         for *row, y in entries:
             if y < 0:
                 raise InvalidInput(f"the multiplier of the {kind} row {row!s:.80} is negative")
-            if not 0 <= row[0] < len(rows.graph) or not rows.add(kind, row, y):
+            if not 0 <= row[0] < rows.n_places or not rows.add(kind, row, y):
                 raise InvalidInput(f"the certificate uses the {kind} row {row!s:.80}, which does not exist")
 
 

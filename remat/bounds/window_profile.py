@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.programs.link_windows import LinkModel, values_at
-from remat.programs.windows import Arrays, WindowModel
+from remat.programs.windows import Arrays, WindowModel, place_of
 
 HELD = 1e-3  # below it a fraction of a run is taken for none
 
@@ -33,16 +33,17 @@ class _Copies:
 
 
 def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
-    """[N] bytes held at each stage if the fractions of `x` are carried out as late as possible; an estimate.
+    """[2, N] bytes held when each operation first ends and begins, if the fractions of `x` [n] are carried out late.
 
-    Copies to the host begin as early as they can, those from it as late as they can, one after the other.
+    It is an estimate. Copies to the host begin as early as they can, those from it as late as they can, one after the
+    other.
     """
     a, n = model.arrays, len(model.arrays.graph)
     held = _Spans(n)
-    ends = (*model.boundaries, n - 1)
+    ends = (*(place_of(t)[1] for t in model.boundaries), n - 1)
     nothing = np.zeros(n), np.zeros(len(a.size))
     _interval(held, a, -1, ends[0], *nothing, _held_at(model, x, 0), _Copies.of(model, x, 0))
-    for k, start in enumerate(model.boundaries):
+    for k, start in enumerate(ends[:-1]):
         runs = values_at(model.R[k, k], x)
         runs[runs < HELD] = 0
         before = _held_at(model, x, k)
@@ -58,7 +59,7 @@ def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
     if k == len(model.boundaries):
         return model.arrays.keep.astype(np.float64)
     share = values_at(model.S[k], x)
-    share[model.arrays.at[model.boundaries[k]]] = 1.0
+    share[model.arrays.at[abs(model.boundaries[k])]] = 1.0
     return share
 
 
@@ -102,11 +103,12 @@ def _interval(
         comes = np.minimum(copies.fetched, 1 - share) * old
         first = np.clip(first, start + 1, end)
         begun = start + 1 + _fetches(begins, first - start - 1, copies.in_ns * comes)
-        held.add(begun, np.maximum(last, first), size * comes)
+        held.add(begun + 0.5, np.maximum(last, first), size * comes)
         held.add(np.maximum(last, first) + 1, end, size * np.minimum(comes, np.maximum(after - carried, 0)))
         release = np.clip(a.producer - start, 0, end - start)
         done = start + 1 + _sends(begins, release, copies.out_ns * copies.sent)
-        held.add(last + 1, np.minimum(done, end), size * np.minimum(copies.sent, 1 - after) * (old | new))
+        until = np.where(done > end, end, done - 0.5)  # at the end of that operation it has ended
+        held.add(last + 1, until, size * np.minimum(copies.sent, 1 - after) * (old | new))
 
 
 def _fetches(begins: np.ndarray, due: np.ndarray, lasts: np.ndarray) -> np.ndarray:
@@ -133,18 +135,21 @@ def _sends(begins: np.ndarray, release: np.ndarray, lasts: np.ndarray) -> np.nda
 
 
 class _Spans:
-    """Bytes over stages: a sum of amounts, each from one stage to another."""
+    """Bytes at the beginning and the end of each stage: a sum of amounts, each from one stage to another."""
 
     def __init__(self, n: int) -> None:
-        self.change = np.zeros(n + 2)
+        self.change = np.zeros(2 * n + 4)
 
     def add(self, first: np.ndarray | int, last: np.ndarray | int, amount: np.ndarray) -> None:
-        """Amounts over the stages first..last; none where last < first."""
+        """Amounts over the stages first..last; none where last < first.
+
+        An amount from t + 0.5 on is not there when stage t begins, one up to t - 0.5 is not there when it ends.
+        """
         first, last = np.broadcast_to(first, amount.shape), np.broadcast_to(last, amount.shape)
-        there = (last >= first) & (amount > 0)
-        np.add.at(self.change, first[there], amount[there])
-        np.subtract.at(self.change, last[there] + 1, amount[there])
+        there = (last + 0.5 >= first) & (amount > 0)
+        np.add.at(self.change, (2 * first[there]).astype(np.int64), amount[there])
+        np.subtract.at(self.change, (2 * last[there]).astype(np.int64) + 2, amount[there])
 
     def total(self) -> np.ndarray:
-        """[N] bytes at each stage."""
-        return np.cumsum(self.change)[:-2]
+        """[2, N] bytes when each stage ends, and when it begins."""
+        return np.cumsum(self.change)[:-4].reshape(-1, 2).T[::-1]

@@ -31,6 +31,7 @@ class RowSums(ABC):
 
     def __init__(self, graph: Graph, budget_bytes: int) -> None:
         self.graph, self.budget_bytes, self.producer = graph, budget_bytes, graph.producer
+        self.n_places = len(graph)  # operations, stages or boundaries
         self._known: dict[tuple[Any, ...], Row] = {}
         self.clear()
 
@@ -93,13 +94,14 @@ class WindowRows(RowSums):
 
     def __init__(self, graph: Graph, budget_bytes: int, boundaries: Sequence[int], scope: Scope) -> None:
         n = len(graph)
-        ascending = all(a < b for a, b in itertools.pairwise(boundaries))
-        if not boundaries or not ascending or boundaries[0] < 0 or boundaries[-1] >= n - 1:
+        self.t = [abs(t) for t in boundaries]
+        self.done = [t if t >= 0 else -t - 1 for t in boundaries]
+        ascending = all(a < b for a, b in itertools.pairwise(zip(self.t, self.done, strict=True)))
+        if not ascending or min(self.done, default=-1) < 0 or max(self.done) >= n - 1:
             raise InvalidInput("the certificate's boundaries are not ascending operations before the last one")
         if n * len(boundaries) > MOST_RUNS:
             raise InvalidInput(f"a bound with {len(boundaries)} boundaries of {n} operations is too large to check")
         super().__init__(graph, budget_bytes)
-        self.t = list(boundaries)
         self.implementations = [operation.all_implementations for operation in graph.operations]
         inputs = [[frozenset(each.inputs) for each in own] for own in self.implementations]
         self.reads = [frozenset.union(*own) for own in inputs]
@@ -117,14 +119,16 @@ class WindowRows(RowSums):
     def _order(self, scope: Scope) -> None:
         """Bit k says what is certain beside boundary k.
 
-        `before`, `after`: [N] that the first run is before or after it. `serving`: [N] that another run after it may
-        serve. `wanted`: [V] that the value may be held there.
+        `before`, `after`: [N] that the first run is before or after it. `begun`: [N] that it begins before it or there.
+        `serving`: [N] that another run after it may serve. `wanted`: [V] that the value may be held there.
         """
         n, every = len(self.graph), (1 << len(self.t)) - 1
-        self.before = [every & -(1 << bisect_left(self.t, i)) for i in range(n)]
+        self.before = [every & -(1 << bisect_left(self.done, i)) for i in range(n)]
+        self.begun = [every & -(1 << bisect_left(self.t, i)) for i in range(n)]
         self.after = [every ^ before for before in self.before]
         if scope is Scope.FREE:
             self._order_by_edges()
+            self.begun = self.before
         self.serving = [0] * n
         self.wanted = [every if value.keep else 0 for value in self.graph.values]
         for i in range(n - 1, -1, -1):
@@ -330,7 +334,7 @@ class WindowRows(RowSums):
 
     def _runs_first(self, k: int, m: int, i: int) -> bool:
         """Whether the first run of operation i is certainly in the window."""
-        return bool(self.after[i] >> k & 1) and (m + 1 == len(self.t) or bool(self.before[i] >> m + 1 & 1))
+        return bool(self.after[i] >> k & 1) and (m + 1 == len(self.t) or bool(self.begun[i] >> m + 1 & 1))
 
     def _is_at(self, k: int, v: int) -> bool:
         """Whether some implementation of the operation at boundary k reads or makes v."""
@@ -372,6 +376,7 @@ class LinkRows(WindowRows):
         super().__init__(graph, budget_bytes, boundaries, scope)
         self.has_slots = False
         self.K = len(self.t)
+        self.n_places = max(len(graph), self.K + 1)
         self.out_ns = [link.out_ns(value.bytes) for value in graph.values]
         self.in_ns = [link.in_ns(value.bytes) for value in graph.values]
         self.host_bytes = link.host_bytes
@@ -470,9 +475,9 @@ class LinkRows(WindowRows):
         terms, constant = self._duration(j)
         terms += [(-d, ("A", j, j, v)) for v, d in enumerate(self.in_ns) if self._may_come(j, v)]
         for v, d in enumerate(self.in_ns):
-            if self._is_coming(j - 1, v) and any(self.t[j - 1] < user <= self.t[j] for user in self.users[v]):
+            if self._is_coming(j - 1, v) and any(self.done[j - 1] < user <= self.t[j] for user in self.users[v]):
                 terms.append((-d, ("Q", j - 1, j - 1, v)))
-        return terms, self.graph.operations[self.t[j]].cost - constant
+        return terms, self._own_cost(j) - constant
 
     def deadline(self, k: int, m: int, e: int) -> Row | None:
         """T[j] of the window - first runs from e on in it - d (1 - S[k,v] - R[k,m,p] + Q[k,v]) >= 0, v read up to e."""
@@ -482,11 +487,11 @@ class LinkRows(WindowRows):
         for j in range(k + 1, m + 2):
             terms += self._duration(j)[0]
         for v, d in enumerate(self.in_ns):
-            if self._can_lack(k, v) and any(self.t[k] < user <= e for user in self.users[v]):
+            if self._can_lack(k, v) and any(self.done[k] < user <= e for user in self.users[v]):
                 due += d
                 terms += [(d * factor, column) for factor, column in self._provided(k, m, v)]
                 terms += [(-d * factor, column) for factor, column in self._coming(k, v)]
-        return terms, due - (self.begins[e] - self.begins[self.t[k] + 1])
+        return terms, due - (self.begins[e] - self.begins[self.done[k] + 1])
 
     def held_out(self, k: int, v: int) -> Row | None:
         """S[k,v] - P[k,v] >= 0, for v that is not at t_k."""
@@ -538,7 +543,7 @@ class LinkRows(WindowRows):
         terms, constant = self._duration(j)
         d, cost = self.in_ns[v], self.graph.operations[i].cost
         terms += [(-d, ("Q", j - 1, j - 1, v)), (-d - cost, ("R", j - 1, j - 1, i))]
-        return terms, self.graph.operations[self.t[j]].cost - d - constant
+        return terms, self._own_cost(j) - d - constant
 
     def host(self, k: int) -> Row | None:
         """The bytes of all H[k,v] fit on the host."""
@@ -567,11 +572,15 @@ class LinkRows(WindowRows):
 
     def _first(self, j: int) -> int:
         """The first operation that first runs in stretch j."""
-        return 0 if j == 0 else self.t[j - 1] + 1
+        return 0 if j == 0 else self.done[j - 1] + 1
 
     def _last(self, j: int) -> int:
         """The last one."""
-        return len(self.graph) - 1 if j == self.K else self.t[j]
+        return len(self.graph) - 1 if j == self.K else self.done[j]
+
+    def _own_cost(self, j: int) -> int:
+        """How long the operation of boundary j runs before the snapshot; 0 at its start."""
+        return self.graph.operations[self.t[j]].cost if self.done[j] == self.t[j] else 0
 
     def _duration(self, j: int) -> tuple[Terms, int]:
         """(terms, constant) of T[j]."""
@@ -606,7 +615,7 @@ class LinkRows(WindowRows):
     def _may_go_again(self, j: int, v: int) -> bool:
         """Whether V[j,v] has a column."""
         is_place = self.host_bytes is not None and 1 <= j <= self.K and 0 <= v < len(self.producer)
-        return is_place and self._may_go(j, v) and self.producer[v] <= self.t[j - 1]
+        return is_place and self._may_go(j, v) and self.producer[v] <= self.done[j - 1]
 
     def _sends(self, j: int, v: int) -> Terms:
         """W[j,v] + V[j,v]."""
@@ -643,7 +652,7 @@ class LinkRows(WindowRows):
     def _may_come(self, j: int, v: int) -> bool:
         """Whether B[j,v] and A[j,v] have columns."""
         is_place = 1 <= j <= self.K and 0 <= v < len(self.producer)
-        return is_place and self.producer[v] <= self.t[j - 1] and bool(self.wanted[v] >> j - 1 & 1)
+        return is_place and self.producer[v] <= self.done[j - 1] and bool(self.wanted[v] >> j - 1 & 1)
 
 
 def _at_most_one(columns: Iterable[Column]) -> Row | None:

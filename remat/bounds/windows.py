@@ -37,6 +37,7 @@ from remat.programs.windows import (
     Cut,
     WindowModel,
     build_window_model,
+    place_of,
 )  # fmt: skip
 
 MOST_BOUNDARIES = 24
@@ -101,13 +102,17 @@ class WindowBound:
             if not self._round(deadline, on_bound, should_stop):
                 break
 
-    def _first_boundary(self) -> int:
-        """Where the plan that repeats nothing has its peak; in scope free, where most bytes are certain near it."""
+    def _first_boundaries(self) -> tuple[int, ...]:
+        """Where the plan that repeats nothing has its peak; in scope free, where most bytes are certain near it.
+
+        With a link, both sides of that operation.
+        """
         profile = self._arrays.profile()[:-1]
         if self.problem.scope is not Scope.FREE:
-            return int(np.argmax(profile))
+            t = int(np.argmax(profile))
+            return (-t, t) if t and self.problem.link is not None else (t,)
         highest = np.argsort(-profile, kind="stable")[:MOST_FIRST].tolist()
-        return max(highest, key=self._arrays.certain_bytes)
+        return (max(highest, key=self._arrays.certain_bytes),)
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -144,7 +149,7 @@ class WindowBound:
     def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
         """The LP with one more boundary; whether it came to its end, or no boundary is left."""
         if not self._boundaries:
-            self._boundaries = (self._first_boundary(),)
+            self._boundaries = self._first_boundaries()
         if self._last is None:
             solved = self.solve(self.model(self._boundaries), deadline, stop)
         else:
@@ -176,7 +181,8 @@ class WindowBound:
         best, active, begin = None, None, self._active
         for stage in self.candidates(model, x)[: self.tries]:
             self._active = begin
-            solved = self.solve(self.model(sorted([*model.boundaries, stage])), deadline, should_stop)
+            boundaries = sorted([*model.boundaries, stage], key=place_of)
+            solved = self.solve(self.model(boundaries), deadline, should_stop)
             if solved is not None and (best is None or _value(solved) > _value(best)):
                 best, active = solved, self._active
             if solved is None or time.monotonic() > enough_tried:
@@ -185,22 +191,26 @@ class WindowBound:
         return best
 
     def candidates(self, model: WindowModel, x: np.ndarray) -> list[int]:
-        """Stages, not too near to a boundary, whose memory a lazy plan of the point x [n] exceeds, the best ones first.
+        """Boundaries, not too near to others, where a lazy plan of the point x [n] exceeds memory, the best ones first.
 
-        They are ordered by the excess for each byte of room that the operation leaves.
+        They are ordered by the excess for each byte of room that the operation leaves. Without a link memory is the
+        same when an operation begins and ends, and boundaries are ends.
         """
         a, n = model.arrays, len(model.arrays.graph)
         memory, near = model.budget_bytes - a.graph.fixed_bytes, int(NEAR * n)
         score = np.maximum(0.0, fractional_profile(model, x) - memory)
         score /= np.maximum(memory - a.working, max(1.0, NARROW * memory))
-        score[~model.can_be_boundary] = 0.0
-        for t in model.boundaries:
-            score[max(0, t - near) : t + near + 1] = 0.0
+        score[0, ~model.can_be_boundary] = score[1, 0] = 0.0
+        if self.problem.link is None:
+            score[1] = 0.0
+        for t, done in map(place_of, model.boundaries):
+            score[:, max(0, t - near) : t] = score[:, t + 1 : t + near + 1] = 0.0
+            score[int(done < t), t] = 0.0
         found: list[int] = []
         while len(found) < TRIES and np.any(score > 0):
-            stage = int(np.argmax(score))
-            found.append(stage)
-            score[max(0, stage - 1 - near) : stage + near + 2] = 0.0
+            side, stage = divmod(int(np.argmax(score)), n)
+            found.append(-stage if side else stage)
+            score[:, max(0, stage - 1 - near) : stage + near + 2] = 0.0
         return found
 
 
@@ -238,7 +248,7 @@ def solve_windows(
 
 def alike(model: WindowModel, other: WindowModel, chosen: np.ndarray) -> np.ndarray:
     """[rows] the rows of `model` whose narrowest wider window in `other` has the same row among the chosen [rows]."""
-    t, old = np.array(model.boundaries), np.array(other.boundaries)
+    t, old = (np.array([2 * t + done for t, done in map(place_of, each.boundaries)]) for each in (model, other))
     begin = np.searchsorted(old, t, side="right") - 1
     end = np.append(np.searchsorted(old, t[1:], side="left") - 1, len(old) - 1)
     key = model.row_key.copy()

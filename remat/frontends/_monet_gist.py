@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from remat.cost import load_gpu
-from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput
 from remat.frontends._monet_implementations import (
     ACTIVATIONS,
@@ -29,9 +27,7 @@ _EXACT = ("sparse", "indices", "mask")
 _REDUCIBLE = ("aten::batch_norm_", "aten::_convolution_", "aten::addmm_")
 
 
-def with_gist(
-    graph: Graph, sparsity: float = ASSUMED_SPARSITY, *, lossy: bool = False, gpu: str | Gpu = "p100"
-) -> Graph:
+def with_gist(graph: Graph, sparsity: float = ASSUMED_SPARSITY, *, lossy: bool = False) -> Graph:
     """A training graph of `monet_graph` with the implementations for the strategy ``gist``.
 
     These are ``in_place``, ``mask`` and ``indices`` of `add_implementations`, and:
@@ -48,7 +44,7 @@ def with_gist(
     """
     if not 0 <= sparsity <= 1:
         raise InvalidInput(f"sparsity must be between 0 and 1, not {sparsity}")
-    builder = Builder(graph, load_gpu(gpu) if isinstance(gpu, str) else gpu)
+    builder = Builder(graph)
     for pair in pairs(graph):
         kind = graph.operations[pair.forward].kind
         if kind in _RECTIFIERS or kind == "aten::add_":

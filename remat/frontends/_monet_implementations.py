@@ -1,7 +1,7 @@
 """Implementations for training graphs whose operations have the kinds of MONeT's traces.
 
 `add_implementations` lists them and their names. Their costs are modelled: the cost of the default implementation times
-the ratio of the two roofline times, which is the best that a kernel bound by traffic can do. MONeT's own
+the ratio of the two roofline times on a P100, which is the best that a kernel bound by traffic can do. MONeT's own
 costs, measured on a P100, are those of `remat.frontends.monet.load_costs`.
 
 Scratch memory counts only beyond the default's own, which the published graphs do not give: for example, int64 indices
@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.cost.gpu import Gpu, operation_class
+from remat.cost import load_gpu
+from remat.cost.gpu import operation_class
 from remat.cost.roofline import operation_ns
 from remat.errors import InvalidInput
 from remat.frontends.monet_networks import FLOAT_BYTES, INDEX_BYTES, Layer
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 
-LEVELS = ("none", "in_place", "conv", "output", "intermediate")  # MONeT's ablation; each includes those before it
+DEVICE = "p100"
 
 ACTIVATIONS = ("aten::relu_", "aten::relu", "aten::hardtanh_", "aten::leaky_relu_")
 _IN_PLACE = (*ACTIVATIONS, "aten::add_", "aten::dropout")
@@ -76,8 +77,8 @@ def elements(graph: Graph, v: int) -> int:
 class Builder:
     """Collects implementations and extra values for a graph of single-output operations; `done` returns the graph."""
 
-    def __init__(self, graph: Graph, gpu: Gpu):
-        self.graph, self.gpu = graph, gpu
+    def __init__(self, graph: Graph):
+        self.graph, self.gpu = graph, load_gpu(DEVICE)
         self.values = list(graph.values)
         self.found = [list(op.implementations) for op in graph.operations]
 
@@ -167,43 +168,38 @@ def gradients_read(graph: Graph, k: int) -> tuple[int, ...]:
     return tuple(v for v in graph.operations[k].inputs if graph.producer[v] >= graph.loss)
 
 
-def add_implementations(graph: Graph, layers: Sequence[Layer], level: str, gpu: Gpu) -> Graph:
-    """The implementations of MONeT's ablation up to `level` (one of `LEVELS`), for a graph of those layers.
+def add_implementations(graph: Graph, layers: Sequence[Layer]) -> Graph:
+    """MONeT's implementations for a graph of those layers.
 
-    Names, with the level that adds them (f: forward, b: backward):
+    Names (f: forward, b: backward):
 
-    - ``in_place`` (f; in_place): activations, ``add_`` and ``dropout`` overwrite the output of the operation before.
-    - ``winograd`` (f, b; conv): non-fused F(4x4, 3x3) for dense 3x3 convolutions of stride 1, all three passes.
+    - ``in_place`` (f): activations, ``add_`` and ``dropout`` overwrite the output of the operation before.
+    - ``winograd`` (f, b): non-fused F(4x4, 3x3) for dense 3x3 convolutions of stride 1, all three passes.
       Scratch: the whole transformed input, output and filters. The default stands for implicit GEMM, without scratch.
       Time is modelled: a quarter of the arithmetic, more where the tiles overhang, plus the traffic of the
       transforms, both at the rates that the default achieves. On VGG-16 that is 0.31 to 0.69 of the default; the log
       of MONeT's program has 0.31 to 0.72 of its non-fused Winograd on a P100. PyTorch itself runs such algorithms
       where they fit, which plain steps by the default's costs do not.
       (FFT is left out, because it is for 5x5 and larger windows of stride 1, which none of the five networks has.)
-    - ``output`` (b; output): the gradient from the operation's own output, for ReLU and leaky ReLU. Also for batch
+    - ``output`` (b): the gradient from the operation's own output, for ReLU and leaky ReLU. Also for batch
       normalization, whose output then must outlive a ReLU that may not overwrite it. ``hardtanh_`` does this by
       default, as published; its other implementation is ``input``.
-    - ``activated`` (b; output): batch normalization from the output of a leaky ReLU after it, which is invertible
+    - ``activated`` (b): batch normalization from the output of a leaky ReLU after it, which is invertible
       (in-place activated batch normalization); ReLU is not.
-    - ``mask``, ``in_place_mask`` (f), ``mask`` (b; intermediate): ReLU, hardtanh, leaky ReLU and dropout keep one
+    - ``mask``, ``in_place_mask`` (f), ``mask`` (b): ReLU, hardtanh, leaky ReLU and dropout keep one
       bit per element.
-    - ``indices`` (f, b; intermediate): max pooling keeps its place in the window, one byte per output (MONeT packs two
+    - ``indices`` (f, b): max pooling keeps its place in the window, one byte per output (MONeT packs two
       in a byte), and its backward does not read the input. The default pools the input again, as MONeT's does.
-    - ``indices_int64`` (f, b; intermediate): the same with eight bytes, as in PyTorch.
+    - ``indices_int64`` (f, b): the same with eight bytes, as in PyTorch.
     """
-    builder = Builder(graph, gpu)
-    steps = LEVELS.index(level)
+    builder = Builder(graph)
     for pair in pairs(graph):
-        if steps >= 1:
-            in_place(builder, pair)
-        if steps >= 2:
-            _winograd(builder, pair, layers[pair.forward + 1], layers)
-        if steps >= 3:
-            _output_activated(builder, pair)
-        if steps >= 4:
-            keep_mask(builder, pair)
-            keep_indices(builder, pair)
-            keep_indices(builder, pair, packed=False)
+        in_place(builder, pair)
+        _winograd(builder, pair, layers[pair.forward + 1], layers)
+        _output_activated(builder, pair)
+        keep_mask(builder, pair)
+        keep_indices(builder, pair)
+        keep_indices(builder, pair, packed=False)
     return builder.done()
 
 

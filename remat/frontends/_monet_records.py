@@ -42,11 +42,10 @@ class Schedule:
     cost: int | None
 
 
-def load_schedules(path: str | Path, costs: str | Path | None = None) -> Iterator[Schedule]:
+def load_schedules(path: str | Path) -> Iterator[Schedule]:
     """The schedules of MONeT's program in a file of format ``monet-solutions``; those of Checkmate's are left out.
 
-    Args:
-        costs: the file of costs; by default the one that the file names, beside it.
+    The file of costs that it names lies beside it.
 
     Raises:
         InvalidInput: a file is not of its format, or a schedule does not fit the costs; one line.
@@ -54,7 +53,7 @@ def load_schedules(path: str | Path, costs: str | Path | None = None) -> Iterato
     document = read_json(path)
     if not isinstance(document, Mapping) or document.get("format") != "monet-solutions":
         raise InvalidInput(f"{path}: is no file of format 'monet-solutions'")
-    measured = read_costs(Path(path).with_name(str(document.get("costs"))) if costs is None else costs)
+    measured = read_costs(Path(path).with_name(str(document.get("costs"))))
     levels = {mode: level for level, mode in MODES.items()}
     graphs: dict[str, Graph] = {}
     for each in document.get("solutions", ()):

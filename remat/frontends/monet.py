@@ -16,7 +16,8 @@ kinds, bytes and edges. They follow from these rules, all checked against the pu
 The same rules apply to networks without a published profile (GoogLeNet, MobileNetV2). GoogLeNet's loss also reads
 the logits of both auxiliary heads.
 
-Costs of alternatives are modelled: see `add_implementations`, which also explains their names.
+Costs of alternatives are modelled: see `add_implementations`, which also explains their names. `load_costs` reads those
+that MONeT measured, by the levels of its ablation.
 """
 
 from __future__ import annotations
@@ -24,106 +25,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remat.cost import apply_cost, load_gpu
-from remat.cost.gpu import Gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.frontends._monet_costs import KEPT_INDICES, STATISTICS, load_costs, read_costs
 from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
-from remat.frontends._monet_gist import ASSUMED_SPARSITY, with_gist
-from remat.frontends._monet_implementations import LEVELS, add_implementations
+from remat.frontends._monet_gist import with_gist
+from remat.frontends._monet_implementations import DEVICE, add_implementations
 from remat.frontends._monet_records import load_schedules
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
-from remat.plan import Plan
 
 __all__ = [
-    "BATCHES", "KEPT_INDICES", "LEVELS", "LEVELS_PUBLISHED", "NETWORKS", "STATISTICS", "load_costs", "load_schedules",
-    "monet_graph", "plain_pytorch", "read_costs", "training_graph", "with_gist",
+    "BATCHES", "KEPT_INDICES", "LEVELS_PUBLISHED", "NETWORKS", "STATISTICS", "load_costs", "load_schedules",
+    "monet_graph", "read_costs", "training_graph", "with_gist",
 ]  # fmt: skip
 
 KIB = 1024
 _READS_INPUT = ("aten::batch_norm", "aten::relu_", "aten::relu", "aten::leaky_relu_", "aten::max_pool2d")
 _READS_OUTPUT = ("aten::hardtanh_", "aten::hardtanh", "aten::dropout")
-_PLAIN_FORWARD = ("in_place", "indices_int64")
-_PLAIN_BACKWARD = ("output", "indices_int64")
 
 
-def monet_graph(
-    name: str,
-    batch: int | None = None,
-    *,
-    implementations: str = "joint",
-    profile: Graph | None = None,
-    gpu: str | Gpu = "p100",
-    gist: bool = False,
-    sparsity: float = ASSUMED_SPARSITY,
-) -> Graph:
-    """The training graph of one of `NETWORKS`.
+def monet_graph(name: str, batch: int | None = None, *, implementations: str = "joint") -> Graph:
+    """The training graph of one of `NETWORKS`, with costs by the P100's roofline.
 
     Args:
         batch: None for the published batch.
-        implementations: a level of MONeT's ablation, each of which includes the levels before it: ``none``,
-            ``in_place``, ``conv``, ``output``, ``intermediate``; ``joint`` is all.
-        profile: the published graph of that network and batch (`remat.load_graph` reads instances/p100). Default
-            implementations then have its measured costs. The cost of an alternative is modelled: that of its default
-            times the ratio of their roofline times on `gpu`.
-        gpu: a device of `remat.cost.gpu_names()`, whose roofline gives the costs without a profile.
-        gist: add the implementations for the strategy ``gist`` (`with_gist`), at that `sparsity`.
+        implementations: ``none``, or ``joint``: all those of `add_implementations`.
 
     Raises:
-        InvalidInput: unknown network or level, or a profile of another graph.
+        InvalidInput: no such network or batch, or another word for `implementations`.
     """
     if name not in NETWORKS:
         raise unknown_name("network", name, NETWORKS)
     batch = BATCHES[name] if batch is None else batch
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
-    graph = training_graph(
-        NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations, profile=profile, gpu=gpu
-    )  # fmt: skip
-    return with_gist(graph, sparsity, gpu=gpu) if gist else graph
+    return training_graph(NETWORKS[name](batch), f"{name}_b{batch}", implementations=implementations)
 
 
-def training_graph(
-    network: Network, name: str, *, implementations: str = "joint", profile: Graph | None = None,
-    gpu: str | Gpu = "p100",
-) -> Graph:  # fmt: skip
+def training_graph(network: Network, name: str, *, implementations: str = "joint") -> Graph:
     """The training graph of any `Network`; see `monet_graph`."""
-    level = LEVELS[-1] if implementations == "joint" else implementations
-    if level not in LEVELS:
-        raise unknown_name("level of implementations", implementations, ("joint", *LEVELS))
-    device = load_gpu(gpu) if isinstance(gpu, str) else gpu
-    graph = apply_cost(_default(network.layers, name), "roofline", device)
-    if profile is not None:
-        _check_same(graph, profile)
-        graph = graph.with_costs([op.cost for op in profile.operations], profile.cost_unit)
-    return add_implementations(graph, network.layers, level, device)
-
-
-def plain_pytorch(graph: Graph) -> Plan:
-    """The plan that PyTorch executes by default: activations in place, everything else kept.
-
-    ReLU and ``add_`` overwrite their input, ReLU's backward reads its output, max pooling keeps int64 indices, and
-    convolutions run by their default. Unlike PyTorch, the published graphs copy the gradients of ``add``, ``cat`` and
-    ``flatten`` instead of viewing them, and dropout's backward reads its output instead of a mask.
-
-    Raises:
-        InvalidInput: the graph lacks these implementations, which ``monet_graph(name)`` has.
-    """
-    names = {implementation.name for op in graph.operations for implementation in op.implementations}
-    if "in_place" not in names or "output" not in names:
-        raise InvalidInput(
-            f"graph '{graph.name}' has no implementations in place and none that read outputs; plain PyTorch needs a "
-            "graph of remat.frontends.monet.monet_graph(..., implementations='joint')"
-        )
-    chosen = []
-    for op in graph.operations:
-        wanted = _PLAIN_BACKWARD if op.is_backward else _PLAIN_FORWARD
-        if op.kind in ("aten::dropout", "aten::batch_norm_ip_grad"):
-            wanted = ()
-        chosen.append(
-            next((implementation.name for implementation in op.implementations if implementation.name in wanted), "")
-        )
-    return Plan.from_order(graph, range(len(graph)), implementations=chosen)
+    if implementations not in ("none", "joint"):
+        raise unknown_name("choice of implementations", implementations, ("none", "joint"))
+    graph = apply_cost(_default(network.layers, name), "roofline", load_gpu(DEVICE))
+    return graph if implementations == "none" else add_implementations(graph, network.layers)
 
 
 def _default(layers: Sequence[Layer], name: str) -> Graph:
@@ -193,18 +137,3 @@ def _is_view(layer: Layer) -> bool:
 def _nearest_kib(size: int) -> int:
     whole, rest = divmod(size, KIB)
     return KIB * (whole + (rest > KIB // 2 or (rest == KIB // 2 and whole % 2)))
-
-
-def _check_same(graph: Graph, profile: Graph) -> None:
-    """Raise `InvalidInput`, naming the first difference, if `profile` has other kinds, bytes or edges."""
-    n = len(graph)
-    if len(profile) != n:
-        raise InvalidInput(f"profile '{profile.name}' has {len(profile)} operations, but '{graph.name}' has {n}")
-    for k, (own, other) in enumerate(zip(graph.operations, profile.operations, strict=True)):
-        sizes = graph.values[k].bytes, profile.values[k].bytes
-        if (own.kind, own.inputs, own.outputs, sizes[0]) != (other.kind, other.inputs, other.outputs, sizes[1]):
-            raise InvalidInput(
-                f"profile '{profile.name}' is of another graph than '{graph.name}': operation {k} is {other.kind} of "
-                f"{sizes[1]} bytes that reads {list(other.inputs)}, not {own.kind} of {sizes[0]} bytes that reads "
-                f"{list(own.inputs)}"
-            )

@@ -16,6 +16,8 @@ from remat.graph import Graph
 
 COST_UNIT = "unit"
 MAX_NODES = 100_000
+MAX_BYTES, MAX_COST = 6144, 1000  # of a node of a layered graph
+VARIABILITY = 0.75  # widths of its layers are uniform within this share of the mean
 
 
 def extract(spec: ModelSpec) -> Graph:
@@ -67,7 +69,6 @@ def skip(
     depth: int = 8,
     bytes: int = 1024,
     cost: int = 1,
-    halve: bool = True,
     varied: bool = False,
     seed: int = 0,
     batch_size: int = 1,
@@ -77,8 +78,7 @@ def skip(
 
     Args:
         depth: layers on each side; 2 depth + 1 with the bottom layer, 4 depth + 3 with loss and backward.
-        bytes, cost: of the outermost layers, per sample.
-        halve: halve the bytes at each deeper level (U-Net's activations); costs stay.
+        bytes, cost: of the outermost layers, per sample; each deeper level has half the bytes, as U-Net's activations.
         varied: draw bytes and costs uniformly from 1 to twice these values.
         seed: of the draw.
     """
@@ -86,8 +86,7 @@ def skip(
     n = 2 * depth + 1
     sizes, costs = _weights(n, bytes, cost, varied, seed)
     deps = [[], *([i - 1] if i <= depth else [n - 1 - i, i - 1] for i in range(1, n))]
-    if halve:
-        sizes = [max(1, size >> min(i, n - 1 - i)) for i, size in enumerate(sizes)]
+    sizes = [max(1, size >> min(i, n - 1 - i)) for i, size in enumerate(sizes)]
     names = [f"down{i}" for i in range(depth)] + ["bottom"] + [f"up{i}" for i in reversed(range(depth))]
     return _training(name, deps, sizes, costs, names, batch_size, "U-shaped skip graph")
 
@@ -96,54 +95,49 @@ def layered(
     *,
     n: int = 100,
     width: float = 0.27,
-    variability: float = 0.75,
     density: float = 0.2,
     skips: float = 0.14,
-    max_bytes: int = 6144,
-    max_cost: int = 1000,
     seed: int = 0,
     batch_size: int = 1,
     name: str = "layered",
 ) -> Graph:
     """A random layered graph like MOCCASIN's (Bartan et al., ICML 2023), without a backward pass.
 
-    One source, layers of about sqrt((n - 2) width) nodes, one sink. The published generator is not available;
-    parameters have the meaning that its file names and graphs suggest.
+    One source, layers of about sqrt((n - 2) width) nodes, one sink. Sizes lie between 1 and `MAX_BYTES`, and small ones
+    are more likely (the mean is a third); costs are uniform from 0 to `MAX_COST`. The published generator is not
+    available; parameters have the meaning that its file names and graphs suggest.
 
     Args:
         n: nodes, source and sink included.
         width: ratio of mean layer width to number of layers.
-        variability: layer widths are uniform within this share of the mean.
         density: probability of an edge between two nodes of consecutive layers. In any case each node gets
             one edge in and at least one edge out.
         skips: edges over more than one layer, as a share of all edges.
-        max_bytes: sizes lie between 1 and this; small ones are more likely (the mean is a third).
-        max_cost: costs are uniform from 0 to this.
         seed: of all random draws.
     """
-    _check(n=n, max_bytes=max_bytes, max_cost=max_cost, batch_size=batch_size)
+    _check(n=n, batch_size=batch_size)
     if n < 3:
         raise InvalidInput(f"a layered graph needs n of at least 3 (source, layer, sink), not {n}")
-    if width <= 0 or not 0 <= variability <= 1 or not 0 <= density <= 1 or not 0 <= skips < 1:
-        raise InvalidInput("layered: width must be positive, variability, density and skips between 0 and 1")
+    if width <= 0 or not 0 <= density <= 1 or not 0 <= skips < 1:
+        raise InvalidInput("layered: width must be positive, density and skips between 0 and 1")
     random = np.random.default_rng(seed)
-    levels = [[0], *_levels(n - 2, width, variability, random), [n - 1]]
+    levels = [[0], *_levels(n - 2, width, random), [n - 1]]
     edges = _edges(levels, density, skips, random)
     deps: list[list[int]] = [[] for _ in range(n)]
     for u, v in edges:
         deps[v].append(u)
     draw = np.minimum(random.uniform(size=n), random.uniform(size=n))
-    sizes = (1 + np.floor(draw * max_bytes)).astype(np.int64) * batch_size
-    costs = random.integers(0, max_cost, size=n, endpoint=True) * batch_size
+    sizes = (1 + np.floor(draw * MAX_BYTES)).astype(np.int64) * batch_size
+    costs = random.integers(0, MAX_COST, size=n, endpoint=True) * batch_size
     return Graph.from_nodes(
         name, deps, sizes.tolist(), costs.tolist(), cost_unit=COST_UNIT, source=f"random layered graph, seed {seed}"
     )
 
 
-def _levels(n: int, width: float, variability: float, random: np.random.Generator) -> list[list[int]]:
+def _levels(n: int, width: float, random: np.random.Generator) -> list[list[int]]:
     """Node ids 1..n in layers of consecutive ids."""
     count = min(max(1, round((n / width) ** 0.5)), n)
-    share = np.maximum(1 + variability * random.uniform(-1, 1, size=count), 1e-3)
+    share = np.maximum(1 + VARIABILITY * random.uniform(-1, 1, size=count), 1e-3)
     sizes = np.ones(count, dtype=np.int64)
     # Every layer has one node; each other node goes to the layer with the largest deficit to its drawn width.
     target = share / share.sum() * n

@@ -14,42 +14,17 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from remat.errors import RematError, Skip, unknown_name
-from remat.programs.highs import FEASIBLE, highs_options
+from remat.programs.highs import FEASIBLE, Answer, highs_options
 from remat.programs.program import Limits, Program
 
 if TYPE_CHECKING:
     import cvxpy as cp
-
-
-class Verdict(Enum):
-    """How a solve of a model ended."""
-
-    SOLVED = "solved to the gap asked for"
-    INFEASIBLE = "infeasible"
-    LIMIT = "stopped at a limit"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A solver's answer.
-
-    Attributes:
-        bound: dual bound of the objective; -inf if none.
-        x: [n] the solution, if there is one.
-    """
-
-    verdict: Verdict
-    has_solution: bool
-    bound: float
-    nodes: int
-    x: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +35,8 @@ class Backend:
         name: as users write it; also the name of the extra that installs it.
         package: module to import.
         options: turns `Limits` into keyword options of the cvxpy interface.
-        read: turns the raw result of the interface into an `Answer`; raises `Skip` if the licence forbids the model.
+        read: turns the raw result of the interface into an `Answer`, still without x, and whether there is a solution;
+            raises `Skip` if the licence forbids the model.
         cache_start: makes, from the variables' values, the `solver_cache` that passes a starting point to the
             interface; None if the interface takes no start.
     """
@@ -70,7 +46,7 @@ class Backend:
     package: str
     install: str
     options: Callable[[Limits], dict[str, Any]]
-    read: Callable[[Any], Answer]
+    read: Callable[[Any], tuple[Answer, bool]]
     cache_start: Callable[[cp.Problem, Any], dict[str, Any] | None] | None = None
 
     def solve(self, program: Program, limits: Limits, *, start: np.ndarray | None = None) -> Answer:
@@ -87,15 +63,15 @@ class Backend:
             data, chain, inverse = problem.get_problem_data(self.cvxpy_name, ignore_dpp=True)
             left_s = limits.time_s - (time.monotonic() - started)  # large models take seconds to compile
             if left_s <= 0:
-                return Answer(Verdict.LIMIT, False, -math.inf, 0)
+                return Answer()
             options = self.options(replace(limits, time_s=left_s))
             from_start, cache = False, None
             if start is not None and self.cache_start is not None:
                 from_start, cache = True, self.cache_start(problem, data)
             raw = chain.solver.solve_via_data(data, from_start, False, options, cache)
-            answer = self.read(raw)
+            answer, has_solution = self.read(raw)
             answer = replace(answer, bound=answer.bound + program.offset)  # cvxpy keeps the offset from the solver
-            if not answer.has_solution:
+            if not has_solution:
                 return answer
             problem.unpack_results(raw, chain, inverse)
         x = np.empty(len(program.cost))
@@ -193,18 +169,17 @@ def _highs_start(problem: cp.Problem, data: Any) -> dict[str, Any]:
     return {"HIGHS": (None, None, {"model_status": "kOptimal", "solution": solution})}
 
 
-def _read_highs(raw: Any) -> Answer:
+def _read_highs(raw: Any) -> tuple[Answer, bool]:
     info, status = raw["info"], raw["model_status"]
-    has_solution = int(info.primal_solution_status) == FEASIBLE
-    if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # never unbounded: no objective falls below zero
-        verdict = Verdict.INFEASIBLE
-    elif status == "kOptimal":
-        verdict = Verdict.SOLVED
-    elif status in ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kMemoryLimit"):
-        verdict = Verdict.LIMIT
-    else:
+    infeasible = status in ("kInfeasible", "kUnboundedOrInfeasible")  # never unbounded: no objective is below zero
+    limits = ("kTimeLimit", "kIterationLimit", "kSolutionLimit", "kInterrupt", "kMemoryLimit")
+    if not infeasible and status not in ("kOptimal", *limits):
         raise RematError(f"HiGHS ended with status {status}")
-    return Answer(verdict, has_solution, _finite_bound(info.mip_dual_bound), max(0, int(info.mip_node_count)))
+    answer = Answer(
+        bound=_finite_bound(info.mip_dual_bound), nodes=max(0, int(info.mip_node_count)), infeasible=infeasible,
+        optimal=status == "kOptimal",
+    )  # fmt: skip
+    return answer, int(info.primal_solution_status) == FEASIBLE
 
 
 def _mosek_options(limits: Limits) -> dict[str, Any]:
@@ -219,19 +194,19 @@ def _mosek_options(limits: Limits) -> dict[str, Any]:
     return {"mosek_params": parameters}
 
 
-def _read_mosek(raw: Any) -> Answer:
+def _read_mosek(raw: Any) -> tuple[Answer, bool]:
     import mosek
 
     task, kind = raw["task"], mosek.soltype.itg
     bound = _finite_bound(task.getdouinf(mosek.dinfitem.mio_obj_bound))
     nodes = int(task.getintinf(mosek.iinfitem.mio_num_branch))
     if not task.solutiondef(kind):
-        return Answer(Verdict.LIMIT, False, bound, nodes)
+        return Answer(bound=bound, nodes=nodes), False
     if task.getprosta(kind) in (mosek.prosta.prim_infeas, mosek.prosta.prim_infeas_or_unbounded):
-        return Answer(Verdict.INFEASIBLE, False, bound, nodes)
+        return Answer(bound=bound, nodes=nodes, infeasible=True), False
     status = task.getsolsta(kind)
     solved = status == mosek.solsta.integer_optimal
-    return Answer(Verdict.SOLVED if solved else Verdict.LIMIT, solved or status == mosek.solsta.prim_feas, bound, nodes)
+    return Answer(bound=bound, nodes=nodes, optimal=solved), solved or status == mosek.solsta.prim_feas
 
 
 def _gurobi_options(limits: Limits) -> dict[str, Any]:
@@ -244,7 +219,7 @@ def _gurobi_options(limits: Limits) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read_gurobi(raw: Any) -> Answer:
+def _read_gurobi(raw: Any) -> tuple[Answer, bool]:
     import gurobipy
 
     model, status = raw["model"], gurobipy.GRB.Status
@@ -255,9 +230,9 @@ def _read_gurobi(raw: Any) -> Answer:
             raise Skip(f"solver 'gurobi' does not take this model: {error}") from None
     nodes = int(model.NodeCount)
     if model.Status in (status.INFEASIBLE, status.INF_OR_UNBD):
-        return Answer(Verdict.INFEASIBLE, False, -math.inf, nodes)
-    verdict = Verdict.SOLVED if model.Status == status.OPTIMAL else Verdict.LIMIT
-    return Answer(verdict, model.SolCount > 0, _finite_bound(model.ObjBound), nodes)
+        return Answer(nodes=nodes, infeasible=True), False
+    bound = _finite_bound(model.ObjBound)
+    return Answer(bound=bound, nodes=nodes, optimal=model.Status == status.OPTIMAL), model.SolCount > 0
 
 
 def _scip_options(limits: Limits) -> dict[str, Any]:
@@ -272,13 +247,13 @@ def _scip_options(limits: Limits) -> dict[str, Any]:
     return {"scip_params": parameters}
 
 
-def _read_scip(raw: Any) -> Answer:
+def _read_scip(raw: Any) -> tuple[Answer, bool]:
     model, status = raw["model"], raw["scip_status"]
     nodes = int(model.getNTotalNodes())
     if status in ("infeasible", "inforunbd"):
-        return Answer(Verdict.INFEASIBLE, False, -math.inf, nodes)
-    verdict = Verdict.SOLVED if status in ("optimal", "gaplimit") else Verdict.LIMIT
-    return Answer(verdict, model.getNSols() > 0, _finite_bound(model.getDualbound()), nodes)
+        return Answer(nodes=nodes, infeasible=True), False
+    bound = _finite_bound(model.getDualbound())
+    return Answer(bound=bound, nodes=nodes, optimal=status in ("optimal", "gaplimit")), model.getNSols() > 0
 
 
 BACKENDS = {

@@ -19,23 +19,23 @@ UNASKED_S = 0.25  # most time in which it does not ask whether to stop
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Result of HiGHS for one program.
+    """Result of a solver for one program; neither `infeasible` nor `optimal` if a limit ended it.
 
     Attributes:
         x: [n] a solution, or None. A point of the interior-point method need not be feasible.
         row_dual: [rows] multipliers of a linear program; None without valid ones.
         bound: proven lower bound on the objective of an integer program; minus infinity without one.
         nodes: number of nodes of the branch and bound.
-        infeasible: HiGHS has proven that there is no solution.
-        optimal: HiGHS has solved the program to the end.
+        infeasible: it is proven that there is no solution.
+        optimal: the program was solved to the end, or to the gap asked for.
     """
 
-    x: np.ndarray | None
-    row_dual: np.ndarray | None
-    bound: float
-    nodes: int
-    infeasible: bool
-    optimal: bool
+    x: np.ndarray | None = None
+    row_dual: np.ndarray | None = None
+    bound: float = -np.inf
+    nodes: int = 0
+    infeasible: bool = False
+    optimal: bool = False
 
 
 def highs_options(limits: Limits) -> dict[str, Any]:

@@ -6,7 +6,8 @@ memory than these moments, so that a bound for them holds for plans. Runs and co
 and only the first copy of a value to the host counts: host copies are alike.
 
 Snapshot k is the end of the first run of t_k. Stretch j lies between the snapshots j - 1 and j; stretch 0 ends at the
-first one, stretch K with the plan. Interval k of the windows is stretch k + 1. More columns:
+first one, stretch K with the plan. Interval k of the windows is stretch k + 1. (Other snapshots: see below.) More
+columns:
 
 - B[j,v], j >= 1, for v first made at or before t_(j-1): a copy of v from the host begins in stretch j.
 - A[j,v]: such a copy is read in stretch j, too, or kept at the end.
@@ -52,6 +53,22 @@ j <= k:
   Q[k,v] is not 0, S[k,v] is 1.
 
 Of RELEASE, ARRIVAL_RUN and DEADLINE there are too many. Those that a point misses most enter on demand.
+
+**Snapshots at the start of an operation.** A copy may end while t_k runs, so that its value is not held at the end.
+A boundary -t, for t >= 1, therefore stands for the start of the first run of t; it comes before the boundary t. Let
+o_k be the last operation whose first run has ended at snapshot k: t_k at an end, t_k - 1 at a start.
+
+1. Whatever is said above and in `remat.programs.windows` of operations that first run, or values first made, at or
+   before t_k, or after it, is said of o_k at a start. The arguments compare moments with the snapshot only. The first
+   runs of stretch j are those after o_(j-1) up to o_j. "Made before t_k" is the same on both sides: v is made then, and
+   a copy of it to the host may have begun.
+2. MEMORY and KNAPSACK: when t_k begins, its inputs, outputs and workspace take their bytes, beside all that is held.
+   Its inputs are whole, so that they have no S and no Q, and no rows ask for them; its outputs are not made yet.
+3. NEED and DEADLINE: the inputs of t_(m+1) are there at snapshot m+1 on both sides, because it has begun. So the
+   readers in a window are the operations after o_k up to t_(m+1), and e may be t_(m+1).
+4. A[j,v] is 1, too, if t_j reads at its start what came in stretch j. ARRIVAL at a start: all that is counted is there
+   when stretch j ends, without the cost of t_j; Q counts for what is read up to t_j. ARRIVAL_RUN: the repeat has ended
+   by then, without the cost of t_j.
 
 **With a capacity of the host** a value may be copied to it several times. W still counts the first copy. More columns:
 
@@ -192,8 +209,8 @@ class _LinkBuilder(Builder):
         a = self.arrays
         none = np.full(len(a.size), -1, dtype=np.int64)
         self.B, self.A, self.W = [none], [none], list[np.ndarray]()
-        for t in self.t.tolist():
-            may_come = (a.producer <= t) & a.serving_after(t)
+        for t, done in zip(self.t.tolist(), self.done.tolist(), strict=True):
+            may_come = (a.producer <= done) & a.serving_after(done)
             self.B.append(self._made(may_come))
             self.A.append(self._made(may_come))
             self.W.append(self._made(a.producer < t))
@@ -205,7 +222,7 @@ class _LinkBuilder(Builder):
         self.Q = [self._made(is_held[k] & (k > 0)) for k in range(self.K)]
         has_limit = self.host_bytes is not None
         self.H = [self._made((a.producer < t) & has_limit) for t in self.t]
-        after = zip(self.t, self.W[1:], strict=True)
+        after = zip(self.done, self.W[1:], strict=True)
         self.V = [none, *(self._made((W >= 0) & (a.producer <= t) & has_limit) for t, W in after)]
 
     def _made(self, where: np.ndarray) -> np.ndarray:
@@ -242,7 +259,7 @@ class _LinkBuilder(Builder):
             v = np.nonzero(self._old(k))[0]
             terms = [*super()._provided(k, m, v), *((self.W[j][v], -1) for j in range(k + 1, m + 2))]
             self._add(SOURCE, terms, 0, (k, m), v)
-            if (row := self.deadline(k, m, self._end(m))) is not None:
+            if (row := self.deadline(k, m, self._last_reader(m))) is not None:
                 self.rows.add(*row)
         for j in range(self.K + 1):
             self._streams(j)
@@ -292,15 +309,23 @@ class _LinkBuilder(Builder):
 
     def _old(self, k: int) -> np.ndarray:
         """[V] whether a value was made at or before t_k, and may be missing there."""
-        return (self.arrays.producer <= self.t[k]) & ~self.is_there[k]
+        return (self.arrays.producer <= self.done[k]) & ~self.is_there[k]
 
     def _end(self, m: int) -> int:
         """The last operation that first runs in interval m."""
+        return len(self.arrays.cost) - 1 if m + 1 == self.K else int(self.done[m + 1])
+
+    def _last_reader(self, m: int) -> int:
+        """The last operation whose inputs are needed in interval m."""
         return len(self.arrays.cost) - 1 if m + 1 == self.K else int(self.t[m + 1])
+
+    def _own_cost(self, j: int) -> int:
+        """How long the operation of snapshot j runs before it."""
+        return int(self.arrays.cost[self.t[j]]) if self.done[j] == self.t[j] else 0
 
     def _first(self, j: int) -> int:
         """The first operation that first runs in stretch j."""
-        return 0 if j == 0 else int(self.t[j - 1]) + 1
+        return 0 if j == 0 else int(self.done[j - 1]) + 1
 
     def _duration(self, j: int) -> tuple[list[tuple[int, int]], int]:
         """(terms, constant) of T[j]."""
@@ -325,14 +350,14 @@ class _LinkBuilder(Builder):
         if 1 <= j < self.K:
             is_read = self.first_use[j - 1] <= self.t[j]
             come = [*weighted(self.A[j], -self.in_ns), *weighted(np.where(is_read, self.Q[j - 1], -1), -self.in_ns)]
-            self.rows.add([*terms, *come], int(self.arrays.cost[self.t[j]]) - constant, ARRIVAL, key)
+            self.rows.add([*terms, *come], self._own_cost(j) - constant, ARRIVAL, key)
 
     @cached_property
     def first_use(self) -> np.ndarray:
         """[K, V] the first operation after t_k that reads a value; N if there is none."""
         a = self.arrays
         found = np.full((self.K, len(a.size)), len(a.cost), dtype=np.int64)
-        for k, t in enumerate(self.t):
+        for k, t in enumerate(self.done):
             later = a.reader > t
             np.minimum.at(found[k], a.read[later], a.reader[later])
         return found
@@ -346,7 +371,7 @@ class _LinkBuilder(Builder):
         lasts = self.in_ns[v]
         for columns, factor in (*super()._provided(k, m, v), (self.Q[k][v], -1)):
             terms += weighted(columns, factor * lasts)
-        time = int(self.begins[e] - self.begins[self.t[k] + 1])
+        time = int(self.begins[e] - self.begins[self.done[k] + 1])
         return terms, int(lasts.sum()) - time, DEADLINE, (k, m, e, -1)
 
     def release(self, j: int, e: int) -> TimeRow:
@@ -362,7 +387,7 @@ class _LinkBuilder(Builder):
         terms, constant = self._duration(j)
         lasts, cost = int(self.in_ns[v]), self.arrays.cost
         terms += [(int(self.Q[j - 1][v]), -lasts), (int(self.R[j - 1, j - 1][i]), -lasts - int(cost[i]))]
-        return terms, int(cost[self.t[j]]) - lasts - constant, ARRIVAL_RUN, (j, i, v, -1)
+        return terms, self._own_cost(j) - lasts - constant, ARRIVAL_RUN, (j, i, v, -1)
 
     def missed(self, x: np.ndarray) -> list[TimeRow]:
         """Rows DEADLINE, RELEASE and ARRIVAL_RUN that the point x [n] misses most, one for each window or stretch."""
@@ -378,7 +403,7 @@ class _LinkBuilder(Builder):
             e, amount = self._worst_release(j, x, lasts[j])
             found += [self.release(j, e)] if amount > least else []
             if 2 <= j < self.K:
-                i, v, amount = self._worst_run(j, x, lasts[j] - self.arrays.cost[self.t[j]])
+                i, v, amount = self._worst_run(j, x, lasts[j] - self._own_cost(j))
                 found += [self.arrival_run(j, i, v)] if amount > least else []
         return found
 
@@ -389,7 +414,7 @@ class _LinkBuilder(Builder):
     def _worst_deadline(self, k: int, m: int, x: np.ndarray, lasts: float) -> tuple[int, float]:
         """(operation, by how much its row is missed)."""
         first_use = self.first_use[k]
-        v = np.nonzero(self._old(k) & (first_use <= self._end(m)))[0]
+        v = np.nonzero(self._old(k) & (first_use <= self._last_reader(m)))[0]
         if not len(v):
             return -1, 0.0
         v = v[np.argsort(first_use[v], kind="stable")]

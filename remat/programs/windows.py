@@ -218,7 +218,7 @@ class Arrays:
         if t not in self._sides:
             before, after = self._ancestors(t), self._descendants(t)
             can_run, can_hold = self._serving(before)
-            can_hold &= before[self.producer] & (self.producer != t)
+            can_hold &= before[self.producer]
             self._sides[t] = Sides(before, after, can_run, can_hold)
         return self._sides[t]
 
@@ -285,12 +285,20 @@ class Cut:
     weights: tuple[tuple[int, int], ...]
 
 
+def place_of(boundary: int) -> tuple[int, int]:
+    """(operation of a boundary, the last one whose first run has ended there): t is its end, -t its start.
+
+    Boundaries follow each other in the order of their places.
+    """
+    return (boundary, boundary) if boundary >= 0 else (-boundary, -boundary - 1)
+
+
 @dataclass(frozen=True, eq=False)
 class WindowModel:
     """min cost x + cost of running everything once, matrix x >= row_lower, 0 <= x <= 1.
 
     Attributes:
-        boundaries: [K] operations, ascending.
+        boundaries: [K] operations, ascending; with copies also -t for the start of operation t, see `place_of`.
         cost: [n] int64; matrix: [rows, n] int64; row_lower: [rows] int64.
         row_kind: [rows]; row_key: [rows, 4] int64, filled up with -1: NEED and CONTINUITY (k, m, v),
             EDGE (k, m, i, v), JOIN (k, m, i), EACH (k, m, i, j), MEMORY (k), RUN and LATER (k, j, v), SLOT (k, i),
@@ -340,13 +348,13 @@ class WindowModel:
     def can_be_boundary(self) -> np.ndarray:
         """[N] whether an operation can be another boundary; in scope free it must come before or after all of them."""
         a = self.arrays
-        sides = [a.sides(t) for t in self.boundaries]
+        sides = [a.sides(abs(t)) for t in self.boundaries]
         can_be = np.all([side.before | side.after for side in sides], axis=0)
         if a.scope is Scope.FREE:  # nothing certainly follows an operation that nobody reads
             is_read = np.zeros_like(can_be)
             is_read[a.producer[a.read]] = True
             can_be &= is_read
-        can_be[[*self.boundaries, -1]] = False
+        can_be[[*(t for t in self.boundaries if t >= 0), -1]] = False
         return can_be
 
     @cached_property
@@ -431,10 +439,11 @@ class Builder:
         self, arrays: Arrays, budget_bytes: int, boundaries: Sequence[int], windows: Sequence[tuple[int, int]]
     ) -> None:
         self.arrays, self.budget_bytes = arrays, budget_bytes
-        self.t = np.array(boundaries, dtype=np.int64)
+        self.boundaries = tuple(boundaries)
+        self.t, self.done = np.array([place_of(t) for t in boundaries], dtype=np.int64).T
         self.K = len(boundaries)
-        self.sides = [arrays.sides(t) for t in boundaries]
-        assert all(later.before[t] for t, later in zip(boundaries, self.sides[1:], strict=False)), "no chain"
+        self.sides = [arrays.sides(t) for t in self.done.tolist()]
+        assert all(later.before[t] for t, later in zip(self.done, self.sides[1:], strict=False)), "no chain"
         can_run = np.array([sides.can_run for sides in self.sides])
         self.last_run = np.where(can_run.any(axis=0), self.K - 1 - np.argmax(can_run[::-1], axis=0), -1)  # intervals
         singles = [(k, k) for k in range(self.K)]
@@ -467,7 +476,7 @@ class Builder:
     def model(self) -> WindowModel:
         rows = self.rows
         return WindowModel(
-            self.arrays, self.budget_bytes, tuple(self.t.tolist()), np.concatenate(self.cost),
+            self.arrays, self.budget_bytes, self.boundaries, np.concatenate(self.cost),
             rows.matrix(self.n_columns, np.int64), np.array(rows.lower, dtype=np.int64),
             np.array(rows.kind, dtype=np.int64), np.array(rows.key, dtype=np.int64).reshape(-1, 4), self.S, self.R,
             self.U, self.X,
@@ -574,7 +583,7 @@ class Builder:
         S, R, is_there = self.S[k], self.R[k, m], self.is_there[k]
         old = sides.before[a.producer] & ~is_there
         needed = np.zeros(len(a.size), dtype=bool)
-        first_runs = (sides.after if is_last else sides.after & self.sides[m + 1].before)[a.reader]
+        first_runs = (sides.after if is_last else sides.after & a.sides(int(self.t[m + 1])).before)[a.reader]
         needed[a.read[first_runs & a.always]] = True
         if is_last:
             needed |= a.keep

@@ -22,6 +22,7 @@ from remat.graph import Graph, is_held_outside
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
 from remat.randomness import below, random_state, uniform
+from remat.simulator import plain_peak
 from remat.units import MAX_BYTES
 
 # Entries of the clock: when each stream is free; values that wait to be freed, their bytes, and when the first of them
@@ -39,7 +40,7 @@ RUN, STAGE, BEGINS, OWN, HELD, COMING, ON_HOST, ARRIVES, FROM_HEAD, OUT_HEAD = r
 FROM, TO, VALUE, AWAY, LATEST, FROM_NEXT = range(N_GAP := 6)
 # Of a value in a plan: last touch, last time it was made, when it is on the host, last gap away, the next copied out.
 LAST, BIRTH, OUT_DONE, LAST_FETCH, OUT_NEXT = range(N_OF := 5)
-HOT, WARM, COLD = 5e-4, 1e-4, 2e-6  # temperatures, as shares of the cost of running everything once
+HOT, WARM, COLD = 0.25, 0.12, 0.015  # temperatures, in mean costs of an operation; more heat makes many small copies
 PRICE = 2.0  # of all bytes that can be saved, in costs of running everything once
 SUM_SHARE = 0.05  # weight of the sum of the excess, beside its most
 ROOM = 6  # computations and gaps for each operation
@@ -595,12 +596,12 @@ class OffloadSearch:
         least: makespan of the best plan so far, in ns; infinite without one.
     """
 
-    def __init__(self, graph: Graph, budget_bytes: int, link: Link, seed: int, plain_peak_bytes: int):
+    def __init__(self, graph: Graph, budget_bytes: int, link: Link, seed: int):
         self.graph, self.link, self.seed, self.x = graph, link, seed, instance_of(graph, link)
         self.total = max(1, graph.total_cost)
         host = MAX_BYTES if link.host_bytes is None else link.host_bytes
         self.limits = graph.fixed_bytes, budget_bytes, host
-        self.price = PRICE * self.total / max(1, plain_peak_bytes - graph.fixed_bytes)
+        self.price = PRICE * self.total / max(1, plain_peak(graph) - graph.fixed_bytes)
         self.works = _work(self.x), _work(self.x)
         self.genes, self.best = _genes(self.x), _genes(self.x)
         self.old, self.random = np.zeros_like(self.genes.repeats), random_state(seed)
@@ -675,10 +676,11 @@ class OffloadSearch:
         self.since[0, 0] = len(self.since)
 
     def run(self, hot: float, cold: float, moves: int, repeats: bool = True, copies: bool = True) -> None:
-        """Moves from one temperature to another, which are shares of the cost of running everything once."""
+        """Moves from one temperature to another, in mean costs of an operation."""
+        mean = self.total / len(self.graph)
         self.least = anneal(
             self.x, self.genes, self.best, self.old, self.since, self.works, self.limits, (repeats, copies), self.price,
-            hot * self.total, cold * self.total, moves, self.least, self.random,
+            hot * mean, cold * mean, moves, self.least, self.random,
         )  # fmt: skip
 
     def excess(self) -> int:
@@ -686,10 +688,17 @@ class OffloadSearch:
         decode(self.x, self.genes, self.works[0], *self.limits, NO_STEPS, np.inf)
         return int(self.works[0].found[MOST_EXCESS])
 
-    def plan(self, genes: Genes | None = None) -> Plan:
-        """The best plan, or that of other genes."""
+    def best_plan(self) -> Plan:
+        """The best plan."""
+        return self._plan_of(self.best)
+
+    def plan(self) -> Plan:
+        """The loaded plan."""
+        return self._plan_of(self.genes)
+
+    def _plan_of(self, genes: Genes) -> Plan:
         steps, work = np.zeros((8 * self.works[0].at.shape[1], 2), np.int64), self.works[0]
-        decode(self.x, self.best if genes is None else genes, work, *self.limits, steps, np.inf)
+        decode(self.x, genes, work, *self.limits, steps, np.inf)
         made = _with_frees(self.graph, steps[: work.clock[STEPS]].tolist()[:-1])  # without the end
         return Plan.from_steps(self.graph, made, self.limits[1], self.link)
 
@@ -729,7 +738,7 @@ def _copy(source: Genes, target: Genes) -> None:
 def compile_offload() -> None:
     """Compile the search and keep it in the cache."""
     graph = Graph.from_nodes("compiled", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1], cost_unit="ns")
-    search = OffloadSearch(graph, 6, Link(10**9, 10**9), 0, 8)
+    search = OffloadSearch(graph, 6, Link(10**9, 10**9), 0)
     search.offload_greedily(lambda: True)
     search.run(HOT, COLD, 10)
 

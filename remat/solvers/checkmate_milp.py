@@ -12,7 +12,8 @@ from remat.context import Context
 from remat.errors import InvalidInput, Skip
 from remat.plan import Plan, Scope
 from remat.problem import Problem
-from remat.programs.backends import BACKENDS, Answer, Backend, Verdict, get_backend
+from remat.programs.backends import BACKENDS, Backend, get_backend
+from remat.programs.highs import Answer
 from remat.programs.program import TOLERANCE, half_unit_is_lost, least_whole
 from remat.programs.published import Equations, build, estimate_nonzeros
 from remat.registry import POSITIVE, SHARE, strategy
@@ -125,7 +126,7 @@ class _Published:
         answer, plan = self._solve(units + 0.5)
         if answer is None:
             return self._timeout("the time limit was over before the model was built")
-        if answer.verdict is Verdict.INFEASIBLE:
+        if answer.infeasible:
             return self._infeasible(units)
         bound = self._bound(answer)
         shrink = TOLERANCE
@@ -141,7 +142,7 @@ class _Published:
             return Outcome(
                 (Candidate(plan),), bound=bound, proven_by=self.backend.name, message=message, stats=self.stats
             )
-        if answer is None or answer.verdict is Verdict.LIMIT:
+        if answer is None or not (answer.optimal or answer.infeasible):
             return self._timeout("no plan found within the limit", bound)
         return Outcome(
             bound=bound, proven_by=self.backend.name, stats=self.stats,
@@ -179,9 +180,9 @@ class _Published:
             return Outcome(stats=self.stats, message=f"no staged plan fits; {scope_note(scope)}")
         if half_unit_is_lost(units):
             answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
-            if answer is None or answer.verdict is not Verdict.INFEASIBLE:
+            if answer is None or not answer.infeasible:
                 return Outcome(
-                    stats=self.stats, timed_out=answer is None or answer.verdict is Verdict.LIMIT,
+                    stats=self.stats, timed_out=answer is None or not answer.optimal,
                     message="infeasible within the solver's tolerance, feasible or undecided just above; unproven",
                 )  # fmt: skip
         return Outcome(infeasible=True, stats=self.stats)

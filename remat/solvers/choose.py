@@ -23,7 +23,7 @@ from remat.bounds.lp import expected_seconds, lower_bound, model_columns
 from remat.bounds.relax import relaxed
 from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
-from remat.certificate import BoundCertificate
+from remat.certificate import BoundCertificate, better_proof
 from remat.context import Context
 from remat.errors import InvalidGraph
 from remat.graph import Graph
@@ -661,8 +661,7 @@ class _Prover:
         return self.stopped.is_set() or self.context.is_solved()
 
     def _take(self, proof: BoundCertificate) -> None:
-        if self.certificate is None or proof.bound > self.certificate.bound:
-            self.certificate = proof  # first, because the offer may end the solve
+        self.certificate = better_proof(self.certificate, proof)  # first: the offer may end the solve
         self.context.offer_bound(
             proof.bound, "windows" if proof.boundaries else "LP of the relaxed graph", "certificate"
         )

@@ -13,7 +13,7 @@ from remat.context import Context
 from remat.errors import Skip
 from remat.plan import Plan
 from remat.problem import Problem
-from remat.programs.backends import BACKENDS, Verdict, get_backend
+from remat.programs.backends import BACKENDS, get_backend
 from remat.programs.monet import MonetModel, build_model, estimate_columns
 from remat.programs.program import Limits
 from remat.registry import SHARE, strategy
@@ -70,7 +70,7 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     if np.isfinite(answer.bound):
         stats["monet_bound"] = int(answer.bound / model.cost_scale) * model.cost_unit
     if answer.x is None:
-        if answer.verdict is Verdict.INFEASIBLE:
+        if answer.infeasible:
             return Outcome(message="MONeT's program has no solution; other plans may still exist", stats=stats)
         return Outcome(message="the solver found no solution in time", timed_out=True, stats=stats)
     calls = drop_unread_repeats(graph, model.calls(answer.x))
@@ -78,7 +78,7 @@ def monet(problem: Problem, context: Context, *, solver: str = "highs", mip_gap:
     trace = simulate(graph, plan)
     objective = float(model.cost @ np.round(answer.x)) + model.cost_constant
     stats |= {"objective": round(objective * model.cost_unit), "peak": trace.peak_bytes}
-    stats["monet_optimal"] = answer.verdict is Verdict.SOLVED
+    stats["monet_optimal"] = answer.optimal
     return Outcome((Candidate(plan),), stats=stats)
 
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from remat.bounds.window_integers import Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
-from remat.certificate import BoundCertificate
+from remat.certificate import BoundCertificate, better_proof
 from remat.context import Context
 from remat.plan import Plan, Scope
 from remat.problem import Problem
@@ -30,19 +30,22 @@ from remat.simulator import plain_peak
 from remat.solution import Candidate, Outcome
 from remat.solvers.search import evict, in_turns
 
-# Shares of the time: for plans by rules, for each round of annealing; and, if copies do not pay after the first round,
-# for a plan without them.
-RULES_SHARE, MOST_RULES, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, (0.4, 0.5, 1.0), 0.4
+# Shares of the time: for plans by rules, for looking for starts, for each round of annealing; and, if copies do not pay
+# after the starts, for a plan without them.
+RULES_SHARE, MOST_RULES, EXPLORE_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, 0.45, (0.4, 0.6, 1.0), 0.4
 RULES_S_EACH = 1e-3  # for each operation, that the first three plans of all rules take, up to the most
 # For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
-LARGER_PART, LARGER_ROOM = 0.3, 8  # of that time, for the plan of each larger budget; and a part of the rest at most
-LARGER = (0.15, 0.4, 0.7)  # budgets, as shares of the way from the budget to the plain peak
-GO_ON = (0, 3, 1)  # starts that go on in each round, in order of their cost; 0 for all
+LARGER_PART, LARGER_ROOM = 0.25, 20  # of that time, for the plan of each larger budget; and a part of the rest at most
+LARGER = (0.1, 0.2, 0.3, 0.5)  # budgets at first, as shares of the way from the budget to the plain peak
+MOST_REFINED = 3  # times that budgets next to the best one are tried
+ALONE = 0.5  # of the first annealing of such a plan, for copies alone: its repeats are good, its copies greedy
+GO_ON = (3, 2, 1)  # starts that go on in each round, in order of their cost
 FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at the clock, and their time
 OFFER_S = 0.5  # between two offers
 MOVES_PER_S = 5_000  # of a run that repeats exactly
 SEED_STEP = 7919
+COOLING_S_EACH = 0.012  # for each operation, of one cooling: longer ones lead away from the start, and not back
 LP_SHARE = 0.5  # of the proof's time, for the LP
 SEARCH_SHARE, ROUNDS = 0.7, 8  # of the time, with one thread; rounds of the proof in a run that repeats exactly
 SEARCH_S_EACH = 2.4e-3  # seconds for each operation: the proof gets what the search leaves of them
@@ -74,10 +77,16 @@ def solve_with_link(context: Context, strategy: Strategy, options: Mapping[str, 
 
 
 class _Start(NamedTuple):
-    """A search, and the choice of implementations whose graph it is on; None for the default ones."""
+    """A search, and how it began.
+
+    Attributes:
+        choice: of the implementations whose graph it is on; None for the default ones.
+        share: how far the budget of its first plan is on the way from the problem's budget to the plain peak.
+    """
 
     search: OffloadSearch
     choice: Choice | None
+    share: float
 
 
 class _Run:
@@ -105,7 +114,7 @@ class _Run:
             search = self._start(None, self.context.options.seed).search
             search.offload_greedily(lambda: False)  # milliseconds, even if no time is left
             if not search.excess():
-                self._offer(search.plan(search.genes))
+                self._offer(search.plan())
 
     def offer_rules(self) -> None:
         """Offer plans of the strategies that copy by their own rules, in turns, so that none of them is ahead."""
@@ -117,11 +126,6 @@ class _Run:
         chosen.sort(key=lambda each: each.takes_context)  # those that watch the clock are slow
         for who, plan in in_turns(chosen, context):
             self.context.offer(plan, who)
-
-    @cached_property
-    def peak(self) -> int:
-        """Plain peak of the graph with default implementations."""
-        return plain_peak(self.graph)
 
     @property
     def plain_share(self) -> float:
@@ -166,8 +170,7 @@ class _Run:
         """Raise the bound by the LP, then in integers, until time is over; without the latter in a run that repeats."""
 
         def offer(proof: BoundCertificate) -> None:
-            if self.certificate is None or proof.bound > self.certificate.bound:
-                self.certificate = proof  # first: the offer may end the solve
+            self.certificate = better_proof(self.certificate, proof)  # first: the offer may end the solve
             context.offer_bound(proof.bound, "windows", "certificate")
 
         def should_stop() -> bool:  # an interrupted search ends the proof
@@ -193,31 +196,55 @@ class _Run:
         context = self.context
         if not (is_offload_ready() or ready_by(context.deadline, too=is_offload_ready)):
             return
-        starts = list(self._starts())
+        starts = self._explored()
+        best = context.incumbent.plan
+        if best is not None and not best.has_copies and not self._is_over():
+            share = RETURN_SHARE * context.remaining_s() / context.options.time_limit_s
+            self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
+            starts += self._begun(context.incumbent.plan)
         for share, most in zip(ROUND_SHARES, GO_ON, strict=True):
-            starts = sorted(starts, key=lambda start: start.search.least)[: most or None]
-            if context.is_over() or context.is_solved():
+            if self._is_over():
                 return
-            until = time.monotonic() + share * context.remaining_s()
-            self._round(starts, until, share, is_first=not most)
-            best = context.incumbent.plan
-            if not most and best is not None and not best.has_copies and not context.is_over():
-                share = RETURN_SHARE * context.remaining_s() / context.options.time_limit_s
-                self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
-                starts += self._begun(context.incumbent.plan)
+            starts = sorted(starts, key=lambda start: start.search.least)[:most]
+            self._round(starts, time.monotonic() + share * context.remaining_s(), share)
 
-    def _starts(self) -> Iterator[_Start]:
-        budget, peak = self.context.problem.budget_bytes, self.peak
-        larger_share = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
-        yield from self._begun(self.context.incumbent.plan)
-        for share in LARGER:
-            if self.context.is_over():
+    def _explored(self) -> list[_Start]:
+        """Starts from plans for larger budgets, annealed for a moment; then more next to the best one."""
+        context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
+        ends = context.share_ends(EXPLORE_SHARE)
+        starts = [*self._begun(context.incumbent.plan), *self._larger(LARGER), *self._begun(once, 1.0)]
+        self._anneal_briefly(starts)
+        for _ in range(MOST_REFINED):
+            if time.monotonic() >= ends or self._is_over():
+                break
+            best, shares = min(starts, key=lambda start: start.search.least).share, sorted({s.share for s in starts})
+            at = shares.index(best)
+            near = [(best + other) / 2 for other in (*shares[max(0, at - 1) : at], *shares[at + 1 : at + 2])]
+            more = [*self._larger(near)]
+            self._anneal_briefly(more)
+            starts += more
+        return starts
+
+    def _larger(self, shares: Sequence[float]) -> Iterator[_Start]:
+        """Starts from plans for budgets that are so far on the way from the budget to the plain peak."""
+        budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
+        for share in shares:
+            if self._is_over():
                 return
             wider = Problem(self.graph, budget + int(share * (peak - budget)), Scope.STAGED)
-            yield from self._begun(self.solve_plain(wider, larger_share))
-        yield from self._begun(Plan.from_order(self.graph, range(len(self.graph))))
+            yield from self._begun(self.solve_plain(wider, self.larger_share), share)
 
-    def _begun(self, plan: Plan | None) -> Iterator[_Start]:
+    @property
+    def larger_share(self) -> float:
+        """Of the time, for the plan of each larger budget; and for its first annealing."""
+        return min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
+
+    def _anneal_briefly(self, starts: Sequence[_Start]) -> None:
+        share = self.larger_share * len(starts)
+        if starts and not self._is_over():
+            self._round(starts, time.monotonic() + share * self.context.options.time_limit_s, share, ALONE)
+
+    def _begun(self, plan: Plan | None, share: float = 0.0) -> Iterator[_Start]:
         """A start from a plan, of the graph with the implementations that it has; none without one."""
         if plan is None or plan.scope is Scope.FREE:
             return
@@ -227,20 +254,23 @@ class _Run:
             if choice is None:
                 return
             plan = Plan.from_order(choice.graph, choice.order_of(plan.order.tolist()).tolist())
-        start = self._start(choice, self.context.options.seed + SEED_STEP * self.n_starts)
+        start = self._start(choice, self.context.options.seed + SEED_STEP * self.n_starts, share)
         start.search.load(plan)
+        start.search.offload_greedily(self.context.is_over)
         start.search.run(HOT, COLD, 0)  # finds its makespan
         yield start
 
-    def _start(self, choice: Choice | None, seed: int) -> _Start:
+    def _start(self, choice: Choice | None, seed: int, share: float = 0.0) -> _Start:
         problem, graph = self.context.problem, self.graph if choice is None else choice.graph
         assert problem.link is not None
         self.n_starts += 1
-        peak = self.peak if choice is None else plain_peak(graph)
-        return _Start(OffloadSearch(graph, problem.budget_bytes, problem.link, seed, peak), choice)
+        return _Start(OffloadSearch(graph, problem.budget_bytes, problem.link, seed), choice, share)
 
-    def _round(self, starts: Sequence[_Start], until: float, share: float, is_first: bool) -> None:
-        """Anneal each start for an equal part of the time, as many beside each other as there are threads."""
+    def _round(self, starts: Sequence[_Start], until: float, share: float, alone: float = 0.0) -> None:
+        """Anneal each start for an equal part of the time, as many beside each other as there are threads.
+
+        In the first part `alone` of it the repeats stay as they are.
+        """
         context = self.context
         threads = self.threads
         todo = [*starts]
@@ -254,35 +284,43 @@ class _Run:
             for start in todo[index::threads]:
                 if self._is_over():
                     return
-                if is_first:
-                    start.search.offload_greedily(context.is_over)
-                self._cool(start, HOT if is_first else WARM, slice_s, moves)
+                if alone and start.share:
+                    self._cool(start, alone * slice_s, moves and max(1, int(alone * moves)), repeats=False)
+                    self._cool(start, (1 - alone) * slice_s, moves and max(1, int((1 - alone) * moves)))
+                else:
+                    self._cool(start, slice_s, moves)
 
         self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
         for start in todo[len(starts) :]:
             starts[0].search.take_best(start.search)
 
-    def _cool(self, start: _Start, hot: float, seconds: float, moves: int | None) -> None:
-        """Anneal from one temperature to `COLD`; offer what it finds."""
-        search, began, done, n = start.search, time.monotonic(), 0, FIRST_CHUNK
+    def _cool(self, start: _Start, seconds: float, moves: int | None, *, repeats: bool = True) -> None:
+        """Anneal to `COLD` from the best plan, once or several times; offer what it finds."""
+        search, began, done, n, cooling, hot = start.search, time.monotonic(), 0, FIRST_CHUNK, -1, HOT
         offered, offered_at = search.least, began
-        search.begin_from_best()
+        lasts = moves / MOVES_PER_S if moves else seconds
+        coolings = max(1, round(lasts / (COOLING_S_EACH * len(search.graph))))
         while not self._is_over():
-            at = done / moves if moves else (time.monotonic() - began) / seconds
-            if at >= 1:
+            at = coolings * (done / moves if moves else (time.monotonic() - began) / seconds)
+            if at >= coolings:
                 break
+            if at >= cooling + 1:
+                cooling = int(at)
+                search.begin_from_best()
+                hot = WARM if cooling % 2 else HOT
             n = min(n, moves - done) if moves else n
-            now, ends = time.monotonic(), min(1.0, at + (n / moves if moves else CHUNK_S / seconds))
-            search.run(hot * (COLD / hot) ** at, hot * (COLD / hot) ** ends, n)
+            now, share = time.monotonic(), n / moves if moves else CHUNK_S / seconds
+            at, ends = at - cooling, min(1.0, at - cooling + coolings * share)
+            search.run(hot * (COLD / hot) ** at, hot * (COLD / hot) ** ends, n, repeats)
             done += n
             if not moves:
                 n = max(LEAST_CHUNK, min(int(n * CHUNK_S / max(1e-4, time.monotonic() - now)), 4 * n))
             if search.least < offered and time.monotonic() - offered_at > OFFER_S:
                 offered, offered_at = search.least, time.monotonic()
-                self._offer(search.plan(), start.choice)
+                self._offer(search.best_plan(), start.choice)
         if search.least < offered:
-            self._offer(search.plan(), start.choice)
+            self._offer(search.best_plan(), start.choice)
         self.moves += done
 
     def _is_over(self) -> bool:

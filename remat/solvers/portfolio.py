@@ -13,7 +13,7 @@ from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
-from remat.certificate import BoundCertificate
+from remat.certificate import BoundCertificate, better_proof
 from remat.context import Context, incumbent_of
 from remat.incumbent import Incumbent, is_closed
 from remat.plan import Plan, Scope
@@ -386,8 +386,7 @@ class _Run:
         self.stats |= {f"milp_{key}": value for key, value in outcome.stats.items() if key in ("rounds", "nodes")}
 
     def _bound(self, context: Context, who: str, proof: BoundCertificate) -> None:
-        if self.certificate is None or proof.bound > self.certificate.bound:
-            self.certificate = proof  # first: the offer may end the solve
+        self.certificate = better_proof(self.certificate, proof)  # first: the offer may end the solve
         context.offer_bound(proof.bound, who, "certificate")
 
     def one_after_the_other(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remat import zoo
 from remat.cost import load_gpu
-from remat.errors import InvalidInput, InvalidPlan, unknown_name, warn
+from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import (
     Peaks,
     PlanOptions,
@@ -81,7 +81,6 @@ def rematerialize(
     implementations: str = "default",
     verify: bool = False,
     cache_folder: str | os.PathLike[str] | None = None,
-    operators: str | None = None,
     parts: Sequence[str] | None = None,
     optimizer_in_backward: bool = False,
     shard: int | None = None,
@@ -147,7 +146,6 @@ def rematerialize(
         offload: let the plan also copy values to the host's memory and back (docs/how-to/offload.md): over a
             `remat.Link`, a rate (``25GB/s``), a name (``pcie4``), or ``auto``, the link of this machine's GPU. On a
             CPU, whose memory is the host's, ``auto`` copies nothing, and a link that is given is imitated.
-        operators: the earlier name of `implementations`; it still works, with a warning.
 
     Raises:
         RematError: the host has no memory left for the copies of a step, or a copy failed (from the module's calls).
@@ -162,9 +160,6 @@ def rematerialize(
     given_plan, plan = plan, zoo.resolved(plan)
     options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads, target_gap)
     check_options(budget, plan, options)
-    if operators is not None:
-        warn("operators= is called implementations= now", FutureWarning)
-        implementations = operators
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     check_given_tensors(model, sample_args, kwargs)

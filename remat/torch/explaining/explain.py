@@ -115,13 +115,6 @@ class Explanation:
         """Whether the plain step fits."""
         return self.plain_peak_bytes <= self.budget_bytes
 
-    def held_at_peak(self, plan: Plan) -> list[tuple[str, int]]:
-        """(module, bytes of its values), the largest first, while the operation of the peak runs."""
-        sizes = Counter[str]()
-        for v in held_values(self.graph, plan, simulate(self.graph, plan).peak_computation):
-            sizes[self.modules[v]] += self.graph.values[v].bytes
-        return sizes.most_common()
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write a page of HTML that needs nothing else."""
         title = f"{self.name} on {self.gpu.name}"

@@ -67,6 +67,8 @@ def loss_step(
     Args:
         autocast: type of matrix products in model and loss.
     """
+    if not isinstance(args, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     if callable(loss_fn):
         return _Step(model, loss_fn, len(args), autocast), args
     if loss_fn is not None and loss_fn not in LOSSES:

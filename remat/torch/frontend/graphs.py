@@ -99,7 +99,7 @@ def described_graph(
         autocast: type of matrix products.
         n_chunks: of the logits, for `DescribedGraph.in_chunks`.
     """
-    step, args = _loss_step(model, sample_args, loss_fn, autocast)
+    step, args = build.loss_step(model, sample_args, loss_fn, autocast)
     first = list[TrainingGraph]()  # what was captured first: the whole, or the shallow step
 
     def described(training_graph: TrainingGraph) -> Described:
@@ -146,7 +146,7 @@ def step_with_loss(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None
 ) -> CapturedStep:
     """As `training_graph_of`, with the traced calls of every operation, for executing plans."""
-    step, args = _loss_step(model, sample_args, loss_fn)
+    step, args = build.loss_step(model, sample_args, loss_fn)
     resident = (*model.parameters(), *model.buffers(), *args)
     return graph_of(capture(step, args), name, resident)
 
@@ -167,14 +167,6 @@ def step_of_spec(spec: ModelSpec, graph: Graph) -> CapturedStep:
 
 def _structure(graph: Graph) -> list[Any]:
     return [graph.values, [(op.inputs, op.outputs, op.run_once) for op in graph.operations]]
-
-
-def _loss_step(
-    model: nn.Module, sample_args: Any, loss_fn: Any, autocast: torch.dtype | None = None
-) -> tuple[nn.Module, tuple[Any, ...]]:
-    if not isinstance(sample_args, tuple):
-        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
-    return build.loss_step(model, sample_args, loss_fn, autocast)
 
 
 def remember(step: CapturedStep, graph: Graph) -> None:

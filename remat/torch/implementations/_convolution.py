@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from remat.torch.implementations._types import Gradients
+from remat.torch.internals.operators import replaced
 
 aten = torch.ops.aten
 
@@ -60,46 +61,33 @@ def convolution_channels_last_backward(grad: Tensor, x: Tensor, weight: Tensor, 
 
 def convolution_cudnn_benchmark(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """cuDNN's fastest plan for these shapes, timed at the first call. Workspace: the fastest plan's, any size. CUDA."""
-    with _switched(torch.backends.cudnn, benchmark=True):
+    with replaced(torch.backends.cudnn, benchmark=True):
         return aten.convolution.default(x, weight, *args)
 
 
 def convolution_cudnn_benchmark_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
     """cuDNN's fastest plans for these shapes. CUDA."""
-    with _switched(torch.backends.cudnn, benchmark=True):
+    with replaced(torch.backends.cudnn, benchmark=True):
         return aten.convolution_backward.default(grad, x, weight, *args)
 
 
 def convolution_cudnn_deterministic(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """A plan of cuDNN that adds in a fixed order, by its heuristic. CUDA."""
-    with _switched(torch.backends.cudnn, benchmark=False, deterministic=True):
+    with replaced(torch.backends.cudnn, benchmark=False, deterministic=True):
         return aten.convolution.default(x, weight, *args)
 
 
 def convolution_cudnn_deterministic_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
     """Plans of cuDNN that add in a fixed order, by its heuristic. CUDA."""
-    with _switched(torch.backends.cudnn, benchmark=False, deterministic=True):
+    with replaced(torch.backends.cudnn, benchmark=False, deterministic=True):
         return aten.convolution_backward.default(grad, x, weight, *args)
 
 
 @contextmanager
 def _native() -> Iterator[None]:
     cpu, cuda = torch.backends.mkldnn, torch.backends.cudnn
-    with _switched(cpu, enabled=False), _switched(cuda, enabled=False), torch.backends.nnpack.flags(enabled=False):
+    with replaced(cpu, enabled=False), replaced(cuda, enabled=False), torch.backends.nnpack.flags(enabled=False):
         yield
-
-
-@contextmanager
-def _switched(backend: Any, **switches: bool) -> Iterator[None]:
-    """Set a backend's switches for a while."""
-    before = {name: getattr(backend, name) for name in switches}
-    try:
-        for name, value in switches.items():
-            setattr(backend, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(backend, name, value)
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,15 @@ from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch.fx.graph import _BoxedCodeGen
 
+from remat.torch.internals.operators import replaced
 
-@contextmanager
-def gradients_without_holes() -> Iterator[None]:
+
+def gradients_without_holes() -> AbstractContextManager[None]:
     """Let the gradient of an output that is a part of a larger tensor be dense, as a loss makes it.
 
     By default the backward pass takes it in the output's strides: for ``x[:, 0]`` it would be as large as ``x``.
     """
-    name = "coerce_tangent_and_suggest_memory_format"
-    original = getattr(collect_metadata_analysis, name)
+    original: Any = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
 
     def dense(output: Any) -> Any:
         gradient, layout, is_other = original(output)
@@ -35,19 +35,14 @@ def gradients_without_holes() -> Iterator[None]:
                 return without_holes, type(layout).from_tensor(without_holes), True
         return gradient, layout, is_other
 
-    setattr(collect_metadata_analysis, name, dense)
-    try:
-        yield
-    finally:
-        setattr(collect_metadata_analysis, name, original)
+    return replaced(collect_metadata_analysis, coerce_tangent_and_suggest_memory_format=dense)
 
 
 Boxed = Callable[[list[Any]], Any]
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
-@contextmanager
-def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed]) -> Iterator[None]:
+def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed]) -> AbstractContextManager[None]:
     """Let AOT autograd end behind its first stage, the capture of the training graph.
 
     The second one, from the training graph to a compiled function, may then run later, and several times.
@@ -56,8 +51,7 @@ def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed])
         begin: (the second stage, a function of a partition function) -> what AOT autograd is to return as compiled.
             While `begin` runs, the compiler is as during a compilation.
     """
-    name = "aot_stage2_compile"
-    original = getattr(aot_autograd, name)
+    original: Any = aot_autograd.aot_stage2_compile  # pyright: ignore[reportPrivateImportUsage]
 
     def stage(state: Any, captured: Any, partition_fn: PartitionFn, *compilers: Any) -> Any:
         if not state.needs_autograd:
@@ -75,11 +69,7 @@ def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed])
 
         return begin(finish), state.fw_metadata
 
-    setattr(aot_autograd, name, stage)
-    try:
-        yield
-    finally:
-        setattr(aot_autograd, name, original)
+    return replaced(aot_autograd, aot_stage2_compile=stage)
 
 
 def _copied_metadata(metadata: Any) -> Any:

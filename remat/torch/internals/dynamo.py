@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,28 +30,22 @@ from torch.utils._pytree import tree_leaves
 
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.notes import Modules, _named, example_of
-from remat.torch.internals.operators import outside_modes, schema_of
+from remat.torch.internals.operators import outside_modes, replaced, schema_of
 
 
-@contextmanager
-def tracing_shown(traced_at: Iterable[Place] | None = None) -> Iterator[None]:
+def tracing_shown(traced_at: Iterable[Place] | None = None) -> AbstractContextManager[None]:
     """Let models that ask whether they are being traced hear that they are, without a compiler.
 
     Args:
         traced_at: where they hear so, as noted by `as_in_eager_mode`; by default everywhere.
     """
-    original = torch.compiler.is_compiling
     places = [_in_models(place[:-1]) for place in traced_at or ()]  # the last line of a place called the model
 
     def answer() -> bool:
         place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))
         return traced_at is None or any(place[: len(each)] == each for each in places)
 
-    torch.compiler.is_compiling = answer
-    try:
-        yield
-    finally:
-        torch.compiler.is_compiling = original
+    return replaced(torch.compiler, is_compiling=answer)
 
 
 def _in_models(place: Iterable[tuple[str, int]]) -> Place:
@@ -152,8 +146,7 @@ class _Tracing(threading.local):
 tracing = _Tracing()
 
 
-@contextmanager
-def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> Iterator[None]:
+def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> AbstractContextManager[None]:
     """Let Dynamo trace what a model does in eager mode.
 
     - Models that ask whether they are being traced hear that they are not. At the places `traced_at` they
@@ -173,12 +166,7 @@ def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> Iterato
     _note_modules()
     _note_writes()
     _refuse_missing_gradients()
-    before = tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values
-    tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values = True, traced_at, None, values
-    try:
-        yield
-    finally:
-        tracing.as_in_eager_mode, tracing.traced_at, tracing.asked, tracing.values = before
+    return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from torch._guards import TracingContext
 from torch._guards import tracing as tracing_in
 
 from remat.torch.internals.aot import _copied
-from remat.torch.internals.operators import outside_modes
+from remat.torch.internals.operators import outside_modes, replaced
 
 _Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -210,13 +210,9 @@ def _only_code() -> Iterator[list[LoweredHalf]]:
         halves.append(LoweredHalf(source, buffers, is_extern, *names))
         return SimpleNamespace(call=None)
 
-    compile_before = GraphLowering.compile_to_module
-    GraphLowering.compile_to_module = compile_to_module
-    try:
-        with torch._inductor.config.patch(_post_fusion_custom_pass=Reader(), fx_graph_cache=False):
-            yield halves
-    finally:
-        GraphLowering.compile_to_module = compile_before
+    config = torch._inductor.config.patch(_post_fusion_custom_pass=Reader(), fx_graph_cache=False)
+    with replaced(GraphLowering, compile_to_module=compile_to_module), config:
+        yield halves
 
 
 def _buffers_of(group: Any) -> Iterator[Buffer]:

@@ -38,7 +38,19 @@ def is_symbol(x: Any) -> bool:
 
 
 @contextmanager
-def fakes_hidden() -> Iterator[None]:
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Let `owner` have these attributes, in place of its own, for a while."""
+    before = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def fakes_hidden() -> AbstractContextManager[None]:
     """Let code outside of PyTorch that asks for `torch._subclasses.FakeTensor` recognise no tensor as one."""
 
     class Hidden(type):
@@ -49,11 +61,7 @@ def fakes_hidden() -> Iterator[None]:
         def __subclasscheck__(cls, kind: type) -> bool:
             return issubclass(kind, FakeTensor)
 
-    torch._subclasses.FakeTensor = Hidden("FakeTensor", (), {})
-    try:
-        yield
-    finally:
-        torch._subclasses.FakeTensor = FakeTensor
+    return replaced(torch._subclasses, FakeTensor=Hidden("FakeTensor", (), {}))
 
 
 _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
@@ -106,10 +114,9 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
             op._dispatch_cache.clear()
 
 
-@contextmanager
 def corrected_fakes(
     correct: Callable[[FakeTensorMode, Any, Any, Any], Any], instead: Callable[[Any, Any], Callable[..., Any] | None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let `correct` change the results of operators on tensors without contents.
 
     Args:
@@ -124,11 +131,7 @@ def corrected_fakes(
                 return make(*args, **(kwargs or {}))
         return correct(self, func, args, dispatch(self, func, types, args, kwargs))
 
-    FakeTensorMode.dispatch = corrected
-    try:
-        yield
-    finally:
-        FakeTensorMode.dispatch = dispatch
+    return replaced(FakeTensorMode, dispatch=corrected)
 
 
 @contextmanager

@@ -63,17 +63,5 @@ class ResNet(nn.Module):
         return self.head(self.pool(self.blocks(self.stem(x))).flatten(1))
 
 
-def resnet(depth: int = 50, num_classes: int = 1000) -> ResNet:
-    return ResNet(depth, num_classes)
-
-
-def resnet18(num_classes: int = 1000) -> ResNet:
-    return ResNet(18, num_classes)
-
-
 def resnet50(depth: int = 50, num_classes: int = 1000) -> ResNet:
     return ResNet(depth, num_classes)
-
-
-def resnet101(num_classes: int = 1000) -> ResNet:
-    return ResNet(101, num_classes)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remat.errors import InvalidInput, InvalidPlan, headline
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import storage_key
-from remat.torch.internals.operators import tree_map
+from remat.torch.internals.operators import replaced, tree_map
 from remat.torch.measuring.plain import Follower
 from remat.torch.resident.updates import with_updates
 from remat.torch.step.training_graph import CapturedStep
@@ -308,13 +308,8 @@ class InBackward:
 
     # Steps that are undone
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        self.collects = True
-        try:
-            yield
-        finally:
-            self.collects = False
+    def collecting(self) -> AbstractContextManager[None]:
+        return replaced(self, collects=True)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
