@@ -223,6 +223,16 @@ def _budgets_to_try(graph: Graph) -> range | list[int]:
     return sorted(sums)
 
 
+@pytest.mark.parametrize("limit", [0.1, 1.0])
+def test_short_limits_are_kept(limit):
+    graph = synthetic.chain(n=50)
+    budget = plain_peak(graph) // 2
+    for strategy in ("search", "portfolio"):
+        solution = solve(graph, budget, strategy, time_limit_s=limit, threads=2)
+        assert solution.status in (Status.FEASIBLE, Status.OPTIMAL, Status.TIMEOUT, Status.NO_PLAN)
+        assert solution.wall_s <= limit * 1.05 + 2
+
+
 INTERRUPTED = """
     import remat
     from remat.frontends import synthetic
