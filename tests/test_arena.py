@@ -20,7 +20,7 @@ from ortools.sat.python import cp_model
 import remat
 from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
 from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
-from remat.arena.placing import sections_of
+from remat.arena.intervals import sections_of
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -364,12 +364,6 @@ def test_an_output_that_overwrites_cannot_lie_elsewhere() -> None:
         remat.arena.arena_of_document(document, graph, "it")
 
 
-def test_a_plan_with_copies_as_a_plan_without_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
-    graph, document = certificate
-    with refused("another plan"):
-        remat.arena.arena_of_document(document, graph, "it", Plan.from_order(graph, [0, *range(6)]))
-
-
 def test_an_arena_keeps_its_budget_in_its_file(tmp_path: Path) -> None:
     graph, plan = overwriting()
     least = plan.arena(graph).total_bytes
@@ -460,7 +454,7 @@ def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None
     assert solution.arena is not None
     assert solution.arena.excess_bytes == 0
     assert solution.arena.total_bytes <= budget == solution.budget_bytes == solution.plan.budget_bytes
-    remat.arena.arena_of_document(solution.arena.document(), graph, "it", solution.plan)
+    remat.arena.arena_of_document(solution.arena.document(), graph, "it")
 
 
 class Fragmenting:
