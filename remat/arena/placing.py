@@ -21,10 +21,10 @@ LEVELS = (0.0, 0.5, 0.25, 0.75)
 UNIT = 200  # nodes of the shortest run between restarts
 NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
 FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
-MANY = 200_000  # places of buffers in sections; with more, the complete search gets less time
+MANY = 50_000  # places of buffers in sections; with more, the complete search gets less time
 STEP_S = 0.05  # the clock is read about so often
-COMPILES_S, PUSH_COMPILES_S = 25.0, 6.0  # the complete and the local search are not compiled for a call with less time
-MOVES, FRUITLESS = 1000, 20_000  # of a run of the local search; without progress, after which it starts anew
+COMPILES_S, PUSH_COMPILES_S = 25.0, 9.0  # the complete and the local search are not compiled for a call with less time
+MOVES, FRUITLESS = 1000, 5_000  # of a run of the local search; without progress, after which the first start ends
 DESCENTS = (0.7, 0.85, 0.95)  # where between the goal and the best block the local search looks
 SMALL = 0.1  # of the slack, for a strip of small buffers
 SWEEPS, NEAR, NOISY = 30, (0.03, 0.3), 0.03  # of a start: how many, and how they differ, see `remat.arena.fit.sweep`
@@ -218,8 +218,8 @@ class _Placer:
 class _Pushes:
     """The local search below a level, from one start after another; after a success, below one nearer to the goal.
 
-    In every other start, small buffers lie in a strip of their own above the others: their edges would only leave gaps
-    of odd sizes. What outlives the step lies at the top of the rest, first come first, where it leaves no gaps.
+    Small buffers lie in a strip of their own above the others: their edges would only leave gaps of odd sizes. In every
+    other start, what outlives the step lies at the top of the rest, first come first, where it leaves no gaps.
     """
 
     def __init__(self, placer: _Placer):
@@ -242,7 +242,8 @@ class _Pushes:
         from remat.arena.push import push
 
         while time.monotonic() < until and not self.placer.is_done():
-            if not self.arguments or self.placer.bytes <= self.level or self.progress[1] >= FRUITLESS:
+            is_over = self.placer.bytes <= self.level or self.progress[1] >= FRUITLESS * (1 + self.n_failed)
+            if is_over or not self.arguments:
                 self.start()
             if push(MOVES, *self.arguments):
                 self.offsets[self.rows] = self.arguments[1]
@@ -251,7 +252,7 @@ class _Pushes:
     def start(self) -> None:
         """Start anew: below another level if there was a success, else from other places.
 
-        These are those of the best block in every other start, without what ends above the level.
+        These are those of the best block in every other start, without what ends above the level; or of sweeps.
         """
         placer = self.placer
         has_failed = bool(self.arguments) and placer.bytes > self.level
@@ -259,12 +260,10 @@ class _Pushes:
         self.n_starts += has_failed
         goal = placer.goal()
         self.level = goal + int(DESCENTS[self.n_failed % len(DESCENTS)] * (placer.bytes - 1 - goal))
+        self.offsets, level, is_large = self.strip()
         if self.n_starts % 2:
-            self.offsets, level, is_large = self.strip()
-        else:
-            self.offsets = placer.offsets.copy()
-            self.offsets[self.offsets + placer.size > self.level] = -1
-            level, is_large = self.level, np.full(len(self.offsets), True)
+            stay = is_large & (placer.offsets + placer.size <= level)
+            self.offsets[stay] = placer.offsets[stay]
         self.begin(np.nonzero(is_large)[0], level)
 
     def strip(self) -> tuple[np.ndarray, int, np.ndarray]:
