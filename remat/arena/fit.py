@@ -19,12 +19,8 @@ def fit(order, lower, upper, size, is_tight, level, offsets):
     """
     n = len(order)
     # The buffers placed so far, by offset.
-    begins, ends, bottoms, tops = (
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-    )
+    begins, ends = np.empty(n, np.int64), np.empty(n, np.int64)
+    bottoms, tops = np.empty(n, np.int64), np.empty(n, np.int64)
     most, n_placed = 0, 0
     for b in order:
         low, high, bytes = lower[b], upper[b], size[b]

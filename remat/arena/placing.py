@@ -24,8 +24,9 @@ FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the ne
 MANY = 50_000  # places of buffers in sections; with more, the complete search gets less time
 STEP_S = 0.05  # the clock is read about so often
 COMPILES_S, PUSH_COMPILES_S = 25.0, 9.0  # the complete and the local search are not compiled for a call with less time
-MOVES, FRUITLESS = 1000, 5_000  # of a run of the local search; without progress, after which the first start ends
-DESCENTS = (0.7, 0.85, 0.95)  # where between the goal and the best block the local search looks
+MOVES, FRUITLESS = 1000, 5_000  # of a run of the local search; without progress, after which a start may end
+# Where between the goal and the best block the local search looks: farther down after successes, nearer after failures.
+FARTHEST, NEAREST, STEP = 0.65, 0.95, 0.05
 SMALL = 0.1  # of the slack, for a strip of small buffers
 SWEEPS, NEAR, NOISY = 30, (0.03, 0.3), 0.03  # of a start: how many, and how they differ, see `remat.arena.fit.sweep`
 FIXED = 1e6  # weight of a buffer that stays where it is
@@ -224,6 +225,7 @@ class _Pushes:
 
     def __init__(self, placer: _Placer):
         self.placer, self.level, self.n_starts, self.n_failed = placer, -1, 0, 0
+        self.descent = FARTHEST
         self.sizes = np.unique(placer.size)
         self.strips: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
         self.offsets = placer.offsets  # of all buffers; those of `rows` without a place have -1
@@ -242,8 +244,8 @@ class _Pushes:
         from remat.arena.push import push
 
         while time.monotonic() < until and not self.placer.is_done():
-            is_over = self.placer.bytes <= self.level or self.progress[1] >= FRUITLESS * (1 + self.n_failed)
-            if is_over or not self.arguments:
+            patience = max(FRUITLESS, 2 * len(self.rows)) * (1 + self.n_failed)
+            if not self.arguments or self.placer.bytes <= self.level or self.progress[1] >= patience:
                 self.start()
             if push(MOVES, *self.arguments):
                 self.offsets[self.rows] = self.arguments[1]
@@ -259,7 +261,8 @@ class _Pushes:
         self.n_failed = self.n_failed + 1 if has_failed else 0
         self.n_starts += has_failed
         goal = placer.goal()
-        self.level = goal + int(DESCENTS[self.n_failed % len(DESCENTS)] * (placer.bytes - 1 - goal))
+        self.descent = min(NEAREST, self.descent + STEP) if has_failed else max(FARTHEST, self.descent - 2 * STEP)
+        self.level = goal + int(self.descent * (placer.bytes - 1 - goal))
         self.offsets, level, is_large = self.strip()
         if self.n_starts % 2:
             stay = is_large & (placer.offsets + placer.size <= level)

@@ -9,7 +9,7 @@ from remat.randomness import below, uniform
 
 LATE = 1 << 62  # key of an empty row behind all others
 BLUR = 0.3  # of the weights of places, so that equal ones are not always taken in order
-PATIENCE = 4000  # moves without progress after which the search goes back to its best
+PATIENCE = 4000  # moves without progress, at least, after which the search goes back to its best
 SPREAD = 0x03F79D71B4CB0A89  # a de Bruijn sequence: the highest 6 bits of 2**i times it differ for each i
 BIT = np.zeros(64, dtype=np.int64)  # i, by these bits
 for _i in range(64):
@@ -177,7 +177,7 @@ def push(n_moves, level, offsets, low, high, size, first, members, begins, weigh
         if missing < progress[0]:
             progress[0], progress[1] = missing, 0
             best[:] = offsets
-        elif progress[1] % PATIENCE == 0:
+        elif progress[1] % max(PATIENCE, n) == 0:
             offsets[:] = best
             n_homeless = -1
     return n_homeless == 0
