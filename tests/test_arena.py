@@ -509,7 +509,7 @@ class Fragmenting:
 
         monkeypatch.setattr(Plan, "arena", arena)
 
-    def solve(self, budget: int, seconds: float, n_before: int) -> remat.Solution:
+    def solve(self, budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
         self.asked.append(budget)
         plan = Plan.from_order(self.graph, range(len(self.graph)), budget)
         return remat.Solution(
@@ -533,8 +533,8 @@ def test_an_arena_that_never_fits_says_by_how_much(monkeypatch: pytest.MonkeyPat
     graph = chain_of(3, [4, 4, 4])
     solves = Fragmenting(graph, 3, monkeypatch)
 
-    def solve(budget: int, seconds: float, n_before: int) -> remat.Solution:
-        found = solves.solve(budget, seconds, n_before)
+    def solve(budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
+        found = solves.solve(budget, seconds, n_before, plan)
         return found if not n_before else replace(found, plan=None, cost=None, peak_bytes=None)
 
     solution = solve_with_arena(graph, 50, 5.0, solve)
