@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,25 @@ from remat.simulator import plain_peak
 LARGE = {f"{name} {share:.0%}": (name, share) for name in ("llama_32", "llama_80") for share in (0.5, 0.35)}
 # Files whose upper ends are inclusive.
 INCLUSIVE = ("pangu_2.6B",)
-SOLVE_S = 90.0
+SOLVE_S = 30.0
+PLACES = "2"  # the version of the searches for places: raise it when they may find others
 
 
 @experiment(page="results/arena.md")
 def arena(
     sets: Sequence[str] = ("minimalloc", "zoo", "large", "somas"), seeds: int = 5,
-    allocators: Sequence[str] = ("remat", "cp_sat"), limit: float = 10.0, large_limit: float = 20.0,
+    allocators: Sequence[str] = ("remat", "cp_sat", "torch_simulated", "torch_expandable_simulated"),
+    limit: float = 10.0, large_limit: float = 20.0,
 ) -> Iterator[Case]:  # fmt: skip
-    """Arena / load and processor seconds, beside CP-SAT."""
+    """Arena / load and processor seconds, beside CP-SAT and PyTorch's allocator, simulated."""
     for kind in names_of("set", sets, CASES):
         for name in CASES[kind]():
             for allocator in names_of("allocator", allocators, ALLOCATORS):
                 for seed in range(seeds if kind == "minimalloc" and allocator == "remat" else 1):
                     what = {"set": kind, "name": name, "allocator": allocator, "seed": seed}
                     seconds = large_limit if kind == "large" else limit
-                    yield Case(measured, what | {"limit_s": seconds}, code_of("portfolio"), on_this_machine=True)
+                    code = [*code_of("portfolio"), *([PLACES] if allocator == "remat" else [])]
+                    yield Case(measured, what | {"limit_s": seconds}, code, on_this_machine=True)
 
 
 def _folder() -> Path:
@@ -78,7 +82,8 @@ def _large_plan(name: str) -> tuple[remat.Graph, remat.Plan]:
 def measured(set: str, name: str, allocator: str, seed: int, limit_s: float) -> Iterator[dict[str, Any]]:
     """A row: the block, the load, whether the block is proven the smallest, and processor seconds without compiling."""
     lower, upper, size, capacity = buffers(set, name)
-    compile_places()
+    if allocator == "remat":
+        compile_places()
     load = load_of(lower, upper, size)
     began = time.process_time()
     n_bytes, is_optimal = ALLOCATORS[allocator](lower, upper, size, capacity, limit_s, seed)
@@ -122,6 +127,21 @@ def _cp_sat(
     return solver.value(block) * unit if is_found else None, status == cp_model.OPTIMAL
 
 
+def _omnimalloc(
+    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
+) -> tuple[int | None, bool]:
+    """The branch and bound of omnimalloc 1.0.0, one thread; it takes no capacity."""
+    try:
+        omnimalloc = import_module("omnimalloc.allocators")
+        buffer = import_module("omnimalloc").Allocation
+    except ImportError:
+        raise InvalidInput("omnimalloc is not installed: pip install omnimalloc==1.0.0") from None
+    rows = zip(size.tolist(), lower.tolist(), upper.tolist(), strict=True)
+    buffers = tuple(buffer(i, *row) for i, row in enumerate(rows) if row[0])
+    found = omnimalloc.SupermallocAllocator(limit_s, num_threads=1).solve(buffers)
+    return found.peak, found.proved_optimal
+
+
 def _simulated(
     lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int, *,
     is_expandable: bool,
@@ -133,6 +153,7 @@ def _simulated(
 ALLOCATORS = {
     "remat": _remat,
     "cp_sat": _cp_sat,
+    "omnimalloc": _omnimalloc,
     "torch_simulated": partial(_simulated, is_expandable=False),
     "torch_expandable_simulated": partial(_simulated, is_expandable=True),
 }

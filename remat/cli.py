@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from remat import zoo
-from remat.arena import allocator_in_words, find_arena, place, read_buffers, write_buffers
+from remat.arena import allocator_in_words, find_arena, intervals_of, place, read_buffers, write_buffers
 from remat.check import check_file
 from remat.cost import gpu_names
 from remat.errors import InvalidInput, RematError
@@ -121,7 +121,7 @@ def _arena(given: argparse.Namespace) -> int:
     plan = Plan.load(given.path, graph)
     arena = find_arena(graph, plan, given.budget, given.time_limit, alignment=given.alignment, seed=given.seed)
     print(f"{given.path}: arena of {arena.summary()}")
-    print(f"  PyTorch's CUDA allocator, {allocator_in_words(graph, plan) or 'not simulated: the plan is too long'}")
+    print(f"  PyTorch's CUDA allocator, {allocator_in_words(intervals_of(graph, plan), graph.fixed_bytes)}")
     if given.out is not None:
         arena.save(given.out)
     return 1 if arena.excess_bytes else 0
@@ -134,8 +134,8 @@ def _arena_of_buffers(given: argparse.Namespace) -> int:
     placed = place(lower, upper, size, given.capacity, given.time_limit, seed=given.seed)
     if given.out is not None:
         write_buffers(given.out, ids, lower, upper - given.inclusive, size, placed.offsets)
-    ratio = f", {placed.bytes / placed.load:.4f} of their load" if placed.load else ""
-    print(f"{given.path}: {len(ids)} buffers in {placed.bytes} bytes{ratio}; no block is below {placed.bound} bytes")
+    size_of = f"{placed.bytes} bytes, {placed.ratio:.4f} of their load"
+    print(f"{given.path}: {len(ids)} buffers in {size_of}; no block is below {placed.bound} bytes")
     return 0 if given.capacity is None or placed.bytes <= parse_size(given.capacity) else 1
 
 

@@ -20,7 +20,9 @@ from ortools.sat.python import cp_model
 import remat
 from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
 from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
-from remat.arena.placing import sections_of
+from remat.arena.fit import sweep
+from remat.arena.intervals import load_of, members_of, sections_of
+from remat.arena.push import push
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -151,6 +153,43 @@ def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> No
     placed = place(lower, upper, size, 8)
     assert placed.bound > 8
     assert placed.is_optimal
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> None:
+    compiled()
+    rng = np.random.default_rng(seed)
+    lower, upper, size = (np.array(each) for each in random_buffers(rng, 80, 40, 30))
+    low, high = sections_of(lower, upper)
+    order = np.argsort(low, kind="stable")
+    low, high, size = low[order], high[order], size[order] + 1
+    level = int(1.1 * load_of(low, high, size))
+    offsets, random = np.full(80, -1), np.array([seed + 1], dtype=np.uint64)
+    sweep(np.arange(80), low, high, size, np.full(80, level), 0.1, 0.1, random, offsets)
+    placed = np.nonzero(offsets >= 0)[0]
+    assert len(placed) > 40
+    assert not overlapping(low[placed], high[placed], size[placed], offsets[placed])
+    assert (offsets + size <= level).all()
+
+    first, members, _ = members_of(low, high)
+    assert [sorted(each) for each in np.split(members, first[1:-1])] == [
+        [b for b in range(80) if low[b] <= s < high[b]] for s in range(len(first) - 1)
+    ]
+    begins, weight = np.searchsorted(low, np.arange(len(first))), size * 1.0
+    progress, best = np.array([np.inf, 0.0]), offsets.copy()
+    assert push(
+        100_000, level, offsets, low, high, size, first, members, begins, weight, weight.copy(), random, best, progress
+    )  # fmt: skip
+    assert (offsets >= 0).all()
+    assert (offsets + size <= level).all()
+    assert not overlapping(low, high, size, offsets)
+
+
+def test_a_call_without_time_still_places_in_an_order() -> None:
+    compiled()
+    rng = np.random.default_rng(0)
+    lower, upper, size = random_buffers(rng, 60, 30, 40)
+    assert place(lower, upper, size, time_limit_s=1e-9).ratio < 1.5
 
 
 def test_wrong_intervals_are_refused() -> None:
@@ -364,12 +403,6 @@ def test_an_output_that_overwrites_cannot_lie_elsewhere() -> None:
         remat.arena.arena_of_document(document, graph, "it")
 
 
-def test_a_plan_with_copies_as_a_plan_without_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
-    graph, document = certificate
-    with refused("another plan"):
-        remat.arena.arena_of_document(document, graph, "it", Plan.from_order(graph, [0, *range(6)]))
-
-
 def test_an_arena_keeps_its_budget_in_its_file(tmp_path: Path) -> None:
     graph, plan = overwriting()
     least = plan.arena(graph).total_bytes
@@ -460,7 +493,7 @@ def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None
     assert solution.arena is not None
     assert solution.arena.excess_bytes == 0
     assert solution.arena.total_bytes <= budget == solution.budget_bytes == solution.plan.budget_bytes
-    remat.arena.arena_of_document(solution.arena.document(), graph, "it", solution.plan)
+    remat.arena.arena_of_document(solution.arena.document(), graph, "it")
 
 
 class Fragmenting:
@@ -476,7 +509,7 @@ class Fragmenting:
 
         monkeypatch.setattr(Plan, "arena", arena)
 
-    def solve(self, budget: int, seconds: float, n_before: int) -> remat.Solution:
+    def solve(self, budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
         self.asked.append(budget)
         plan = Plan.from_order(self.graph, range(len(self.graph)), budget)
         return remat.Solution(
@@ -500,8 +533,8 @@ def test_an_arena_that_never_fits_says_by_how_much(monkeypatch: pytest.MonkeyPat
     graph = chain_of(3, [4, 4, 4])
     solves = Fragmenting(graph, 3, monkeypatch)
 
-    def solve(budget: int, seconds: float, n_before: int) -> remat.Solution:
-        found = solves.solve(budget, seconds, n_before)
+    def solve(budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
+        found = solves.solve(budget, seconds, n_before, plan)
         return found if not n_before else replace(found, plan=None, cost=None, peak_bytes=None)
 
     solution = solve_with_arena(graph, 50, 5.0, solve)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import remat
-from remat.arena import load_of, simulate_allocator
+from remat.arena import load_of, places_in_words, simulate_allocator
 from remat.arena.allocators import ENDLESS, Block, OutOfMemory, SimulatedAllocator, SimulatedExpandable
-from remat.arena.words import allocator_in_words, arena_in_words
 from remat.cli import main
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -168,14 +167,13 @@ def test_printed_words_name_the_simulation_and_the_command_prints_them(
 ) -> None:
     name = "resnet50_b184_6GB_p100"
     graph, plan = remat.zoo.graph(name), remat.zoo.load(name)
-    words, arena = allocator_in_words(graph, plan), arena_in_words(graph, plan)
-    assert words is not None
-    assert words.startswith("simulated: needs 6.")
-    assert arena is not None
-    assert arena.startswith("one block of 1.0")
+    words = places_in_words(graph, plan)
+    assert words["CUDA allocator"].startswith("simulated: needs 6.")
+    assert words["places"].startswith("one block of 1.0")
+    assert list(places_in_words(graph, plan, is_cuda=False)) == ["places"]
     remat.save_graph(graph, tmp_path / "graph.json")
     plan.save(tmp_path / "plan.json")
     assert (
         main(["arena", str(tmp_path / "plan.json"), "--graph", str(tmp_path / "graph.json"), "--time-limit", "1"]) == 0
     )
-    assert words in capsys.readouterr().out
+    assert words["CUDA allocator"] in capsys.readouterr().out

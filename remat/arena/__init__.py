@@ -10,7 +10,7 @@ from remat.arena.buffers import read_buffers, write_buffers
 from remat.arena.certificate import ARENA_FORMAT, Arena, arena_of_document, check_form, find_arena
 from remat.arena.intervals import Intervals, intervals_of, load_of
 from remat.arena.placing import Placement, compile_places, place
-from remat.arena.words import allocator_in_words, arena_in_words
+from remat.arena.words import allocator_in_words, places_in_words
 
 __all__ = [
     "ARENA_FORMAT",
@@ -19,7 +19,6 @@ __all__ = [
     "Placement",
     "SimulatedNeed",
     "allocator_in_words",
-    "arena_in_words",
     "arena_of_document",
     "check_form",
     "compile_places",
@@ -27,6 +26,7 @@ __all__ = [
     "intervals_of",
     "load_of",
     "place",
+    "places_in_words",
     "read_buffers",
     "simulate_allocator",
     "write_buffers",

@@ -49,6 +49,32 @@ def events_of(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     return np.argsort(np.concatenate([upper, lower]), kind="stable")
 
 
+def sections_of(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each buffer's sections [low, high): the times at which a largest set of buffers is live at once."""
+    starts, ends = np.unique(lower), np.unique(upper)
+    after = np.append(starts[1:], ends[-1])
+    # The buffers live at a start are a largest set if one of them ends before others begin.
+    is_largest = np.searchsorted(ends, after, "right") > np.searchsorted(ends, starts, "right")
+    times = starts[is_largest]
+    return np.searchsorted(times, lower), np.searchsorted(times, upper)
+
+
+def members_of(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(first, members, spot) of buffers in sections [low, high).
+
+    Section s has the buffers ``members[first[s] : first[s + 1]]``. The places of each buffer in `members` follow each
+    other in `spot`, by section.
+    """
+    length = high - low
+    buffers = np.repeat(np.arange(len(low)), length)
+    sections = np.arange(len(buffers)) - np.repeat(np.cumsum(length) - length - low, length)
+    by_section = np.argsort(sections, kind="stable")
+    spot = np.empty(len(buffers), dtype=np.int64)
+    spot[by_section] = np.arange(len(buffers))
+    first = np.concatenate([[0], np.cumsum(np.bincount(sections, minlength=int(high.max(initial=0))))])
+    return first, buffers[by_section], spot
+
+
 def intervals_of(graph: Graph, plan: Plan, sharing: Sharing = ()) -> Intervals:
     """The buffers of `plan`, which is simulated first.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any
 
 import numpy as np
 
-from remat.arena.intervals import load_of
+from remat.arena.intervals import load_of, members_of, sections_of
 from remat.compiled import is_compiled
 from remat.errors import InvalidInput, shown
 from remat.units import MAX_BYTES, check_time_limit, parse_size
@@ -20,11 +21,15 @@ LEVELS = (0.0, 0.5, 0.25, 0.75)
 UNIT = 200  # nodes of the shortest run between restarts
 NOISE = (1.0, 1.0)  # of restarts: on the number of options of a section, on the logarithm of an option's size
 FIRST_S, GROWTH = 0.2, 1.5  # seconds of the first turn of either search; the next ones are longer
-MANY = 200_000  # places of buffers in sections; with more, the complete search gets less time
+MANY = 50_000  # places of buffers in sections; with more, the complete search gets less time
 STEP_S = 0.05  # the clock is read about so often
-COMPILES_S, PUSH_COMPILES_S = 25.0, 6.0  # the complete and the local search are not compiled for a call with less time
-MOVES, PATIENCE = 200, 20  # of a run of the local search; runs without progress after which it goes back to its best
-DESCENT = 0.75  # where between the goal and the best block the local search looks next
+COMPILES_S, PUSH_COMPILES_S = 25.0, 9.0  # the complete and the local search are not compiled for a call with less time
+MOVES, FRUITLESS = 1000, 5_000  # of a run of the local search; without progress, after which a start may end
+# Where between the goal and the best block the local search looks: farther down after successes, nearer after failures.
+FARTHEST, NEAREST, STEP = 0.65, 0.95, 0.05
+SMALL = 0.1  # of the slack, for a strip of small buffers
+SWEEPS, NEAR, NOISY = 30, (0.03, 0.3), 0.03  # of a start: how many, and how they differ, see `remat.arena.fit.sweep`
+FIXED = 1e6  # weight of a buffer that stays where it is
 LENGTH_POWER = 0.7  # of a buffer's life in its first weight, which is also proportional to its size
 WEIGHT_GROWTH = 0.3  # of a buffer that is pushed out of its place, as a share of its first weight
 
@@ -49,6 +54,11 @@ class Placement:
     def is_optimal(self) -> bool:
         """Whether no placement needs fewer bytes, by proof."""
         return self.bytes == self.bound
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the block over the load."""
+        return self.bytes / self.load if self.load else 1.0
 
     def __repr__(self) -> str:
         proof = "optimal" if self.is_optimal else f"at least {self.bound}"
@@ -116,16 +126,6 @@ def _checked(*arrays: Any) -> list[np.ndarray]:
     return found
 
 
-def sections_of(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high), each buffer's sections [low, high): the times at which a largest set of buffers is live at once."""
-    starts, ends = np.unique(lower), np.unique(upper)
-    after = np.append(starts[1:], ends[-1])
-    # The buffers live at a start are a largest set if one of them ends before others begin.
-    is_largest = np.searchsorted(ends, after, "right") > np.searchsorted(ends, starts, "right")
-    times = starts[is_largest]
-    return np.searchsorted(times, lower), np.searchsorted(times, upper)
-
-
 def _luby() -> Iterator[int]:
     """1 1 2 1 1 2 4 ...: within a constant factor of the best lengths of runs (Luby, Sinclair, Zuckerman, 1993)."""
     for i in count(1):
@@ -153,7 +153,7 @@ class _Placer:
         self.offsets = np.cumsum(self.size) - self.size
 
     def run(self) -> Placement:
-        if not self.is_done():
+        if self.bytes > self.goal():
             self.greedy()
             exact, pushes = _Exact(self), _Pushes(self)
             turn_s = FIRST_S
@@ -182,16 +182,16 @@ class _Placer:
             self.bytes, self.offsets = needed, offsets.copy()
 
     def greedy(self) -> None:
-        """Place in several orders, each buffer in the lowest and in the tightest gap."""
+        """Place in several orders, each buffer in the lowest and in the tightest gap; the first one always."""
         from remat.arena.fit import fit
 
         offsets = np.zeros(len(self.size), dtype=np.int64)
         for order in self.greedy_orders():
             for is_tight in (False, True):
+                fit(order, self.lower, self.upper, self.size, is_tight, MAX_BYTES, offsets)
+                self.take(offsets)
                 if self.is_done():
                     return
-                fit(order, self.lower, self.upper, self.size, is_tight, offsets)
-                self.take(offsets)
 
     def greedy_orders(self) -> Iterator[np.ndarray]:
         """By size, by the largest load during a buffer's life, by its length, by both multiplied, by time."""
@@ -216,31 +216,22 @@ class _Placer:
         return np.maximum.reduceat(np.cumsum(change), np.column_stack([first, last]).ravel())[::2]
 
 
-@dataclass(frozen=True, slots=True)
-class _Push:
-    """Where the local search stands, see `remat.arena.push.push`."""
-
-    offsets: np.ndarray
-    homeless: np.ndarray
-    n_homeless: np.ndarray
-    weight: np.ndarray
-    growth: np.ndarray
-
-    def copied(self) -> _Push:
-        """The same, with places of its own; weights stay shared."""
-        return replace(
-            self, offsets=self.offsets.copy(), homeless=self.homeless.copy(), n_homeless=self.n_homeless.copy()
-        )
-
-
 class _Pushes:
-    """The local search. It goes down from the best block: below a level, then below one nearer to the goal."""
+    """The local search below a level, from one start after another; after a success, below one nearer to the goal.
+
+    Small buffers lie in a strip of their own above the others: their edges would only leave gaps of odd sizes. In every
+    other start, what outlives the step lies at the top of the rest, first come first, where it leaves no gaps.
+    """
 
     def __init__(self, placer: _Placer):
-        self.placer, self.level = placer, -1
-        self.state: _Push | None = None
-        self.best: _Push | None = None
-        self.least, self.n_worse = 1 << 62, 0  # fewest bytes without a place; runs of moves since
+        self.placer, self.level, self.n_starts, self.n_failed = placer, -1, 0, 0
+        self.descent = FARTHEST
+        self.sizes = np.unique(placer.size)
+        self.strips: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
+        self.offsets = placer.offsets  # of all buffers; those of `rows` without a place have -1
+        self.rows = np.empty(0, dtype=np.int64)  # the buffers that are searched for
+        self.arguments: tuple[Any, ...] = ()  # of the search, see `remat.arena.push.push`
+        self.progress = np.zeros(2)
 
     def can_run(self) -> bool:
         """Whether it is compiled, or there is time to compile it."""
@@ -248,50 +239,97 @@ class _Pushes:
 
         return is_compiled(push) or self.placer.deadline - time.monotonic() > PUSH_COMPILES_S
 
-    def begin(self) -> _Push:
-        """From the best block, less the buffers that end above the next level."""
-        placer = self.placer
-        goal = placer.goal()
-        self.level = goal + int(DESCENT * (placer.bytes - 1 - goal))
-        offsets = placer.offsets.copy()
-        above = np.nonzero(offsets + placer.size > self.level)[0]
-        offsets[above] = -1
-        homeless = np.zeros(len(offsets), dtype=np.int64)
-        homeless[: len(above)] = above
-        share = placer.size / placer.size.max() * (placer.upper - placer.lower) ** LENGTH_POWER
-        self.least, self.n_worse = 1 << 62, 0
-        return _Push(offsets, homeless, np.array([len(above)]), share.copy(), share * WEIGHT_GROWTH)
-
     def turn(self, until: float) -> None:
-        """Search until then; what is found goes to the placer, and the level down."""
+        """Search until then; what is found goes to the placer."""
         from remat.arena.push import push
 
-        placer = self.placer
-        random = np.array([placer.random.integers(1, 1 << 62)], dtype=np.uint64)
-        while time.monotonic() < until and not placer.is_done():
-            if self.state is None or placer.bytes <= self.level:
-                self.state = self.best = self.begin()
-            state = self.state
-            push(
-                self.level, MOVES, placer.lower, placer.upper, placer.size, state.weight, state.growth, state.offsets,
-                state.homeless, state.n_homeless, random,
-            )  # fmt: skip
-            if not state.n_homeless[0]:
-                placer.take(state.offsets)
-            else:
-                self.keep(state)
+        while time.monotonic() < until and not self.placer.is_done():
+            patience = max(FRUITLESS, 2 * len(self.rows)) * (1 + self.n_failed)
+            if not self.arguments or self.placer.bytes <= self.level or self.progress[1] >= patience:
+                self.start()
+            if push(MOVES, *self.arguments):
+                self.offsets[self.rows] = self.arguments[1]
+                self.placer.take(self.offsets)
 
-    def keep(self, state: _Push) -> None:
-        """Note a state with fewer bytes without a place; after a while without one, go back to the best.
+    def start(self) -> None:
+        """Start anew: below another level if there was a success, else from other places.
 
-        Weights are not taken back, so that the search leaves it in another direction.
+        These are those of the best block in every other start, without what ends above the level; or of sweeps.
         """
-        missing = int(self.placer.size[state.homeless[: state.n_homeless[0]]].sum())
-        self.n_worse += 1
-        if missing < self.least:
-            self.least, self.n_worse, self.best = missing, 0, state.copied()
-        elif self.n_worse >= PATIENCE and self.best is not None:
-            self.state, self.n_worse = self.best.copied(), 0
+        placer = self.placer
+        has_failed = bool(self.arguments) and placer.bytes > self.level
+        self.n_failed = self.n_failed + 1 if has_failed else 0
+        self.n_starts += has_failed
+        goal = placer.goal()
+        self.descent = min(NEAREST, self.descent + STEP) if has_failed else max(FARTHEST, self.descent - 2 * STEP)
+        self.level = goal + int(self.descent * (placer.bytes - 1 - goal))
+        self.offsets, level, is_large = self.strip()
+        if self.n_starts % 2:
+            stay = is_large & (placer.offsets + placer.size <= level)
+            self.offsets[stay] = placer.offsets[stay]
+        self.begin(np.nonzero(is_large)[0], level)
+
+    def strip(self) -> tuple[np.ndarray, int, np.ndarray]:
+        """(offsets, level, is_large): small buffers in a strip of their own, and the level for the large ones."""
+        slack = SMALL * (self.level - self.placer.load)
+        n = bisect_right(range(len(self.sizes) - 1), slack, key=lambda i: self.strip_below(i + 1)[1])
+        offsets, _, is_large = self.strip_below(n)
+        level = self.level - int((offsets + self.placer.size)[~is_large].max(initial=0))
+        return np.where(is_large, -1, offsets + level), level, is_large
+
+    def strip_below(self, i: int) -> tuple[np.ndarray, int, np.ndarray]:
+        """(offsets, cost, is_large) if buffers smaller than the i-th size have a strip of their own, from 0."""
+        from remat.arena.fit import fit
+
+        if i not in self.strips:
+            lower, upper, size = self.placer.lower, self.placer.upper, self.placer.size
+            is_large = size >= self.sizes[i]
+            order = np.lexsort((lower - upper, -size))
+            offsets = np.zeros(len(size), dtype=np.int64)
+            n_bytes = fit(order[~is_large[order]], lower, upper, size, False, MAX_BYTES, offsets)
+            load = load_of(lower[is_large], upper[is_large], size[is_large])
+            self.strips[i] = offsets, n_bytes + load - self.placer.load, is_large
+        return self.strips[i]
+
+    def begin(self, rows: np.ndarray, level: int) -> None:
+        """Search for these buffers below the level, from their offsets; by sweeps through time if they have none."""
+        placer = self.placer
+        low, high = sections_of(placer.lower[rows], placer.upper[rows])
+        order = np.lexsort((-placer.size[rows], -high, low))
+        self.rows, low, high = rows[order], low[order], high[order]
+        size, offsets = placer.size[self.rows], self.offsets[self.rows]
+        share = size / size.max() * (high - low) ** LENGTH_POWER
+        weight = share.copy()
+        random = np.array([placer.random.integers(1, 1 << 62)], dtype=np.uint64)
+        if offsets.max() < 0:
+            outlives = high == high.max()
+            weight[outlives] = FIXED
+            offsets = self.swept(low, high, size, outlives, level, share, random)
+        first, members, _ = members_of(low, high)
+        begins = np.searchsorted(low, np.arange(len(first)))
+        self.progress[:] = np.inf, 0
+        self.arguments = (
+            level, offsets, low, high, size, first, members, begins, weight, share * WEIGHT_GROWTH, random,
+            offsets.copy(), self.progress,
+        )  # fmt: skip
+
+    def swept(
+        self, low: np.ndarray, high: np.ndarray, size: np.ndarray, outlives: np.ndarray, level: int, share: np.ndarray,
+        random: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """Offsets by the best of some sweeps; what outlives the step lies at the top, by beginning."""
+        from remat.arena.fit import sweep
+
+        tops = np.cumsum(size * outlives)
+        ceiling = level - np.append(0, tops)[np.searchsorted(low, high - 1, "right")]
+        others, best, least = np.nonzero(~outlives)[0], np.empty(0, dtype=np.int64), np.inf
+        for _ in range(SWEEPS):
+            offsets = np.where(outlives, level - tops, -1)
+            near, noise = self.placer.random.uniform(*NEAR), self.placer.random.uniform(0, NOISY)
+            sweep(others, low, high, size, ceiling, near, noise, random, offsets)
+            if (missing := share[offsets < 0].sum()) < least:
+                least, best = missing, offsets
+        return best
 
 
 class _Exact:

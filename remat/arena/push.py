@@ -5,73 +5,85 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from remat.randomness import uniform
+from remat.randomness import below, uniform
 
-LATE, NEVER = 1 << 62, -(1 << 62)  # key of an empty row behind all others, end of a life that never was
-BLUR = 0.1  # of the weights of places, so that equal ones are not always taken in order
+LATE = 1 << 62  # key of an empty row behind all others
+BLUR = 0.3  # of the weights of places, so that equal ones are not always taken in order
+PATIENCE = 4000  # moves without progress, at least, after which the search goes back to its best
+SPREAD = 0x03F79D71B4CB0A89  # a de Bruijn sequence: the highest 6 bits of 2**i times it differ for each i
+BIT = np.zeros(64, dtype=np.int64)  # i, by these bits
+for _i in range(64):
+    BIT[(SPREAD << _i) % 2**64 >> 58] = _i
 
 
 @njit(cache=True, nogil=True)
-def fill(table, offsets, extra, lower, upper):
-    """Write a row (key, begin, end, buffer) for each buffer with a place, by key (offset + extra); then empty rows."""
+def fill(keys, who, row, offsets, extra):
+    """Write the buffers with a place to every other row, by key (offset + extra); the rows between them are empty.
+
+    `row` has the row of each buffer, -1 without a place.
+    """
     placed = np.nonzero(offsets >= 0)[0]
-    keys = offsets[placed] + extra[placed]
-    table[0], table[1], table[2], table[3] = LATE, 0, NEVER, -1
-    for i, j in enumerate(np.argsort(keys)):
-        b = placed[j]
-        table[0, i], table[1, i], table[2, i], table[3, i] = keys[j], lower[b], upper[b], b
+    of = offsets[placed] + extra[placed]
+    keys[:], who[:], row[:] = LATE, -1, -1
+    for i, j in enumerate(np.argsort(of)):
+        keys[2 * i], keys[2 * i + 1], who[2 * i], row[placed[j]] = of[j], of[j], placed[j], 2 * i
 
 
 @njit(cache=True, nogil=True)
-def insert(table, key, begin, end, b):
+def insert(keys, who, row, key, b):
     """Write a buffer into the nearest empty row; those between it and the buffer's place in the order move by one."""
-    n = table.shape[1]
-    j = np.searchsorted(table[0], key, side="right")
+    j = np.searchsorted(keys, key, side="right")
     left, right = j - 1, j
     while True:
-        if right < n and table[3, right] < 0:
+        if right < len(keys) and who[right] < 0:
             for i in range(right, j, -1):
-                for column in range(4):
-                    table[column, i] = table[column, i - 1]
+                keys[i], who[i] = keys[i - 1], who[i - 1]
+                row[who[i]] = i
             break
-        if left >= 0 and table[3, left] < 0:
+        if left >= 0 and who[left] < 0:
             j -= 1
             for i in range(left, j):
-                for column in range(4):
-                    table[column, i] = table[column, i + 1]
+                keys[i], who[i] = keys[i + 1], who[i + 1]
+                row[who[i]] = i
             break
         left, right = left - 1, right + 1
-    table[0, j], table[1, j], table[2, j], table[3, j] = key, begin, end, b
+    keys[j], who[j], row[b] = key, b, j
 
 
 @njit(cache=True, nogil=True)
-def remove(table, key, b):
-    """Empty a buffer's row."""
-    j = np.searchsorted(table[0], key, side="left")
-    while table[3, j] != b:
-        j += 1
-    table[2, j], table[3, j] = NEVER, -1
+def mark(bits, row, buffers):
+    """Set the bits of both rows of each buffer that has a place."""
+    for o in buffers:
+        if row[o, 0] >= 0:
+            bits[0, row[o, 0] >> 6] |= np.uint64(1) << np.uint64(row[o, 0] & 63)
+            bits[1, row[o, 1] >> 6] |= np.uint64(1) << np.uint64(row[o, 1] & 63)
 
 
 @njit(cache=True, nogil=True)
-def live(table, begin, end, keys, ids):
-    """Write keys and buffers of a table that are live in [begin, end); their number."""
-    found = 0
-    for i in range(table.shape[1]):
-        keys[found], ids[found] = table[0, i], table[3, i]
-        found += (table[1, i] < end) & (begin < table[2, i])
-    return found
+def take_out(bits, keys, who, weight, found, ids, weights):
+    """Write keys, buffers and weights of the rows whose bits are set, in order, and clear the bits; their number."""
+    n = 0
+    for word in range(len(bits)):
+        left = bits[word]
+        while left:
+            lowest = left & (~left + np.uint64(1))
+            i = 64 * word + BIT[(lowest * np.uint64(SPREAD)) >> np.uint64(58)]
+            found[n], ids[n], weights[n] = keys[i], who[i], weight[who[i]]
+            n += 1
+            left ^= lowest
+        bits[word] = 0
+    return n
 
 
 @njit(cache=True, nogil=True)
-def lightest_place(bytes, level, n, bottoms, tops, under, over, weight, random):
+def lightest_place(bytes, level, n, bottoms, tops, under, over, random):
     """The offset at which the buffers in the way weigh least; -1 if there is none below the level.
 
     Offsets are the bottom of the block and the top of each other buffer, then the level and the bottom of each, less
     its own size. In the way are those that begin below its end and end above its beginning; both only rise.
 
     Args:
-        bottoms, under: [n] bottoms of the others, ascending, and whose they are; tops, over: the same of tops.
+        bottoms, under: [n] bottoms of the others, ascending, and their weights; tops, over: the same of tops.
     """
     best, at = np.inf, -1
     for turn in range(2):
@@ -83,63 +95,89 @@ def lightest_place(bytes, level, n, bottoms, tops, under, over, weight, random):
             if x + bytes > level:
                 break
             while next_low < n and bottoms[next_low] < x + bytes:
-                in_way += weight[under[next_low]]
+                in_way += under[next_low]
                 next_low += 1
             while next_top < n and tops[next_top] <= x:
-                in_way -= weight[over[next_top]]
+                in_way -= over[next_top]
                 next_top += 1
-            cost = in_way * (1.0 + BLUR * uniform(random))
-            if cost < best:
-                best, at = cost, x
+            if in_way < best:
+                cost = in_way * (1.0 + BLUR * uniform(random))
+                if cost < best:
+                    best, at = cost, x
     return at
 
 
 @njit(cache=True, nogil=True)
-def push(level, n_moves, lower, upper, size, weight, growth, offsets, homeless, n_homeless, random):
-    """Place up to `n_moves` buffers below `level`, each where those in its way weigh least; these are pushed out.
+def push(n_moves, level, offsets, low, high, size, first, members, begins, weight, growth, random, best, progress):
+    """Place buffers below `level`, each where those in its way weigh least; these are pushed out.
 
-    Each buffer that is pushed out becomes heavier, so that the search leaves the places that it has tried.
+    Returns whether all buffers have places.
+
+    Each buffer that is pushed out becomes heavier, so that the search leaves the places that it has tried. After a
+    while without progress it goes back to its best. Weights stay, so that it leaves that in another direction.
 
     Args:
-        lower, upper, size: [n] when each buffer is live, and its size, which is above 0.
+        n_moves: at most.
+        offsets: [n] -1 for buffers without a place; changed.
+        low, high, size: [n] sections [low, high) in which each buffer is live, ascending; and its size, above 0.
+        first: [sections + 1], members: the buffers live in each section.
+        begins: [sections + 1] how many buffers begin in earlier sections.
         weight: [n] float64, of each buffer; changed.
         growth: [n] float64, what a weight grows by.
-        offsets: [n] changed; -1 for buffers without a place.
-        homeless: [n] the buffers without a place, in its first entries; n_homeless: [1] how many; both changed.
         random: [1] uint64.
+        best: [n] the offsets at which the first weights of buffers without a place have the smallest sum; changed.
+        progress: [2] float64, this sum, and moves since; changed.
     """
     n = len(size)
-    low, high = np.empty((4, n), np.int64), np.empty((4, n), np.int64)  # buffers with a place by bottom, and by top
-    fill(low, offsets, np.zeros_like(size), lower, upper)
-    fill(high, offsets, size, lower, upper)
-    bottoms, under = np.empty(n, np.int64), np.empty(n, np.int64)
-    tops, over = np.empty(n, np.int64), np.empty(n, np.int64)
+    # Buffers with a place, by bottom (0) and by top (1), and the row of each buffer.
+    keys, who, row = np.empty((2, 2 * n), np.int64), np.empty((2, 2 * n), np.int64), np.empty((n, 2), np.int64)
+    bits = np.zeros((2, n // 32 + 1), np.uint64)
+    near, ids, weights = np.empty((2, n), np.int64), np.empty((2, n), np.int64), np.empty((2, n))
+    homeless, n_homeless, missing = np.empty(n, np.int64), -1, 0.0
     for _ in range(n_moves):
-        if n_homeless[0] == 0:
-            return
-        chosen = int(uniform(random) * n_homeless[0])
+        if n_homeless < 0:
+            fill(keys[0], who[0], row[:, 0], offsets, np.zeros_like(size))
+            fill(keys[1], who[1], row[:, 1], offsets, size)
+            without = np.nonzero(offsets < 0)[0]
+            n_homeless, missing = len(without), growth[without].sum()
+            homeless[:n_homeless] = without
+            if missing < progress[0]:
+                progress[0] = missing
+                best[:] = offsets
+        if n_homeless == 0:
+            break
+        chosen = below(random, n_homeless)
         for _ in range(2):  # the largest of three
-            i = int(uniform(random) * n_homeless[0])
+            i = below(random, n_homeless)
             if size[homeless[i]] > size[homeless[chosen]]:
                 chosen = i
         b = homeless[chosen]
-        near = live(low, lower[b], upper[b], bottoms, under)
-        live(high, lower[b], upper[b], tops, over)
-        at = lightest_place(size[b], level, near, bottoms, tops, under, over, weight, random)
+        mark(bits, row, members[first[low[b]] : first[low[b] + 1]])  # live when it begins
+        mark(bits, row, np.arange(begins[low[b] + 1], begins[high[b]]))  # that begin later
+        n_near = take_out(bits[0], keys[0], who[0], weight, near[0], ids[0], weights[0])
+        take_out(bits[1], keys[1], who[1], weight, near[1], ids[1], weights[1])
+        at = lightest_place(size[b], level, n_near, near[0], near[1], weights[0], weights[1], random)
         if at < 0:  # larger than the level
-            return
-        n_homeless[0] -= 1
-        homeless[chosen] = homeless[n_homeless[0]]
-        end = at + size[b]
-        for i in range(near):
-            o = under[i]
-            if bottoms[i] < end and bottoms[i] + size[o] > at:
-                remove(low, offsets[o], o)
-                remove(high, offsets[o] + size[o], o)
-                offsets[o] = -1
-                homeless[n_homeless[0]] = o
-                n_homeless[0] += 1
+            break
+        n_homeless -= 1
+        homeless[chosen] = homeless[n_homeless]
+        missing -= growth[b]
+        for i in range(n_near):
+            o = ids[0, i]
+            if near[0, i] < at + size[b] and near[0, i] + size[o] > at:
+                who[0, row[o, 0]] = who[1, row[o, 1]] = offsets[o] = row[o, 0] = -1
+                homeless[n_homeless] = o
+                n_homeless += 1
+                missing += growth[o]
                 weight[o] += growth[o]
         offsets[b] = at
-        insert(low, at, lower[b], upper[b], b)
-        insert(high, end, lower[b], upper[b], b)
+        insert(keys[0], who[0], row[:, 0], at, b)
+        insert(keys[1], who[1], row[:, 1], at + size[b], b)
+        progress[1] += 1
+        if missing < progress[0]:
+            progress[0], progress[1] = missing, 0
+            best[:] = offsets
+        elif progress[1] % max(PATIENCE, n) == 0:
+            offsets[:] = best
+            n_homeless = -1
+    return n_homeless == 0

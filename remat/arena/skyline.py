@@ -20,6 +20,7 @@ from collections import namedtuple
 import numpy as np
 from numba import njit
 
+from remat.arena.intervals import members_of
 from remat.randomness import uniform
 
 RUNNING, FOUND, REFUTED, FULL = range(4)  # FULL: a stack needs more room
@@ -58,29 +59,21 @@ Skyline = namedtuple(
 def new_skyline(low: np.ndarray, high: np.ndarray, size: np.ndarray, capacity: int, seed: int, room: int) -> Skyline:
     """The search's first state, for buffers that cover sections [low, high); `room`: entries of its longest stack."""
     n, n_sections = len(low), int(high.max(initial=0))
-    length = high - low
-    start = np.concatenate([[0], np.cumsum(length)])
-    n_places = int(start[-1])
-    buffers = np.repeat(np.arange(n), length)
-    sections = np.arange(n_places) - start[buffers] + low[buffers]
-    by_section = np.argsort(sections, kind="stable")
-    spot = np.empty(n_places, dtype=np.int64)
-    spot[by_section] = np.arange(n_places)
-    n_open = np.bincount(sections, minlength=n_sections)
+    first, members, spot = members_of(low, high)
+    n_open = np.diff(first)
     rng = np.random.default_rng(seed)
     key = rng.integers(1, 2**63, (n, 2), dtype=np.uint64)
     open_key = np.zeros((n_sections, 2), dtype=np.uint64)
     for column in range(2):
         np.bitwise_xor.at(open_key[:, column], low, key[:, column])
-    rest = np.zeros(n_sections, dtype=np.int64)
-    np.add.at(rest, sections, size[buffers])
+    rest = np.add.reduceat(size[members], first[:-1])
     depth = 2 * n + 2 * n_sections + 16
     scalar = np.zeros(N_SCALARS, dtype=np.int64)
     scalar[CAPACITY] = capacity
     random = np.array([rng.integers(1, 2**63)], dtype=np.uint64)
     score = np.log(size.astype(float))
     return Skyline(
-        low, high, size, start[:-1].copy(), np.concatenate([[0], np.cumsum(n_open)]), buffers[by_section], spot,
+        low, high, size, np.cumsum(high - low) - (high - low), first, members, spot,
         np.zeros(n_sections, dtype=np.int64), rest, n_open.copy(), n_open.copy(), np.zeros(n, dtype=np.int64),
         np.ones(n, dtype=np.uint8), key, open_key, np.zeros((TABLE, 2), dtype=np.uint64),
         np.zeros(n_sections, dtype=np.int64), np.zeros(n_sections, dtype=np.uint8),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.arena import allocator_in_words, arena_in_words
+from remat.arena import places_in_words
 from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
@@ -143,12 +143,9 @@ class StepPlan:
         """Lines about places; none if a compiler's code chooses what lives when. Found when first printed."""
         if self.generated is not None:
             return ()
-        arena = arena_in_words(self.graph, self.plan, self.sharing)
         is_torch = self.fingerprint.framework == "torch"
-        allocator = allocator_in_words(self.graph, self.plan, self.sharing) if is_torch else None
-        lines = [f"  places          {arena}"] if arena else []
-        lines += [f"  CUDA allocator  {allocator}"] if allocator else []
-        return tuple(lines)
+        words = places_in_words(self.graph, self.plan, self.sharing, is_cuda=is_torch)
+        return tuple(f"  {label:<14}  {text}" for label, text in words.items())
 
     def ran(self, added_s: float) -> None:
         """Note the seconds that planning added when the step first ran; the plan stays the same."""

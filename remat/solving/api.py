@@ -67,7 +67,9 @@ def solve(
     how, _ = SolveOptions.split(options)
     return solve_with_arena(
         graph, parse_size(budget), how.time_limit_s,
-        lambda size, seconds, n_before: solve_within(size, time_limit_s=seconds, seed=how.seed + n_before),
+        lambda size, seconds, n_before, plan: solve_within(
+            size, time_limit_s=seconds, seed=how.seed + n_before, warm_start=plan or how.warm_start
+        ),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from remat.arena import allocator_in_words, arena_in_words
+from remat.arena import places_in_words
 from remat.cost import Gpu, link_of, load_gpu
 from remat.errors import InvalidInput, unknown_name
 from remat.files import write_bytes, write_text
@@ -332,10 +332,8 @@ def _lines_of_plans(explained: Explanation, found: Explanation | Copying) -> Ite
 
 def _lines_of_places(graph: Graph, plan: Plan | None) -> Iterator[str]:
     """What an allocator needs for a plan."""
-    if plan is not None and (arena := arena_in_words(graph, plan)):
-        yield f"    places            {arena}"
-    if plan is not None and (allocator := allocator_in_words(graph, plan)):
-        yield f"    CUDA allocator    {allocator}"
+    if plan is not None:
+        yield from (f"    {label:<16}  {text}" for label, text in places_in_words(graph, plan).items())
 
 
 def _sizes_at(sizes: Mapping[float, int | None]) -> str:
