@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat.graph import Graph
+from remat.tf._nested import changes_state
 from remat.tf.operation_graph import StepReader
 
 
@@ -30,7 +31,7 @@ class Epilogue:
     def __init__(self, graph: Graph, n_planned: int, nodes: Sequence[Any], reader: StepReader) -> None:
         self.n_planned, self.n = n_planned, len(graph)
         # TensorFlow's checks are stateful operations
-        checks = [k for k in range(n_planned) if reader.changes_state(nodes[k])]
+        checks = [k for k in range(n_planned) if changes_state(nodes[k])]
         self._before_all = checks if graph.loss is None else [graph.loss, *checks]
         # for each operation of the epilogue
         self._sources: list[list[int]] = []  # operations whose results it reads
@@ -42,7 +43,7 @@ class Epilogue:
             for k in (*sources, *earlier):
                 if k >= n_planned:
                     self._successors[k - n_planned].append(i + n_planned)
-        self._waits = [not reader.changes_state(nodes[k]) and not _shrinks(graph, k) for k in range(n_planned, self.n)]
+        self._waits = [not changes_state(nodes[k]) and not _shrinks(graph, k) for k in range(n_planned, self.n)]
 
     def _read(self, graph: Graph, nodes: Sequence[Any], reader: StepReader) -> None:
         planned_readers: dict[str, list[int]] = {}  # by handle
@@ -61,7 +62,7 @@ class Epilogue:
             for handle in written:
                 earlier += reads.pop(handle, [])
                 write[handle] = k
-            if not written and reader.changes_state(op):
+            if not written and changes_state(op):
                 earlier, barrier = list(range(self.n_planned, k)), [k]
             self._sources.append([graph.producer[v] for v in graph.operations[k].inputs])
             self._readers.append([p for handle in written for p in planned_readers.get(handle, [])])

@@ -26,9 +26,9 @@ def differentiate(
     return prediction, loss, tape.gradient(scaled, variables)
 
 
-def total_loss(model: Any, losses: Sequence[Any], labels: Sequence[Any], predictions: Sequence[Any]) -> Any:
-    """The sum of the means of `losses`, one for each output, and of the model's own (regularization) losses."""
-    terms = [tf.reduce_mean(f(y, p)) for f, y, p in zip(losses, labels, predictions, strict=True)] + list(model.losses)
+def total_loss(model: Any, loss: Callable[..., Any], labels: Sequence[Any], predictions: Sequence[Any]) -> Any:
+    """The sum of the means of `loss` of each output, and of the model's own (regularization) losses."""
+    terms = [tf.reduce_mean(loss(y, p)) for y, p in zip(labels, predictions, strict=True)] + list(model.losses)
     return terms[0] if len(terms) == 1 else tf.add_n([tf.cast(t, terms[0].dtype) for t in terms])
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from remat.errors import InvalidInput, warn
 from remat.graph import Graph
 from remat.tf._epilogue import Epilogue
-from remat.tf._nested import BRANCHES, LOOPS
+from remat.tf._nested import BRANCHES, LOOPS, changes_state
 from remat.tf.adapter import jit_compiled_calls
 from remat.tf.operation_graph import StepReader, nested_functions_inlined
 
@@ -85,7 +85,7 @@ def capture_step(
     epilogue = [op for op in reader.order if op not in in_plan]
     traced = reader.read([*first, *epilogue], loss, _SOURCE)
     n = sum(not reader.is_free(op) for op in first)
-    effects = [op for op in traced.nodes[:n] if reader.changes_state(op)]
+    effects = [op for op in traced.nodes[:n] if changes_state(op)]
     return CapturedStep(
         traced.graph, _prefix(traced.graph, n), function, traced.nodes,
         Epilogue(traced.graph, n, traced.nodes, reader), reader,
@@ -96,7 +96,7 @@ def capture_step(
 
 def _planned_nodes(reader: StepReader, targets: Iterable[Any], boundary: Iterable[Any]) -> set[Any]:
     after_write = _after_writes(reader)
-    effects = [op for op in reader.order if reader.changes_state(op) and not reader.written(op)]
+    effects = [op for op in reader.order if changes_state(op) and not reader.written(op)]
     needed = reader.with_ancestors(
         [t.op for t in targets if t.name not in reader.constants] + [op for op in effects if op not in after_write]
     )

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,14 +61,11 @@ class TracedStep:
     tensors: tuple[Any, ...]
 
 
-def operation_graph(
-    model: Any,
-    batch_size: int,
-    name: str | None = None,
-    dtype: str | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
-) -> Graph:
+def operation_graph(model: Any, batch_size: int, name: str | None = None, dtype: str | None = None) -> Graph:
     """The graph of one training step of a Keras model, one operation per TensorFlow operation.
+
+    The step differentiates sparse categorical cross-entropy over the last axis (integer labels), or the mean squared
+    error where that axis has one element.
 
     Costs are 0 and `Operation.work` is filled; gradients and the loss are `keep` values;
     `fixed_bytes` holds variables, the batch with its labels, and large constants (no optimizer state).
@@ -79,27 +76,18 @@ def operation_graph(
         name: of the graph; by default ``{model.name}_b{batch_size}_ops``.
         dtype: type that the activations must have, by default the model's own. float16 and bfloat16 need a
             model built under the policy ``mixed_float16`` or ``mixed_bfloat16``.
-        loss: ``loss(labels, prediction) -> tensor``; the step differentiates its mean. By default sparse
-            categorical cross-entropy over the last axis (integer labels), or the mean squared
-            error where that axis has one element.
 
     Raises:
         InvalidInput: batch size, dtype, or a model without static shapes.
         MissingPackage: TensorFlow or Keras is not installed.
     """
-    return trace_step(model, batch_size, name, dtype, loss).graph
+    return trace_step(model, batch_size, name, dtype).graph
 
 
-def trace_step(
-    model: Any,
-    batch_size: int,
-    name: str | None = None,
-    dtype: str | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
-) -> TracedStep:
+def trace_step(model: Any, batch_size: int, name: str | None = None, dtype: str | None = None) -> TracedStep:
     """As `operation_graph`, with the trace itself; same arguments and errors."""
     _check(model, batch_size, dtype)
-    function = _trace(model, batch_size, loss)
+    function = _trace(model, batch_size)
     name = f"{model.name}_b{batch_size}_ops" if name is None else name
     variable_bytes = sum(math.prod(v.shape) * v.value.dtype.size for v in model.variables)
     return StepReader(function, name, variable_bytes).read()
@@ -136,21 +124,20 @@ def nested_functions_inlined():
         tf.config.run_functions_eagerly(before)
 
 
-def _trace(model: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+def _trace(model: Any, batch_size: int) -> Any:
     import keras
     import tensorflow as tf
 
     from remat.tf._objective import differentiate, total_loss
 
     inputs = [tf.TensorSpec(_shape(t, batch_size, "input"), t.dtype, name=f"input_{t.name}") for t in model.inputs]
-    labels = [_label_spec(t, batch_size, loss) for t in model.outputs]
-    losses = [loss or _default_loss] * len(labels)
+    labels = [_label_spec(t, batch_size) for t in model.outputs]
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
     def step(inputs: Sequence[Any], labels: Sequence[Any]) -> tuple[Any, list[Any]]:
         _, total, gradients = differentiate(
             model, tf.nest.pack_sequence_as(structure, inputs),
-            lambda prediction: total_loss(model, losses, labels, tf.nest.flatten(prediction)),
+            lambda prediction: total_loss(model, _loss, labels, tf.nest.flatten(prediction)),
         )  # fmt: skip
         return total, [g for g in gradients if g is not None]
 
@@ -165,16 +152,16 @@ def _shape(tensor: Any, batch_size: int, what: str) -> tuple[int, ...]:
     return shape
 
 
-def _label_spec(tensor: Any, batch_size: int, loss: Callable[[Any, Any], Any] | None) -> Any:
+def _label_spec(tensor: Any, batch_size: int) -> Any:
     import tensorflow as tf
 
     shape = _shape(tensor, batch_size, "output")
-    if loss is None and len(shape) > 1 and shape[-1] > 1:
+    if len(shape) > 1 and shape[-1] > 1:
         return tf.TensorSpec(shape[:-1], "int32", name="labels")
     return tf.TensorSpec(shape, "float32", name="labels")
 
 
-def _default_loss(labels: Any, prediction: Any) -> Any:
+def _loss(labels: Any, prediction: Any) -> Any:
     import keras
     import tensorflow as tf
 
@@ -249,7 +236,7 @@ class StepReader:
         return Operation(
             op.name, op.type, tuple(sorted(read)), tuple(value_of[t.name] for t in op.outputs),
             is_backward=is_backward, workspace_bytes=opaque.workspace_bytes if opaque else 0,
-            run_once=self.changes_state(op), work=self._work(op),
+            run_once=changes_state(op), work=self._work(op),
         )  # fmt: skip
 
     def with_ancestors(self, operations: Iterable[Any]) -> set[Any]:
@@ -284,10 +271,6 @@ class StepReader:
         if op.type in nodes.ALIASES or op.type in ("Placeholder", "ReadVariableOp", "NoOp"):
             return True
         return bool(op.outputs) and all(t.name in self.constants for t in op.outputs)
-
-    def changes_state(self, op: Any) -> bool:
-        """Whether running `op` twice differs from running it once."""
-        return changes_state(op)
 
     def written(self, op: Any) -> set[str]:
         """Names of the handles of variables that `op` changes, or that one of its branches changes."""
