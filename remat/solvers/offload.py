@@ -39,7 +39,8 @@ PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
 LARGER_PART, LARGER_ROOM = 0.25, 20  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.1, 0.2, 0.3, 0.5)  # budgets at first, as shares of the way from the budget to the plain peak
 MOST_REFINED = 3  # times that budgets next to the best one are tried
-ALONE = 0.5  # of the first annealing of such a plan, for copies alone: its repeats are good, its copies greedy
+# Of the time for such a plan, for its first annealing; and of that, for copies alone: its repeats are good.
+BRIEF, ALONE = 1.5, 0.7
 GO_ON = (3, 2, 1)  # starts that go on in each round, in order of their cost
 FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at the clock, and their time
 OFFER_S = 0.5  # between two offers
@@ -212,37 +213,29 @@ class _Run:
         """Starts from plans for larger budgets, annealed for a moment; then more next to the best one."""
         context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
         ends = context.share_ends(EXPLORE_SHARE)
-        starts = [*self._begun(context.incumbent.plan), *self._larger(LARGER), *self._begun(once, 1.0)]
-        self._anneal_briefly(starts)
+        starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0), *self._larger(LARGER)]
         for _ in range(MOST_REFINED):
-            if time.monotonic() >= ends or self._is_over():
+            if not starts or time.monotonic() >= ends or self._is_over():
                 break
             best, shares = min(starts, key=lambda start: start.search.least).share, sorted({s.share for s in starts})
             at = shares.index(best)
             near = [(best + other) / 2 for other in (*shares[max(0, at - 1) : at], *shares[at + 1 : at + 2])]
-            more = [*self._larger(near)]
-            self._anneal_briefly(more)
-            starts += more
+            starts += self._larger(near)
         return starts
 
-    def _larger(self, shares: Sequence[float]) -> Iterator[_Start]:
-        """Starts from plans for budgets that are so far on the way from the budget to the plain peak."""
-        budget, peak = self.context.problem.budget_bytes, plain_peak(self.graph)
+    def _larger(self, shares: Sequence[float]) -> list[_Start]:
+        """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak."""
+        problem, peak, starts = self.context.problem, plain_peak(self.graph), list[_Start]()
+        own = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         for share in shares:
-            if self._is_over():
-                return
-            wider = Problem(self.graph, budget + int(share * (peak - budget)), Scope.STAGED)
-            yield from self._begun(self.solve_plain(wider, self.larger_share), share)
-
-    @property
-    def larger_share(self) -> float:
-        """Of the time, for the plan of each larger budget; and for its first annealing."""
-        return min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
-
-    def _anneal_briefly(self, starts: Sequence[_Start]) -> None:
-        share = self.larger_share * len(starts)
+            if not self._is_over():
+                budget = problem.budget_bytes + int(share * (peak - problem.budget_bytes))
+                wider = Problem(self.graph, budget, Scope.STAGED)
+                starts += self._begun(self.solve_plain(wider, own), share)
         if starts and not self._is_over():
-            self._round(starts, time.monotonic() + share * self.context.options.time_limit_s, share, ALONE)
+            lasts = BRIEF * own * len(starts)
+            self._round(starts, time.monotonic() + lasts * self.context.options.time_limit_s, lasts, ALONE)
+        return starts
 
     def _begun(self, plan: Plan | None, share: float = 0.0) -> Iterator[_Start]:
         """A start from a plan, of the graph with the implementations that it has; none without one."""
@@ -284,7 +277,7 @@ class _Run:
             for start in todo[index::threads]:
                 if self._is_over():
                     return
-                if alone and start.share:
+                if alone:
                     self._cool(start, alone * slice_s, moves and max(1, int(alone * moves)), repeats=False)
                     self._cool(start, (1 - alone) * slice_s, moves and max(1, int((1 - alone) * moves)))
                 else:
