@@ -54,7 +54,7 @@ def test_pages_link_to_every_table_and_no_table_is_empty() -> None:
 
 DRAWN_FROM_ROWS = (
     "solvers", "dtr", "rivals", "largest_batch", "executed_steps", "implementations", "strategies",
-    "checkpoints", "compiled", "coverage", "explain", "large", "lengths", "models", "readme", "shard",
+    "checkpoints", "compiled", "coverage", "explain", "languages", "large", "lengths", "models", "readme", "shard",
 )  # fmt: skip
 
 
