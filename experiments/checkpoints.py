@@ -71,15 +71,21 @@ def page(rows: Sequence[Row]) -> Drawing:
         [[name, f"{share:g}", *(_cell(of.get((name, share, variant))) for variant in VARIANTS)]
          for name, share in dict.fromkeys((row["model"], row["share"]) for row in rows)],
     )  # fmt: skip
+    facts = (
+        f"{made(rows, 'torch')}, {values_of(rows, 'threads')} threads, {values_of(rows, 'rounds')} paired rounds, "
+        f"{values_of(rows, 'time_limit_s')} s of search. {_executed(rows)}"
+    )
+    return Drawing(f"{facts}\n\n{table}")
+
+
+def _executed(rows: Sequence[Row]) -> str:
     executed = [row for row in rows if row["measured_bytes"] is not None]
     over = max(row["measured_bytes"] - row["predicted_bytes"] for row in executed)
     differing = sum(row["difference"] != 0 for row in executed)
-    facts = (
-        f"{made(rows, 'torch')}, {values_of(rows, 'threads')} threads, {values_of(rows, 'rounds')} paired rounds, "
-        f"{values_of(rows, 'time_limit_s')} s of search. Of {len(executed)} executed steps, {differing} differ from "
-        f"the plain one in a bit; the largest measured peak above its promise: {format_size(max(0, over), digits=3)}."
+    return (
+        f"Of {len(executed)} executed steps, {differing} differ from the plain one in a bit; the largest measured peak "
+        f"above its promise: {format_size(max(0, over), digits=3)}."
     )
-    return Drawing(f"{facts}\n\n{table}")
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -151,14 +157,9 @@ def table_of_languages(rows: Sequence[Row]) -> Drawing:
         [[name, *(_loss(of.get((*column, name)), of[(*column, "free")]) for column in columns),
           _largest_gap([of.get((*column, name)) for column in columns])] for name in ("free", *LANGUAGES_OF_ALL)],
     )  # fmt: skip
-    executed = [row for row in rows if row["measured_bytes"] is not None]
-    over = max(row["measured_bytes"] - row["predicted_bytes"] for row in executed)
-    differing = sum(row["difference"] != 0 for row in executed)
     facts = (
         f"{made(rows, 'torch', 'transformers')}, {values_of(rows, 'n_layers')} layers, "
-        f"{values_of(rows, 'time_limit_s')} s of search for the free plan. Of {len(executed)} executed steps, "
-        f"{differing} differ from the plain one in a bit; the largest measured peak above its promise: "
-        f"{format_size(max(0, over), digits=3)}."
+        f"{values_of(rows, 'time_limit_s')} s of search for the free plan. {_executed(rows)}"
     )
     return Drawing(f"{facts}\n\n{table}")
 

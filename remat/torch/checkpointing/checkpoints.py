@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from os import PathLike
 from typing import Any
@@ -23,7 +24,7 @@ from remat.execution import StepPlan
 from remat.files import write_text
 from remat.torch.checkpointing.languages import LANGUAGES, Kept, Language, language_named
 from remat.torch.checkpointing.program import Program, Steps
-from remat.torch.checkpointing.runs import Region, Run, marked, marked_checkpoint, marked_region
+from remat.torch.checkpointing.runs import Region, Run, marked, marked_region
 from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import BatchNorm
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
@@ -144,7 +145,7 @@ class _Search:
             plain, plain_runs = self._followed(marked)
         try:
             with set_checkpoint_early_stop(self.language.stops_early):
-                every, runs = self._followed(marked_checkpoint)
+                every, runs = self._followed(partial(marked, wraps=True))
         except RuntimeError as error:
             text = headline(error, 160)
             raise InvalidInput(f"the blocks cannot run again ({text}): leave the cause out of blocks=") from error

@@ -32,7 +32,6 @@ class Language:
         undoes: how `apply` is undone; by default it gets a copy of the model.
         keeps_statistics: a repetition leaves the statistics of batch norms alone.
         is_real: its code does not run on tensors without contents, so that its step is followed while it runs.
-        restores_within: whether a random state is kept for each thing that a checkpoint keeps.
         text: of the file, if it is not the source of `code`.
     """
 
@@ -47,7 +46,6 @@ class Language:
     undoes: Callable[[nn.Module], None] | None = None
     keeps_statistics: bool = False
     is_real: bool = False
-    restores_within: bool = False
     text: Callable[[str, Kept], str] | None = None
 
     def file(self, about: str, kept: Kept) -> str:
@@ -72,7 +70,7 @@ LANGUAGES = {
         Language("torchtitan", for_torchtitan, "operators", stops_early=False, is_alike=True,
                  every_second=for_torchtitan.EVERY_SECOND, text=for_torchtitan.text),
         Language("torch_remat", for_torch_remat, "regions", stops_early=False, package="torch_remat",
-                 is_real=True, restores_within=True),
+                 is_real=True),
     )
 }  # fmt: skip
 

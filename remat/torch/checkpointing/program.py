@@ -80,7 +80,13 @@ class Program:
             for key in options:
                 self.columns.setdefault((self._place(run.block), key), len(self.columns))
         self.names, self.excluded = names, list[np.ndarray]()
-        self.cost, self.states = self._costs(), self._states()
+        self.cost = self._summed(  # change of the step's
+            lambda run: steps.cost([call.signature for call in run.repeated]), lambda _, option: -option.cost
+        )
+        size, restores = random_state(torch.device("cpu")).nbytes, language.keeps == "regions"  # after each region
+        self.states = self._summed(  # bytes of the random generator's
+            lambda run: size * (run.block in self.draws), lambda run, _: size * (restores and run.block in self.draws)
+        )
         self.limits = [(row + self.states, rest) for row, rest in self._limits()]
 
     def cheapest(self, budget_bytes: int) -> tuple[Kept | None, float]:
@@ -156,25 +162,13 @@ class Program:
         place = self._place(self.steps.runs[run].block)
         return [(self.columns[place, key], option) for key, option in self.options[run].items()]
 
-    def _costs(self) -> np.ndarray:
-        """[columns] by which choices change the cost of the step."""
-        cost = np.zeros(len(self.columns))
+    def _summed(self, of_run: Callable[[Run], float], of_option: Callable[[Run, _Option], float]) -> np.ndarray:
+        """[columns] what choices add: to each run that is a checkpoint, and for each thing that it keeps."""
+        row = np.zeros(len(self.columns))
         for i, run in enumerate(self.steps.runs):
-            cost[self.columns[self._place(run.block), None]] += self.steps.cost(
-                [call.signature for call in run.repeated]
-            )
+            row[self.columns[self._place(run.block), None]] += of_run(run)
             for column, option in self._own(i):
-                cost[column] -= option.cost
-        return cost
-
-    def _states(self) -> np.ndarray:
-        """[columns] bytes of the random generator's states that a choice keeps."""
-        row, size = np.zeros(len(self.columns)), random_state(torch.device("cpu")).nbytes
-        for i, run in enumerate(self.steps.runs):
-            if run.block in self.draws:
-                row[self.columns[self._place(run.block), None]] += size
-                for column, _ in self._own(i):
-                    row[column] += size * self.language.restores_within
+                row[column] += of_option(run, option)
         return row
 
     def states_of(self, kept: Kept) -> int:
@@ -187,13 +181,11 @@ class Program:
         steps, runs = self.steps, self.steps.runs
         plain, every = steps.totals(steps.plain), steps.totals(steps.all)
         whole = [self.columns[self._place(run.block), None] for run in runs]
-        more = np.diff([b.before - a.before for a, b in zip(steps.plain_runs, runs, strict=True)]).tolist()
-        more += [
-            (b.after - b.before) - (a.after - a.before) for a, b in [*zip(steps.plain_runs, runs, strict=True)][-1:]
-        ]
-        left = []  # by each run, above what the plain one leaves
-        for i, bytes_of_checkpoint in enumerate(more):
-            left.append(self._row({whole[i]: bytes_of_checkpoint}))
+        pairs = [*zip(steps.plain_runs, runs, strict=True)]
+        above = [b.before - a.before for a, b in pairs] + [b.after - a.after for a, b in pairs[-1:]]
+        more = np.diff(above).tolist()  # that a checkpoint leaves above the plain run
+        left = [self._row({whole[i]: n_bytes}) for i, n_bytes in enumerate(more)]  # and with what it keeps
+        for i in range(len(runs)):
             for column, option in self._own(i):
                 left[i][column] += option.held
 
@@ -203,7 +195,7 @@ class Program:
             row[whole[i]] += peaks[1] - sum(more[j] for j in others) - peaks[0]
             return row, float(peaks[0])
 
-        for i, (a, b) in enumerate(zip(steps.plain_runs, runs, strict=True)):
+        for i, (a, b) in enumerate(pairs):
             yield limit((_most(plain, a.starts[0], a.ends[0]), _most(every, b.starts[0], b.ends[0])), range(i), i)
             if len(a.starts) > 1 and len(b.starts) > 1:
                 yield from self._backward(i, plain, every, limit)

@@ -41,6 +41,7 @@ class Region:
     """One run of a module inside a run of a block.
 
     Attributes:
+        before: storages that are there when it begins.
         start, end: in numbers of the step's calls.
         held: [storage] bytes of what it makes and saves for its backward pass, or returns.
         is_whole: its results are tensors, alone or in one tuple or list.
@@ -155,11 +156,6 @@ def marked(
         return made
 
     return called
-
-
-def marked_checkpoint(*args: Any) -> Callable[..., Any]:
-    """`marked`, as a checkpoint."""
-    return marked(*args, wraps=True)
 
 
 def marked_region(
