@@ -1,10 +1,12 @@
-"""The best checkpoints in PyTorch's own languages beside the free plan, see docs/results/checkpoints.md."""
+"""The best checkpoints in PyTorch's own languages and in other executors', see docs/results/checkpoints.md."""
 
 from __future__ import annotations
 
 import copy
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from remat.torch.planning.planner import there_before
 from remat.units import format_size
 
 LANGUAGES = ("blocks", "selective")
+LANGUAGES_OF_ALL = ("selective", "fsdp2", "torch_remat", "blocks", "transformers", "torchtitan")
 VARIANTS = (*LANGUAGES, "free")
 
 
@@ -66,15 +69,21 @@ def page(rows: Sequence[Row]) -> Drawing:
         [[name, f"{share:g}", *(_cell(of.get((name, share, variant))) for variant in VARIANTS)]
          for name, share in dict.fromkeys((row["model"], row["share"]) for row in rows)],
     )  # fmt: skip
+    facts = (
+        f"{made(rows, 'torch')}, {values_of(rows, 'threads')} threads, {values_of(rows, 'rounds')} paired rounds, "
+        f"{values_of(rows, 'time_limit_s')} s of search. {_executed(rows)}"
+    )
+    return Drawing(f"{facts}\n\n{table}")
+
+
+def _executed(rows: Sequence[Row]) -> str:
     executed = [row for row in rows if row["measured_bytes"] is not None]
     over = max(row["measured_bytes"] - row["predicted_bytes"] for row in executed)
     differing = sum(row["difference"] != 0 for row in executed)
-    facts = (
-        f"{made(rows, 'torch')}, {values_of(rows, 'threads')} threads, {values_of(rows, 'rounds')} paired rounds, "
-        f"{values_of(rows, 'time_limit_s')} s of search. Of {len(executed)} executed steps, {differing} differ from "
-        f"the plain one in a bit; the largest measured peak above its promise: {format_size(max(0, over), digits=3)}."
+    return (
+        f"Of {len(executed)} executed steps, {differing} differ from the plain one in a bit; the largest measured peak "
+        f"above its promise: {format_size(max(0, over), digits=3)}."
     )
-    return Drawing(f"{facts}\n\n{table}")
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -82,3 +91,84 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return "does not fit"
     low, middle, high = statistics.quantiles(row["ratios"], n=4)
     return f"{row['overhead']:.1%}, {middle - 1:.1%} ({low - 1:.1%} to {high - 1:.1%})"
+
+
+@experiment(page="results/checkpoints.md")
+def languages(
+    models: Sequence[str] = ("gpt2", "llama", "vit"), shares: Sequence[float] = (0.85, 0.7), n_layers: int = 6,
+    time_limit_s: float = 10.0, threads: int = 1,
+) -> Iterator[Case]:  # fmt: skip
+    """Models of transformers: the best plan in each language of checkpoints, its proven gap, and its loss."""
+    for model in models:
+        what = {"model": model, "shares": [*shares], "n_layers": n_layers, "time_limit_s": time_limit_s}
+        code = [version("transformers"), version("torch_remat")] if find_spec("torch_remat") else []
+        yield Case(in_every_language, what | {"threads": threads}, code, on_this_machine=True)
+
+
+def in_every_language(
+    model: str, shares: Sequence[float], n_layers: int, time_limit_s: float, threads: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each budget and language, the free plan among them."""
+    torch.set_num_threads(threads)
+    plain, inputs = transformer(model, n_layers)
+    for share in shares:
+        free = planned(plain, (), share, sample_kwargs=inputs, time_limit_s=time_limit_s)
+        beside, before, promise = Beside(plain, (), inputs), there_before(free.plan), promise_of(free.plan)
+        yield {"share": share, "language": "free", **promise, **beside.add(free, {}, before)}
+        for language in LANGUAGES_OF_ALL:
+            row = {"share": share, "language": language, "budget_bytes": promise["budget_bytes"]}
+            try:
+                found = rt.checkpoints(free, (), sample_kwargs=inputs, language=language)
+            except InvalidInput as error:
+                yield row | {"message": str(error)}
+                continue
+            own = copy.deepcopy(plain, {id(x): x for x in (*plain.parameters(), *plain.buffers())})
+            row |= {"predicted_bytes": found.peak_bytes, "overhead": found.overhead, "gap": found.gap}
+            yield row | beside.add(found.apply(own), {}, before)
+
+
+def transformer(name: str, n_layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model of transformers for a CPU, and keyword arguments of a step that returns the loss."""
+    import transformers
+
+    torch.manual_seed(0)
+    kind = getattr(transformers, {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}.get(
+        name, "ViTForImageClassification"))  # fmt: skip
+    size = {"hidden_size": 128, "num_hidden_layers": n_layers, "num_attention_heads": 4, "intermediate_size": 384}
+    if name == "vit":
+        model = kind(kind.config_class(**size, image_size=64, patch_size=4))
+        inputs = {"pixel_values": torch.randn(8, 3, 64, 64), "labels": torch.randint(0, 2, (8,))}
+    else:
+        tokens = {"vocab_size": 1000, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        ids = torch.randint(3, 1000, (8, 128))
+        model, inputs = kind(kind.config_class(**size, **tokens)), {"input_ids": ids, "labels": ids}
+    return model.train(), inputs
+
+
+@languages.draws
+def table_of_languages(rows: Sequence[Row]) -> Drawing:
+    """A line for each language, a column for each network and budget."""
+    of = {(row["model"], row["share"], row["language"]): row for row in rows}
+    columns = [*dict.fromkeys((row["model"], row["share"]) for row in rows)]
+    table = markdown_table(
+        ["language", *(f"{name} at {share:g}" for name, share in columns), "largest gap"],
+        [[name, *(_loss(of.get((*column, name)), of[(*column, "free")]) for column in columns),
+          _largest_gap([of.get((*column, name)) for column in columns])] for name in ("free", *LANGUAGES_OF_ALL)],
+    )  # fmt: skip
+    facts = (
+        f"{made(rows, 'torch', 'transformers')}, {values_of(rows, 'n_layers')} layers, "
+        f"{values_of(rows, 'time_limit_s')} s of search for the free plan. {_executed(rows)}"
+    )
+    return Drawing(f"{facts}\n\n{table}")
+
+
+def _loss(row: Mapping[str, Any] | None, free: Mapping[str, Any]) -> str:
+    if row is None or row["overhead"] is None:
+        return "does not fit"
+    loss = "" if row is free else f" (+{100 * (row['overhead'] - free['overhead']):.1f})"
+    return f"{row['overhead']:.1%}{loss}"
+
+
+def _largest_gap(rows: Sequence[Mapping[str, Any] | None]) -> str:
+    gaps = [row["gap"] for row in rows if row is not None and row["gap"] is not None]
+    return f"{max(gaps):.2%}" if gaps else ""

@@ -50,6 +50,7 @@ def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_sear
     free = solve_published(graph, budget, frontier_advancing=False, time_limit_s=60)
     assert staged.proven
     assert free.proven
+    assert optimum.bound is not None
     assert optimum.bound == round(staged.cost or 0) == round(free.cost or 0)  # of a chain: stages lose nothing
     assert staged.lp is not None
     assert free.lp is not None
@@ -59,6 +60,7 @@ def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_sear
 def test_the_published_chain_has_the_published_integrality_gaps() -> None:
     graph, budget = unit_chain(LAYERS), BUDGETS[0]
     optimum = exhaustive(graph, budget).bound
+    assert optimum is not None
     assert (len(graph), budget, optimum) == (17, 4, 26)
     for frontier_advancing, gap in ((True, 1.18), (False, 21.56)):
         found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=2)
@@ -167,7 +169,7 @@ def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100
     frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
     frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
     frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(info={}, shown=frame, total_cost=total, families=pd.DataFrame({"strategy": [], "cost": []}))
+    return SimpleNamespace(info={}, rows=frame, total_cost=total, families=pd.DataFrame({"strategy": [], "cost": []}))
 
 
 def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:

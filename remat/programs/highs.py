@@ -241,7 +241,7 @@ def solve_program(
 
 def cheapest_columns(
     cost: np.ndarray, rows: np.ndarray, row_lower: np.ndarray, row_upper: np.ndarray, time_limit_s: float
-) -> np.ndarray | None:
+) -> tuple[np.ndarray | None, float]:
     """The cheapest choice of columns where ``row_lower <= rows x <= row_upper``, x being 0 or 1.
 
     Args:
@@ -249,15 +249,15 @@ def cheapest_columns(
         rows: [rows, n]; numbers of moderate size, see `scale_of`.
 
     Returns:
-        [n] bool; None if no choice was found in time.
+        ([n] bool, None if no choice was found in time; a bound on the cost of every choice, infinite without any).
     """
-    n = len(cost)
+    n, largest = len(cost), max(1.0, cost.max(initial=0))
     program = Program(
-        sp.csr_array(rows), cost / max(1.0, cost.max(initial=0)), np.ones(n), row_lower, np.ones(n, bool),
-        row_upper=row_upper,
+        sp.csr_array(rows), cost / largest, np.ones(n), row_lower, np.ones(n, bool), row_upper=row_upper
     )  # fmt: skip
     found = solve_program(program, highs_options(Limits(time_limit_s)))
-    return None if found.x is None else found.x > 0.5
+    bound = np.inf if found.infeasible else found.bound * largest
+    return None if found.x is None else found.x > 0.5, bound
 
 
 def _load(program: Program) -> Any:

@@ -362,7 +362,7 @@ def _choices_within(parts: Mapping[str, _Part], moments: Sequence[_Moment], room
     one = [[float(name == part) for name, _ in columns] for part in parts]
     scale, ones = program.scale_of(room), np.ones(len(parts))
     most = np.array([room - moment.bytes for moment in moments]) * scale
-    found = highs.cheapest_columns(
+    found, _ = highs.cheapest_columns(
         np.array([float(choice.cost) for _, choice in columns]), np.vstack([np.array(held) * scale, np.array(one)]),
         np.concatenate([np.full(len(moments), -np.inf), ones]), np.concatenate([most, ones]), SEARCH_S,
     )  # fmt: skip
