@@ -16,7 +16,7 @@ from remat.largest import GREATEST, SizeSearch
 from remat.link import Link
 from remat.plan import Plan
 from remat.search.timeline import Sizes, Timeline
-from remat.simulator import plain_peak, simulate
+from remat.simulator import simulate
 from remat.solving.api import solve
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class KnownPlans:
             raise ValueError("there is no link")
         from remat.search.offload import OffloadSearch  # imports Numba
 
-        search = OffloadSearch(graph, graph.largest_working_set()[0], self.link, 0, plain_peak(graph))
+        search = OffloadSearch(graph, graph.largest_working_set()[0], self.link, 0)
         search.genes.away[:] = True
-        return simulate(graph, self._know(graph, search.plan(search.genes))).peak_bytes
+        return simulate(graph, self._know(graph, search.plan())).peak_bytes
 
     def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
         """The cheapest plan within the budget whose order is known."""
