@@ -529,6 +529,31 @@ def test_the_next_round_counts_on_what_the_arena_has_lost(monkeypatch: pytest.Mo
     assert "so that its arena fits" in solution.message
 
 
+def test_on_a_large_graph_the_first_plan_leaves_room_and_the_second_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.solving.arenas.LARGE", 1)
+    graph = chain_of(3, [4, 4, 4])
+    solves = Fragmenting(graph, 3, monkeypatch)
+    solution = solve_with_arena(graph, 1000, 5.0, solves.solve)
+    assert solves.asked == [980, 1000]
+    assert solution.arena is not None
+    assert (solution.arena.total_bytes, solution.budget_bytes) == (983, 1000)
+    assert solution.bound == 92  # of the second solve, which had the whole budget and whose arena misses it
+
+
+def test_a_large_graph_without_a_plan_for_less_is_solved_for_the_whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.solving.arenas.LARGE", 1)
+    graph = chain_of(3, [4, 4, 4])
+    solves = Fragmenting(graph, 0, monkeypatch)
+
+    def solve(budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
+        found = solves.solve(budget, seconds, n_before, plan)
+        return replace(found, plan=None, cost=None, peak_bytes=None, bound=None) if budget < 1000 else found
+
+    solution = solve_with_arena(graph, 1000, 5.0, solve)
+    assert solution.plan is not None
+    assert (solution.budget_bytes, solution.bound) == (1000, 92)
+
+
 def test_an_arena_that_never_fits_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain_of(3, [4, 4, 4])
     solves = Fragmenting(graph, 3, monkeypatch)
