@@ -1,8 +1,9 @@
-"""``python -m remat._profile_worker JOB``: measure operations by signature; write a cache file as soon as each is done.
+"""``python -m remat._profile_worker FRAMEWORKS``: measure operations by signature; write a file once each is done.
 
-A job may ask for several passes over all operations, because a machine's speed drifts and operations are compared with
-each other. An operation that another process disturbed is measured again. Until the last pass, and while its times are
-not steady, an operation's file holds only its samples; a later process continues from them.
+Reads paths of jobs from standard input, one a line, and prints ``end`` after each. A job may ask for several passes
+over all operations, because a machine's speed drifts and operations are compared with each other. An operation that
+another process disturbed is measured again. Until the last pass, and while its times are not steady, an operation's
+file holds only its samples; a later process continues from them.
 
 Prints ``start KEY`` before each operation, so that the parent knows which one ended this process, and
 ``failed KEY REASON`` if an operation cannot be rebuilt.
@@ -126,4 +127,8 @@ def _set_threads(frameworks: list[str], threads: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for framework in sys.argv[1:]:
+        _runner(framework)
+    for line in sys.stdin:
+        main(line.removesuffix("\n"))
+        print("end", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import timeit
 import warnings
 from collections.abc import Callable
@@ -306,21 +305,21 @@ def measuring_processes(
     """
     jobs: list[int] = []
 
-    def child(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        job, printed = json.loads(Path(command[-1]).read_text()), []
+    def child(_: object, path: Path, _frameworks: list[str]) -> tuple[list[list[str]], int]:
+        job, printed = json.loads(path.read_text()), list[list[str]]()
         jobs.append(len(job["signatures"]))
         for key, text in job["signatures"].items():
-            printed.append(f"start {key}")
+            printed.append(["start", key])
             found = answer(json.loads(text)["op"])
             if found is None:
-                return subprocess.CompletedProcess(command, -11, "\n".join(printed), "")
+                return printed, -11
             if isinstance(found, str):
-                printed.append(f"failed {key} {found}")
+                printed.append(["failed", key, found])
             else:
                 write_record(Path(job["folder"], f"{key}.json"), found)
-        return subprocess.CompletedProcess(command, code, "\n".join(printed), "")
+        return printed, code
 
-    monkeypatch.setattr(profile_module.subprocess, "run", child)
+    monkeypatch.setattr(profile_module._Child, "measure", child)
     return jobs
 
 

@@ -80,7 +80,7 @@ def costs_and_noise(
             n = len(profile.unsteady)
             warn(
                 f"the machine was too busy to time {n} operation{'s' * (n > 1)} steadily, {profile.unsteady_share:.0%} "
-                "of the cost: charged by the roofline, scaled to the others; the next call measures them again",
+                "of the cost: charged by the roofline, scaled to the others; the next process measures them again",
                 CostWarning,
             )  # fmt: skip
         return graph.with_costs(_cautious(graph, profile), "ns"), profile.noise

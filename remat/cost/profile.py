@@ -9,6 +9,7 @@ steady, it has the roofline's cost.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -18,13 +19,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from remat.child import command as child_command
-from remat.child import environment
+from remat.child import environment, last_line
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.records import TIME_FIELDS, cache_key, read_fields, write_record
 from remat.cost.roofline import operation_ns, work_of
@@ -42,6 +45,8 @@ MEMORY_FACTOR = 2
 AS_IN_STEP = {"caches": "as in a step"}  # provenance of times of PyTorch's operations on a CPU: no warm caches
 # Share of the graph's cost: operations that make up less are not worth another attempt to time them, nor a warning.
 NEGLIGIBLE = 0.02
+# (cache folder, key) of operations that this process could not time steadily, although each was measured several times.
+_unsteady = set[tuple[Path, str]]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +239,12 @@ def _measured(
         job = {"quantity": quantity, "fields": fields, "passes": 1, "suffix": suffix, "device": device,
                "folder": str(folder.resolve()), "provenance": provenance}  # fmt: skip
         if measure is None:
+            missing = {key: s for key, s in missing.items() if (folder, key) not in _unsteady}
             failures = _measure(missing, job, Path(scratch), read)
         else:
             failures = _measure_here(missing, measure, fields[0], folder, suffix, provenance)
         measured |= read(missing)
+        _unsteady.update((folder, key) for key in missing.keys() - measured.keys() - failures.keys())
     return (
         device,
         {signature: measured[key] for signature, key in keys.items() if key in measured},
@@ -393,31 +400,102 @@ def _check_memory(needed: Mapping[str, Operation], free_bytes: int, label: str) 
         )
 
 
+class _Child:
+    """A process that measures one job after the other; a new one takes its place if it ends."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+
+    def begin(self, frameworks: Iterable[str]) -> subprocess.Popen[str]:
+        """Start it if it does not run; it imports the frameworks at once."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                child_command("remat._profile_worker", *frameworks),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, errors="replace",
+                env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}),
+            )  # fmt: skip
+        return self.process
+
+    def measure(self, job: Path, frameworks: Iterable[str]) -> tuple[list[list[str]], int]:
+        """(words of each line that it writes about a job, 0 or the exit code of a process that the job ended)."""
+        process, found = self.begin(frameworks), list[list[str]]()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended before the job; it then writes no line
+            process.stdin.write(f"{job}\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            found.append(line.removesuffix("\n").split(" ", 2))
+            if found[-1] == ["end"]:
+                return found, 0
+        return found, self._end() or 1
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()  # it may be in the middle of a job that nobody waits for any more
+            self._end()
+        self.errors.close()
+
+    def _end(self) -> int:
+        process, self.process = self.process, None
+        assert process is not None
+        with contextlib.suppress(BrokenPipeError), process:
+            pass
+        return process.returncode
+
+
+class _Children(threading.local):
+    """The `kept` process that measures for this thread."""
+
+    kept: _Child | None = None
+
+
+_children = _Children()
+
+
+@contextmanager
+def one_child() -> Iterator[_Child]:
+    """Let one process make all measurements of this thread in here, because it takes seconds to start."""
+    before = _children.kept
+    child = _children.kept = before or _Child()
+    try:
+        yield child
+    finally:
+        _children.kept = before
+        if before is None:
+            child.close()
+
+
+def begin_to_measure(graph: Graph, cache_folder: str | os.PathLike[str] | None, device: str | None) -> None:
+    """Start the process of `one_child` if it will measure workspaces of a graph, because its imports take seconds."""
+    missing = list[str]()
+    profile_workspaces(graph, cache_folder, device, missing.append)
+    if missing and _children.kept is not None:
+        _children.kept.begin(_frameworks(missing))
+
+
 def _measure(
     missing: Mapping[str, str], job: Mapping[str, Any], scratch: Path,
     read: Callable[[Iterable[str]], Mapping[str, Any]],
 ) -> dict[str, str]:  # fmt: skip
-    """Measure in child processes; a crash loses only the operation that was running. Returns {key: failure}."""
+    """Measure in a child process; a crash loses only the operation that was running. Returns {key: failure}."""
     rest, failures = dict(missing), {}
     job_path = scratch / "job.json"
-    while rest:
-        frameworks = _frameworks(rest.values())
-        this = {"signatures": rest, "threads": _threads(frameworks), "frameworks": frameworks}
-        write_text(job_path, json.dumps({**job, **this}))
-        child = subprocess.run(
-            child_command("remat._profile_worker", str(job_path)),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}),
-        )  # fmt: skip
-        lines = [line.split(" ", 2) for line in child.stdout.splitlines()]
-        failures |= {words[1]: words[2] for words in lines if words[0] == "failed"}
-        if child.returncode == 0:
-            return failures
-        started = [words[1] for words in lines if words[0] == "start"]
-        if not started:
-            complaint = (child.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise RematError(f"the profiling process ended with code {child.returncode}: {shortened(complaint, 300)}")
-        failures[started[-1]] = f"its process ended with code {child.returncode}"
-        done = read(rest).keys() | failures.keys()
-        rest = {key: signature for key, signature in rest.items() if key not in done}
+    with one_child() as child:
+        while rest:
+            frameworks = _frameworks(rest.values())
+            this = {"signatures": rest, "threads": _threads(frameworks), "frameworks": frameworks}
+            write_text(job_path, json.dumps({**job, **this}))
+            lines, code = child.measure(job_path, frameworks)
+            failures |= {words[1]: words[2] for words in lines if words[0] == "failed"}
+            if code == 0:
+                break
+            started = [words[1] for words in lines if words[0] == "start"]
+            if not started:
+                complaint = last_line(child.errors) or "it printed nothing"
+                raise RematError(f"the profiling process ended with code {code}: {complaint}")
+            failures[started[-1]] = f"its process ended with code {code}"
+            done = read(rest).keys() | failures.keys()
+            rest = {key: signature for key, signature in rest.items() if key not in done}
     return failures

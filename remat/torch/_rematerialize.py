@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from remat import zoo
 from remat.cost import load_gpu
+from remat.cost.profile import one_child
 from remat.errors import InvalidInput, InvalidPlan, unknown_name
 from remat.execution import (
     Peaks,
@@ -60,6 +61,7 @@ MOST_PLANS = 4
 BACKENDS = ("eager", "inductor")
 
 
+@one_child()
 def rematerialize(
     model: nn.Module,
     sample_args: tuple[Any, ...],

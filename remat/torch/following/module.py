@@ -104,8 +104,8 @@ class Rematerialized(Planned, nn.Module):
 
     def _warn_of_held_gradients(self) -> None:
         """Warn, once, if gradients that the budget does not count are still held when a step begins."""
-        real = (p.grad for p in self.parameters() if p.grad is not None and not isinstance(p.grad, Given))
-        gradients = map(local_part, real)
+        held = (gradient for p in autograd.parameters_of(self.model) if (gradient := p.grad) is not None)
+        gradients = (local_part(x) for x in held if not isinstance(x, Given))
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())
         if held:

@@ -34,6 +34,17 @@ def module_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return module._parameters, module._buffers
 
 
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """A model's parameters in any order, a shared one more than once; `model.parameters()` takes too long in a step."""
+    modules, seen, found = [model], {id(model)}, list[nn.Parameter]()
+    for module in modules:  # which grows
+        found += [p for p in module._parameters.values() if p is not None]
+        new = [x for x in module._modules.values() if x is not None and id(x) not in seen]
+        modules += new
+        seen.update(map(id, new))
+    return found
+
+
 def places_of_children(model: nn.Module) -> list[tuple[dict[str, nn.Module | None], str, nn.Module | None]]:
     """(table, name, child) for every place of a submodule in a model."""
     return [(owner._modules, name, child) for owner in model.modules() for name, child in owner._modules.items()]

@@ -59,11 +59,11 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     """The compiler's settings for capturing and executing steps.
 
     Recurrent layers are let through. Up to `most_graphs` shapes and modes may each have their graph.
-    DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. Sizes of
-    storages do not depend on earlier captures. The backward pass does not cast, as in eager mode, even if the forward
-    pass runs under autocast. An operator that refuses its arguments raises without a traceback in PyTorch's log.
-    Calls that only write messages or mark ranges for a profiler are left out. A model may differentiate in `forward`.
-    NumPy's random numbers are refused; by default they become PyTorch's.
+    DistributedDataParallel must not cut graphs into buckets. Dynamo notices hooks that are added later. The backward
+    pass does not cast, as in eager mode, even if the forward pass runs under autocast. An operator that refuses its
+    arguments raises without a traceback in PyTorch's log. Calls that only write messages or mark ranges for a profiler
+    are left out. A model may differentiate in `forward`. NumPy's random numbers are refused; by default they become
+    PyTorch's.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, log.disabled = log.disabled, True
@@ -71,7 +71,7 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     try:
         with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
             allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
-            optimize_ddp=False, skip_nnmodule_hook_guards=False, fake_tensor_cache_enabled=False,
+            optimize_ddp=False, skip_nnmodule_hook_guards=False,
             trace_autograd_ops=True, use_numpy_random_stream=True, **ignored,
         ):  # fmt: skip
             yield
@@ -135,19 +135,23 @@ class _Tracing(threading.local):
         traced_at: places at which it hears the truth.
         asked: where it asked last, and did not hear the truth.
         values: of the arguments, on which the model may branch; None if they are not known.
+        settings: the compiler's, entered whenever it compiles.
     """
 
     as_in_eager_mode = False
     traced_at: Container[Place] = ()
     asked: Place | None = None
     values: Any = None
+    settings: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 tracing = _Tracing()
 
 
-def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> AbstractContextManager[None]:
-    """Let Dynamo trace what a model does in eager mode.
+def as_in_eager_mode(
+    traced_at: Container[Place], values: Any, settings: Callable[[], AbstractContextManager[Any]]
+) -> AbstractContextManager[None]:
+    """Let Dynamo trace what a model does in eager mode; `settings` are entered only while it does, not in each step.
 
     - Models that ask whether they are being traced hear that they are not. At the places `traced_at` they
       hear the truth, as PyTorch's own modules do: what these do instead gives the same results.
@@ -166,7 +170,22 @@ def as_in_eager_mode(traced_at: Container[Place], values: Any = None) -> Abstrac
     _note_modules()
     _note_writes()
     _refuse_missing_gradients()
-    return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values)
+    _enter_settings()
+    return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
+
+
+@functools.cache
+def _enter_settings() -> None:
+    """Let Dynamo compile under the settings of this thread's call; calls whose code is compiled do not come here."""
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    compile_frame = CatchErrorsWrapper.__call__
+
+    def within(self: Any, *args: Any) -> Any:
+        with tracing.settings():
+            return compile_frame(self, *args)
+
+    setattr(CatchErrorsWrapper, "__call__", within)  # noqa: B010 - its type is narrower
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    _BypassDispatchCache,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as consists_of_tensors
@@ -96,7 +97,8 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
 
     This replaces only calls of the model, not calls that another formula makes.
     """
-    removed = []
+    removed, cache = [], FakeTensorMode.cache
+    FakeTensorMode.cache = _CACHES[1]
     try:
         for op, function in instead.items():
             removed.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
@@ -107,6 +109,7 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
             op._dispatch_cache.clear()
         yield
     finally:
+        FakeTensorMode.cache = cache
         for op, kernels in removed:
             for key in _TRACED_INSTEAD:
                 op.py_kernels.pop(key, None)
@@ -123,7 +126,12 @@ def corrected_fakes(
         correct: (mode, operator, arguments, PyTorch's result) -> the right result.
         instead: (operator, arguments) -> what makes the result where PyTorch cannot; None elsewhere.
     """
-    dispatch = FakeTensorMode.dispatch
+    dispatch, entry_of = FakeTensorMode.dispatch, FakeTensorMode._make_cache_entry
+
+    def checked(self: FakeTensorMode, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        if not _is_made_alike(func, args, output):
+            raise _BypassDispatchCache("storage")
+        return entry_of(self, state, key, func, args, kwargs, output)
 
     def corrected(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (make := instead(func, args)) is not None:
@@ -131,7 +139,31 @@ def corrected_fakes(
                 return make(*args, **(kwargs or {}))
         return correct(self, func, args, dispatch(self, func, types, args, kwargs))
 
-    return replaced(FakeTensorMode, dispatch=corrected)
+    return replaced(FakeTensorMode, dispatch=corrected, _make_cache_entry=checked, cache=_CACHES[0])
+
+
+# Results of operators on tensors without contents, as PyTorch keeps them, but corrected: inside of `corrected_fakes`,
+# and of `kernels_instead`.
+_CACHES: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+
+
+def _is_made_alike(func: Any, args: Any, made: Any) -> bool:
+    """Whether results that PyTorch makes from noted sizes and strides have the storages of those that were made."""
+    if not isinstance(func, OpOverload):
+        return False
+    new = [x for x in tree_leaves(made) if isinstance(x, Tensor) and not any(x is given for given in args)]
+    if func.is_view or not new:  # PyTorch notes what is viewed
+        return True
+    storages = {x.untyped_storage()._cdata for x in tree_leaves(args) if isinstance(x, FakeTensor)}
+    for x in new:
+        if x.layout is not torch.strided or any(map(is_symbol, (*x.shape, *x.stride()))):
+            return False
+        extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+        storage = x.untyped_storage()
+        if storage._cdata in storages or storage.nbytes() != extent * x.element_size():
+            return False
+        storages.add(storage._cdata)
+    return True
 
 
 @contextmanager

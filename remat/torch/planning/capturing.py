@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
 from remat.link import Link, parse_link
-from remat.torch.internals.autograd import hooks_of_all_modules, storage_key
+from remat.torch.internals.autograd import hooks_of_all_modules, parameters_of, storage_key
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.operators import is_fake, tree_leaves, tree_map
 from remat.torch.measuring.plain import plain_step
@@ -63,7 +63,7 @@ class Calls:
         Args:
             trained: whether each parameter is updated in the step.
         """
-        trained = (*(p.requires_grad for p in model.parameters()), *trained)
+        trained = (*(p.requires_grad for p in parameters_of(model)), *trained)
         unseen = hooks_of_all_modules(), _settings_of_kernels()
         key = trained, unseen, values.key()
         is_new = key not in self.compiled

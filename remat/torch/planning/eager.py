@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from remat.cost.profile import profile_workspaces
+from remat.cost.profile import begin_to_measure, profile_workspaces
 from remat.errors import InvalidInput, first_line, warn
 from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan
 from remat.execution.phases import MEASURING, SEARCH
@@ -77,6 +77,9 @@ class Eager(Backend):
             planner.follow_loss(model, args, kwargs)
             return Peaks(fixed_bytes + planner.read_bytes + planner.measured_peak(model, args, kwargs))
         known = step.training_graph.known
+        operations = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
+        if planner.outside not in known:  # else they are measured
+            begin_to_measure(Graph(planner.name, operations, ()), planner.options.cache_folder, planner.device)
         try:
             plain = known.get(planner.outside) or _followed(planner, model, args, kwargs)
         except InvalidInput:
@@ -94,8 +97,7 @@ class Eager(Backend):
             )
         # Measure also the operations of the plan: the process that measures takes seconds to start.
         calls = calls_graph(planner.name, plain.signatures)
-        other = tuple(replace(op, inputs=(), outputs=()) for op in step.graph.every_implementation().operations)
-        both = Graph(planner.name, (*calls.operations, *other), ())
+        both = Graph(planner.name, (*calls.operations, *operations), ())
         with planner.phases.of(MEASURING):
             sizes = profile_workspaces(both, planner.options.cache_folder, planner.device)[0][: len(calls)]
         workspaces = {op.work.signature: size for op, size in zip(calls.operations, sizes, strict=True) if op.work}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from remat.cost import Noise, costs_and_noise
-from remat.cost.profile import profile_workspaces
+from remat.cost.profile import one_child, profile_workspaces
 from remat.errors import CostWarning, InvalidInput, warn
 from remat.execution import UNKNOWN, Fingerprint, Peaks, PlanOptions, StepPlan, announce_pause, fingerprint_of
 from remat.execution.phases import MEASURING, Phases
@@ -170,6 +170,7 @@ class Planner:
     hosts: dict[Link, Hosts] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
 
+    @one_child()
     def plan(self, step: CapturedStep, inputs: str, *, in_loop: bool = False) -> StepPlan:
         """The plan of a step: one made before, or a new one.
 

@@ -27,7 +27,8 @@ aten = torch.ops.aten
 
 
 TANGENTS = "remat.output_of_tangents"  # in the meta of a backward half
-made_last = threading.local()  # its `gradients` identify those that a backward half of this thread has made last
+# Its `gradients`, if there are such, identify those that a backward half of this thread has made last.
+made_last = threading.local()
 _undefined = threading.local()  # for the backward half that runs next: outputs on which the loss did not depend
 
 
@@ -44,7 +45,7 @@ def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
             variants[missing] = aot.boxed(without_tangents(module, missing))
         with ended_on_error():
             made = variants[missing](args)
-        if output_of is not None:
+        if output_of is not None and "gradients" in made_last.__dict__:
             made_last.gradients = {autograd.identity(x) for x in made if isinstance(x, torch.Tensor)}
         return made
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -137,7 +137,8 @@ class Halfway:
         return replace(self.training_graph, primals=tuple(args[len(args) - self._n_primals :]))
 
     def with_halves(self, halves: Halves) -> Callable[[list[Any]], Any]:
-        return self._finish(lambda *_: halves)
+        with compiler_settings():
+            return self._finish(lambda *_: halves)
 
     def __call__(self, args: list[Any]) -> Any:
         assert calling.call is not None
@@ -240,12 +241,15 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any], runner: 
 
 
 @contextmanager
-def compiler_settings() -> Iterator[None]:
-    """The compiler's settings for capturing and executing steps; layouts are those of the kernels.
+def compiler_settings(numbers: Collection[str] = ()) -> Iterator[None]:
+    """The compiler's settings for capturing steps and compiling halves; layouts are those of the kernels.
 
     The settings let recurrent layers through; `replace_recurrent` replaces them.
+
+    Args:
+        numbers: in attributes, which are no constants.
     """
-    with dynamo.compiler_settings(MOST_GRAPHS), layouts_of_kernels():
+    with dynamo.compiler_settings(MOST_GRAPHS), layouts_of_kernels(), dynamo.numbers_open(numbers):
         yield
 
 
@@ -263,7 +267,7 @@ def compiling(call: Callable[[], T], settings: dynamo.TraceSettings, values: Val
     heard = 0
     while True:
         places = settings.places if heard < MOST_PLACES else dynamo.EVERYWHERE
-        with compiler_settings(), dynamo.as_in_eager_mode(places, values), dynamo.numbers_open(settings.numbers):
+        with dynamo.as_in_eager_mode(places, values, lambda: compiler_settings(settings.numbers)):
             try:
                 return call()
             except TorchDynamoException as error:

@@ -56,7 +56,7 @@ class Sums:
     def _note_pass(self, _gradients: Any) -> None:
         this_pass, last_pass = autograd.backward_pass(), self._last_pass
         self._last_pass = this_pass
-        made_last.__dict__.clear()
+        made_last.gradients = set()  # the half that runs next fills it
         if this_pass == last_pass:
             more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
             self._warn(f"one backward pass goes through two calls of the module: gradients of {self.names[0]}{more}")
@@ -70,7 +70,7 @@ class Sums:
 
         def look(gradients: tuple[Tensor | None, ...]) -> None:
             handle.remove()  # another module may keep the leaf's node for ever
-            made = made_last.__dict__.get("gradients")  # none by another runner
+            made = made_last.__dict__.get("gradients")  # empty by another runner
             is_sum = any(x is not None and autograd.identity(x) not in made for x in gradients) if made else False
             if is_sum and not autograd.hooks_of(parameter):
                 name = self._added[id(parameter)]
