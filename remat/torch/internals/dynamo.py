@@ -171,7 +171,29 @@ def as_in_eager_mode(
     _note_writes()
     _refuse_missing_gradients()
     _enter_settings()
+    _recompile_without_reason()
     return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
+
+
+@functools.cache
+def _recompile_without_reason() -> None:
+    """Let one code be compiled for another model, too.
+
+    PyTorch words why what it compiled before does not serve: it reads the new model at the first one's places. Where it
+    finds none there, it raises; it has words of its own for a compilation without a reason.
+    """
+    from torch._dynamo import convert_frame
+
+    name = "get_and_maybe_log_recompilation_reasons"  # imported there, not exported
+    reasons_of = getattr(convert_frame, name)
+
+    def reasons(*args: Any, **kwargs: Any) -> list[str]:
+        try:
+            return reasons_of(*args, **kwargs)
+        except (LookupError, AttributeError):
+            return []
+
+    setattr(convert_frame, name, reasons)
 
 
 @functools.cache
