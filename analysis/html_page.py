@@ -12,11 +12,10 @@ from typing import Any
 
 def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str]) -> str:
     """The whole page; `scripts` read `data` as JSON."""
-    policy = "script-src 'unsafe-inline'; img-src data: blob:"
     code = f'<script type="application/json" id="data">{script_json(data)}</script>\n'
     code += "".join(f"<script>{script}</script>\n" for script in scripts)
     return Template(read("page.html")).substitute(
-        title=escape(title), policy=policy, css=read("page.css"), body="\n".join(body), scripts=code
+        title=escape(title), css=read("page.css"), body="\n".join(body), scripts=code
     )
 
 

@@ -162,26 +162,20 @@ ALLOCATORS = {
 @arena.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each set and allocator: how many reach their goal, median and worst ratio to it, processor seconds."""
-    lines = []
-    for kind, allocator in dict.fromkeys((row["set"], row["allocator"]) for row in rows):
+    lines, sets, allocators = [], [*CASES], [*ALLOCATORS]
+    pairs = {(row["set"], row["allocator"]) for row in rows}
+    for kind, allocator in sorted(pairs, key=lambda pair: (sets.index(pair[0]), allocators.index(pair[1]))):
         own = [row for row in rows if (row["set"], row["allocator"]) == (kind, allocator)]
         seeds = sorted({row["seed"] for row in own})
         found = [row for row in own if row["bytes"] is not None]
-        ratios = [row["bytes"] / (row["capacity"] or row["load"]) for row in found] or [0]
-        reached = sum(ratio <= 1 for ratio in ratios) if found else 0
+        ratios = [row["bytes"] / (row["capacity"] or row["load"]) for row in found]
+        reached = sum(ratio <= 1 for ratio in ratios)
         by_seed = [sum(row["cpu_s"] for row in own if row["seed"] == seed) for seed in seeds]
         lines.append([
-            kind, allocator, str(len(own)), f"{reached}", f"{np.median(ratios):.4f}",
+            kind, allocator, str(len(own)), f"{reached}", f"{np.median(ratios):.4f}" if found else "-",
             f"{max(ratios):.4f}" if len(found) == len(own) else "-",
             f"{min(by_seed):.1f} to {max(by_seed):.1f}" if len(seeds) > 1 else f"{by_seed[0]:.1f}",
         ])  # fmt: skip
-    heads = [
-        "cases",
-        "allocator",
-        "runs",
-        "within capacity or at the load",
-        "median / that",
-        "worst / that",
-        "processor s for all",
-    ]
+    goal = "within capacity or at the load"
+    heads = ["cases", "allocator", "runs", goal, "median / that", "worst / that", "processor s for all"]
     return Drawing(markdown_table(heads, lines, "llrrrrr"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -15,6 +14,7 @@ import remat.torch as rt
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
+from experiments.steps.torch_runs import sharing_copy
 from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.torch.planning.planner import there_before
@@ -54,7 +54,7 @@ def measured(model: str, share: float, rounds: int, time_limit_s: float, threads
         except InvalidInput as error:
             yield {"variant": language, "message": str(error)}
             continue
-        own = copy.deepcopy(plain, {id(x): x for x in (*plain.parameters(), *plain.buffers())})
+        own = sharing_copy(plain)
         row = {"budget_bytes": promise["budget_bytes"], "predicted_bytes": found.peak_bytes, "overhead": found.overhead}
         beside.add(found.apply(own), {"variant": language, **row}, before)
     yield from beside.timed(rounds)
@@ -101,7 +101,7 @@ def languages(
     """Models of transformers: the best plan in each language of checkpoints, its proven gap, and its loss."""
     for model in models:
         what = {"model": model, "shares": [*shares], "n_layers": n_layers, "time_limit_s": time_limit_s}
-        code = [version("transformers"), version("torch_remat")] if find_spec("torch_remat") else []
+        code = [version(each) for each in ("transformers", "torch_remat") if find_spec(each)]
         yield Case(in_every_language, what | {"threads": threads}, code, on_this_machine=True)
 
 
@@ -122,7 +122,7 @@ def in_every_language(
             except InvalidInput as error:
                 yield row | {"message": str(error)}
                 continue
-            own = copy.deepcopy(plain, {id(x): x for x in (*plain.parameters(), *plain.buffers())})
+            own = sharing_copy(plain)
             row |= {"predicted_bytes": found.peak_bytes, "overhead": found.overhead, "gap": found.gap}
             yield row | beside.add(found.apply(own), {}, before)
 

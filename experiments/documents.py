@@ -65,9 +65,10 @@ def link_to(table: LongTable, page: Path) -> str:
     return f"[{table.name}.csv]({up}results/tables/{table.name}.csv) ({len(table.rows)} rows)"
 
 
-def command_of(name: str) -> str:
-    """The command that draws an experiment into its page; the page's marks contain it."""
-    return f"python run.py experiment={name} draw=true keep=true"
+def command_of(name: str, hole: str = "") -> str:
+    """The command that draws an experiment into its page, or one hole of it; the page's marks contain it."""
+    command = f"python run.py experiment={name} draw=true keep=true"
+    return f"{command} # {hole}" if hole else command
 
 
 def marks(command: str) -> tuple[str, str]:
@@ -92,7 +93,7 @@ def write_between_marks(page: Path, command: str, text: str) -> None:
 def write_drawing(name: str, page: Path, drawing: Drawing) -> None:
     """Write an experiment's drawing into its page, its tables under results/tables, its figures under docs/figures."""
     for hole, text in (drawing.holes or {"": drawing.text}).items():
-        write_between_marks(page, f"{command_of(name)} # {hole}" if hole else command_of(name), text)
+        write_between_marks(page, command_of(name, hole), text)
     write_tables(drawing, TABLES)
     figures = {DOCS / "figures" / f"{figure}.png": drawn for figure, drawn in drawing.figures.items()}
     for file, drawn in (figures | dict(drawing.kept)).items():

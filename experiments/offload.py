@@ -56,20 +56,12 @@ def offload(
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each budget and rate, and the figure."""
     found = {(row["network"], row["budget"], row["rate"], row["strategy"]): row for row in rows}
-    heads = [
-        "network",
-        "budget",
-        "GB/s",
-        *(style_of(rule).label for rule in RULES),
-        "recompute only",
-        "both",
-        "bound",
-        "gap",
-    ]
+    rules = [style_of(rule).label for rule in RULES]
+    heads = ["network", "budget", "GB/s", *rules, "recompute only", "both", "bound", "gap"]
     lines = []
-    for network, budget, rate, strategy in found:
-        if strategy != JOINT or not rate:
-            continue
+    both_of = [key[:3] for key in found if key[3] == JOINT and key[2]]
+    networks = [*NETWORKS]
+    for network, budget, rate in sorted(both_of, key=lambda key: (networks.index(key[0]), -key[1], key[2])):
         both = found[network, budget, rate, JOINT]
         others = [found.get((network, budget, rate, rule)) for rule in RULES]
         others.append(found.get((network, budget, 0.0, JOINT)))

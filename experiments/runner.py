@@ -22,7 +22,7 @@ from rich.console import Console
 from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
 from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
-from experiments.registry import Case, Experiment, Listed, Row, module_of
+from experiments.registry import FOLDER, Case, Experiment, Listed, Row, module_of
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Solves, finished_jobs
 from experiments.store import Store, write_json
@@ -248,7 +248,8 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
 def _work(asked: Path, made: Path) -> int:
     """Measure the case of a file, in this process."""
     case = read_json(asked)
-    module_of(Path(case["file"]))  # a file of another folder is no module of a package
+    if Path(case["file"]).parent != FOLDER:
+        module_of(Path(case["file"]))  # it is no module of a package
     measure = getattr(importlib.import_module(case["module"]), case["function"])
     rows = list[Row]()
     try:

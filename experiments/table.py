@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,13 @@ class Table:
         facts: Row = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
         facts |= {} if is_whole else {"unfinished": True}
+        is_own: Callable[[Row], bool] = lambda row: row["case_key"] == facts["case_key"] or _is_of(case, row)  # noqa: E731
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = _read(self.path)
-            earlier = [row for row in known if row["case_key"] == facts["case_key"] or _is_of(case, row)]
-            if not is_whole and any(not row.get("unfinished") for row in earlier):
+            if not is_whole and any(is_own(row) and not row.get("unfinished") for row in self.rows()):
                 return
-            others = [row for row in known if row not in earlier]
+            others = [row for row in _read(self.path) if not is_own(row)]
             write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
             if is_whole and self.again is not None:
                 write_text(self.again, json.dumps(sorted({*self._measured_again(), facts["case_key"]})))

@@ -16,6 +16,7 @@ import numpy as np
 from remat import Graph, Link, Plan
 
 State = tuple[Any, ...]
+MOST_STATES = 200_000
 
 
 def tiny_graph(rng: np.random.Generator, n: int) -> Graph:
@@ -41,7 +42,7 @@ def tiny_link(rng: np.random.Generator, host: bool = False) -> Link:
     return Link(*rates, latency_s=float(rng.choice([0, 0, 1e-9])), host_bytes=int(rng.integers(2, 9)) if host else None)
 
 
-def loose_optimum(graph: Graph, budget: int, link: Link, most_states: int = 200_000) -> float | None:
+def loose_optimum(graph: Graph, budget: int, link: Link, most_states: int = MOST_STATES) -> float | None:
     """The least makespan; infinite if nothing fits, None if there are too many states.
 
     A state: operations begun for the first time; what each stream does and for how long; device bytes taken; values
@@ -89,9 +90,7 @@ def loose_optimum(graph: Graph, budget: int, link: Link, most_states: int = 200_
     return _least(begin, follow, ends, most_states)[0]
 
 
-def strict_optimum(
-    graph: Graph, budget: int, link: Link, most_states: int = 200_000
-) -> tuple[float | None, list[tuple[str, int]]]:
+def strict_optimum(graph: Graph, budget: int, link: Link) -> tuple[float | None, list[tuple[str, int]]]:
     """(least makespan, the steps of such a plan) in the language of plans.
 
     A state: operations computed; values on the device; [value on the host] when its copy ends; [value fetched] when it
@@ -140,12 +139,15 @@ def strict_optimum(
         arrives = dict(state[3])
         return state[0] == n and state[1].issuperset(kept) and not any(arrives.get(v, 0) for v in kept)
 
-    least, steps = _least(begin, follow, ends, most_states)
+    least, steps = _least(begin, follow, ends)
     return least, [step for step in steps if step[0]]
 
 
 def _least(
-    begin: State, follow: Callable[[State], Iterable[Any]], ends: Callable[[State], bool], most_states: int
+    begin: State,
+    follow: Callable[[State], Iterable[Any]],
+    ends: Callable[[State], bool],
+    most_states: int = MOST_STATES,
 ) -> tuple[float | None, list[Any]]:
     """(least time, what leads there) from a state to one that ends, by Dijkstra's algorithm."""
     times: dict[State, int] = {begin: 0}

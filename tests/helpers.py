@@ -73,12 +73,12 @@ def run_blocks(page: Path, names: dict[str, Any] | None = None) -> dict[str, Any
     return names
 
 
-def wait_for(condition: Callable[[], object], patience_s: float = 20.0, every_s: float = 0.02) -> float:
+def wait_for(condition: Callable[[], object], patience_s: float = 20.0) -> float:
     """Seconds until `condition` holds; an AssertionError where it does not hold in time."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < patience_s, f"waited {patience_s} s in vain"
-        time.sleep(every_s)
+        time.sleep(0.02)
     return time.monotonic() - began
 
 

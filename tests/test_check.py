@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from brute_force import small_graphs
-from helpers import blocks_of
+from helpers import blocks_of, run_blocks
 from hypothesis import HealthCheck, given, settings
 
 import remat
@@ -62,10 +62,9 @@ def test_the_guide_shows_what_the_command_says(here: Path, capsys: pytest.Captur
 
 
 def test_the_documented_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {"remat": remat}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        exec("\n".join(blocks_of(DOCS / "reference/files.md", "python")), names)
+        names = run_blocks(DOCS / "reference/files.md", {"remat": remat})
     assert capsys.readouterr().out == "11\n"
     assert (names["trace"].cost, names["trace"].peak_bytes) == (11, 8)
     assert remat.load_graph("copy.json") == remat.load_graph("graph.json")

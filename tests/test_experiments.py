@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from helpers import blocks_of
 
 from experiments import runner, table
 from experiments.registry import Case, experiments, listed, module_of
@@ -78,7 +79,7 @@ def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path
 
 
 def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
-    code, *others = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    code, *others = blocks_of(HOW_TO)
     assert not others
     (folder / "more" / "chains.py").write_text(code)
     first, second = (shlex.split(line) for line in re.findall(r"^    python run\.py (.*)$", HOW_TO.read_text(), re.M))
@@ -148,6 +149,14 @@ def test_rows_before_an_error_are_kept_and_the_case_is_measured_again(folder: Pa
     gone.unlink()
     assert run("experiment=powers", "numbers=[4]", "again=true").returncode == 1
     assert [row.get("unfinished") for row in table.Table("powers").rows()] == [None, None]  # whole rows stay
+
+
+def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    case = Case("module.power", {"n": 4})
+    table.Table("powers", keep=True).put(case, [{"power": 16}], 1.0)
+    table.Table("powers").put(case, [{"power": 15}], 1.0, is_whole=False)
+    assert [row["power"] for row in table.Table("powers").rows()] == [16]
 
 
 def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:

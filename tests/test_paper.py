@@ -164,12 +164,12 @@ def test_a_budget_that_all_fits_into_is_met_by_every_sample() -> None:
     assert count_feasible(graph, len(graph), 20, 0, 10.0) == 20
 
 
-def run_of(rows: list[tuple[str, int, int | None, int | None]], total: int = 100) -> Any:
+def run_of(rows: list[tuple[str, int, int | None, int | None]]) -> Any:
     """(strategy, budget, cost, bound) as a stored run."""
     frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
     frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
     frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(info={}, rows=frame, total_cost=total, families=pd.DataFrame({"strategy": [], "cost": []}))
+    return SimpleNamespace(info={}, rows=frame, total_cost=100, families=pd.DataFrame({"strategy": [], "cost": []}))
 
 
 def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:

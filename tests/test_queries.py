@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from helpers import blocks_of
 
 from experiments import cli
 from experiments.store import ROW_SCHEMA
@@ -51,7 +51,7 @@ def test_the_options_given_are_in_the_row_by_themselves(folder: Path) -> None:
 
 def test_the_documented_queries_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: the documented queries were not run")
-    queries = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    queries = blocks_of(DOCUMENT, "sql")
     assert len(queries) == 4
     monkeypatch.chdir(folder)
     for query in queries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,6 +22,11 @@ def built(spec: ModelSpec, device: str) -> tuple[nn.Module, tuple[Any, ...]]:
     model, args, loss = build.build(spec, load_target(spec.target), device)
     step, args = build.loss_step(model, args, loss)
     return step.to(device).train(), tuple(filled(x, device, classes_of(model)) for x in args)
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters and buffers."""
+    return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
 
 
 def classes_of(model: nn.Module) -> int:

@@ -29,7 +29,7 @@ from experiments.steps.job import (
     plain_peak_of,
 )
 from experiments.steps.offers import held_by_those_who_offer
-from experiments.steps.torch_runs import built, step_seconds, times_beside
+from experiments.steps.torch_runs import built, sharing_copy, step_seconds, times_beside
 from experiments.steps.torch_sizes import spec_on
 from remat.execution import PlanOptions, find_plan
 from remat.link import parse_link
@@ -261,7 +261,7 @@ def checkpointed(
         selective: keep the results of `SAVED` within blocks.
         replays_random: restore the random generator's state, as users must; fake tensors have none.
     """
-    wrapped = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    wrapped = sharing_copy(model)
     context: dict[str, Any] = {}
     if selective:
         context = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)}
