@@ -105,12 +105,12 @@ class WindowBound:
     def _first_boundaries(self) -> tuple[int, ...]:
         """Where the plan that repeats nothing has its peak; in scope free, where most bytes are certain near it.
 
-        With a link, both sides of that operation.
+        With a link, the start of that operation: its LP proves more than that of the end, in the same time.
         """
         profile = self._arrays.profile()[:-1]
         if self.problem.scope is not Scope.FREE:
             t = int(np.argmax(profile))
-            return (-t, t) if t and self.problem.link is not None else (t,)
+            return (t,) if self.problem.link is None else (-t,)
         highest = np.argsort(-profile, kind="stable")[:MOST_FIRST].tolist()
         return (max(highest, key=self._arrays.certain_bytes),)
 
