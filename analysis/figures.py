@@ -98,7 +98,8 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
         size = f"{budget:.0%} of the peak" if budget < 1 else f"{budget:g} GiB"
         axes.set(title=f"{LABELS.get(network, 'Llama, 32 layers')}, {size}", xscale="log")
         axes.set_ylim(bottom=0, top=None if not plain else 115 * plain)
-        log_numbers(axes.xaxis)
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
     legend_below(figure, 2)
     return figure
 
