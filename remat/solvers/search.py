@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from remat.bounds.min_budget import MinBudget, min_budget
 from remat.compiled import is_compiled
 from remat.context import Context
 from remat.errors import Skip
@@ -28,6 +29,7 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome, candidates_of
 
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
+LEAN_S, LEAN_SHARE = 5.0, 0.5  # most time, and share of the time, for a plan where eviction finds none
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
@@ -61,6 +63,8 @@ def search(problem: Problem, context: Context) -> Outcome:
     if not is_ready():  # offer a plan before a minute of compiling
         for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
             context.offer(plan, "search")
+        if context.incumbent.plan is None and not context.repeats:
+            lean_plan(context)
         if not ready_by(context.deadline):
             cut = True if context.repeats else None
             return Outcome(message=f"only greedy eviction ran: {COLD}", cut_by_clock=cut)
@@ -251,6 +255,7 @@ def fixed_moves(context: Context) -> int:
 def first_order(context: Context) -> np.ndarray | None:
     """Computations of a staged plan to start from: the warm start, the cheapest of fast evictions, or of baselines.
 
+    Where none of them fits, that of the smallest budget known, unless the run is to repeat: that depends on the clock.
     None if there is none.
     """
     warm = context.options.warm_start
@@ -267,7 +272,18 @@ def first_order(context: Context) -> np.ndarray | None:
         found = _cheapest(
             context.problem, (plan for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)))
         )
+    if found is None and not context.repeats:
+        found = _cheapest(context.problem, [lean_plan(context).plan])
     return None if found is None else found.order
+
+
+def lean_plan(context: Context) -> MinBudget:
+    """The smallest budget that is known in a share of the time; its plan is offered if it fits."""
+    seconds = min(LEAN_S, LEAN_SHARE * context.remaining_s())
+    least = min_budget(context.problem.graph, str(context.problem.scope), time_limit_s=seconds)
+    if least.bytes <= context.problem.budget_bytes:
+        context.offer(least.plan, "min_budget")
+    return least
 
 
 def _cheapest(problem: Problem, plans: Iterable[Plan]) -> Plan | None:
