@@ -68,6 +68,7 @@ class Run:
         repeated: calls of the repetition, which ends early where the backward pass needs no more.
         regions: [name of a module within the block] its runs.
         returned: storages.
+        made: [storage] bytes of those that it makes and returns.
     """
 
     block: str
@@ -80,6 +81,7 @@ class Run:
     repeated: list[Call] = field(default_factory=list)
     regions: dict[str, list[Region]] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
+    made: dict[int, int] = field(default_factory=dict)
 
     def leaves(self, left: set[int]) -> None:
         """What is there anyway when a checkpoint has run, as its results are: keeping it needs nothing."""
@@ -87,6 +89,9 @@ class Run:
             for key in left & call.made.keys():
                 call.made[key] = 0
                 left.discard(key)
+
+
+Savers = dict[int, set[int]]  # [storage] the runs that save it for the backward pass, by number
 
 
 class _Calls(TorchDispatchMode):
@@ -154,6 +159,35 @@ def marked(
             if x.requires_grad:
                 x.register_hook(backward_begins)
         return made
+
+    return called
+
+
+def saving(
+    forward: Callable[..., Any], name: str, runs: list[Run], _followers: list[Follower], savers: Savers
+) -> Callable[..., Any]:
+    """`forward` of a block, whose runs note in `savers` what they save."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        run, own, old = Run(name), len(runs), {storage_key(x) for x in tensors_of((args, kwargs))}
+        runs.append(run)
+        made = saving_as(casting_anew(forward), own, savers)(*args, **kwargs)
+        run.made = {storage_key(x): storage_bytes(x) for x in tensors_of(made) if storage_key(x) not in old}
+        return made
+
+    return called
+
+
+def saving_as(forward: Callable[..., Any], saver: int, savers: Savers) -> Callable[..., Any]:
+    """`forward`, which notes in `savers` what it saves outside of others that do."""
+
+    def pack(x: Tensor) -> Tensor:
+        savers.setdefault(storage_key(x), set()).add(saver)
+        return x.detach()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            return forward(*args, **kwargs)
 
     return called
 
