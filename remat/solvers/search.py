@@ -29,7 +29,8 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome, candidates_of
 
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
-LEAN_S, LEAN_SHARE = 5.0, 0.5  # most time, and share of the time, for a plan where eviction finds none
+# For a plan where eviction finds none: most time, share of the time, and what a short limit gives, up to half of it.
+LEAN_S, LEAN_SHARE, LEAST_LEAN_S, MOST_LEAN = 5.0, 0.2, 0.5, 0.5
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
@@ -70,7 +71,7 @@ def search(problem: Problem, context: Context) -> Outcome:
             return Outcome(message=f"only greedy eviction ran: {COLD}", cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
         context = context.with_options(work_limit=fixed_moves(context))
-    best = search_staged(context, context.options.threads)
+    best = search_staged(context, context.options.threads, is_alone=True)
     stats, cut, limit = {"moves": best.moves}, None, context.options.work_limit
     if limit is not None:
         cut = not context.is_solved() and best.moves < limit * context.options.threads
@@ -85,11 +86,13 @@ def search(problem: Problem, context: Context) -> Outcome:
 
 def search_staged(
     context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False,
-    on_round: Callable[[np.ndarray, int], None] | None = None,
+    on_round: Callable[[np.ndarray, int], None] | None = None, is_alone: bool = False,
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
 
-    `on_round` gets the best plan of each round, see `Calls`.
+    Args:
+        on_round: gets the best plan of each round, see `Calls`.
+        is_alone: nothing else looks for the plan of the smallest budget known where eviction finds none.
     """
     graph = context.problem.graph
     if context.is_over():
@@ -105,6 +108,10 @@ def search_staged(
         return known[0].order, known[1]
 
     start = first_order(context)
+    if start is None and is_alone and not context.repeats:
+        least = lean_plan(context)
+        fits = least.bytes <= context.problem.budget_bytes and least.plan.scope is Scope.STAGED
+        start = least.plan.order if fits else None
     if start is not None:
         offer(start, 0)
     cheaper = _cheaper_by_blocks(context, start, threads)
@@ -255,7 +262,6 @@ def fixed_moves(context: Context) -> int:
 def first_order(context: Context) -> np.ndarray | None:
     """Computations of a staged plan to start from: the warm start, the cheapest of fast evictions, or of baselines.
 
-    Where none of them fits, that of the smallest budget known, unless the run is to repeat: that depends on the clock.
     None if there is none.
     """
     warm = context.options.warm_start
@@ -272,14 +278,13 @@ def first_order(context: Context) -> np.ndarray | None:
         found = _cheapest(
             context.problem, (plan for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)))
         )
-    if found is None and not context.repeats:
-        found = _cheapest(context.problem, [lean_plan(context).plan])
     return None if found is None else found.order
 
 
 def lean_plan(context: Context) -> MinBudget:
     """The smallest budget that is known in a share of the time; its plan is offered if it fits."""
-    seconds = min(LEAN_S, LEAN_SHARE * context.remaining_s())
+    left_s = context.remaining_s()
+    seconds = min(LEAN_S, max(LEAST_LEAN_S, LEAN_SHARE * left_s), MOST_LEAN * left_s)
     least = min_budget(context.problem.graph, str(context.problem.scope), time_limit_s=seconds)
     if least.bytes <= context.problem.budget_bytes:
         context.offer(least.plan, "min_budget")
