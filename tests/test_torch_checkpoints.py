@@ -151,12 +151,12 @@ def test_attributes_of_the_model_named_checkpoint_stay() -> None:
 def steps_and_choices(
     model: nn.Module, language: str, args: tuple[Tensor, ...] = ARGS
 ) -> Iterator[tuple[Program, Kept, int, int]]:
-    """(program, a choice, its peak, its cost above the plain step's), followed, of all choices of up to two things."""
+    """(program, choice, its peak, its cost above the plain step's), followed, for up to one thing a block."""
     search = _Search(rematerialize(model, args, 1.0), args, {}, None, language_named(language))
     program = Program(search.steps, search.language)
     own = {name: [key for place, key in program.columns if place == name and key is not None] for name in program.names}
     subsets = {
-        name: [None, *itertools.chain.from_iterable(itertools.combinations(keys, n) for n in range(3))]
+        name: [None, *itertools.chain.from_iterable(itertools.combinations(keys, n) for n in range(2))]
         for name, keys in own.items()
     }
     for choice in itertools.product(*subsets.values()):
@@ -189,6 +189,31 @@ def test_the_program_asks_for_no_more_than_any_choice_needs(kind: str, language:
         chosen = program._chosen(kept)
         assert max(float(row @ chosen) + rest for row, rest in program.limits) <= peak, kept
         assert program.cost @ chosen == more, kept
+
+
+class Shares(nn.Module):
+    """A block whose first result changes in place, and whose last layer is another block's, too."""
+
+    def __init__(self, down: nn.Linear):
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.ReLU(inplace=True), down
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+def test_regions_are_modules_of_one_block_whose_results_do_not_change() -> None:
+    pytest.importorskip("torch_remat")
+    down = nn.Linear(64, WIDTH)
+    blocks = nn.Sequential(Shares(down), Shares(down))
+    model = Applies(lambda self, x: self.blocks(x).square().mean(), 1, blocks=blocks)
+    offered = set[tuple[str, str]]()
+    for program, kept, peak, more in steps_and_choices(model, "torch_remat"):
+        offered |= {(place, key) for place, key in program.columns if key is not None}
+        chosen = program._chosen(kept)
+        assert max(float(row @ chosen) + rest for row, rest in program.limits) <= peak, kept
+        assert program.cost @ chosen == more, kept
+    assert offered == {("blocks.0", "norm"), ("blocks.1", "norm")}
 
 
 @pytest.mark.parametrize("language", ["blocks", "fsdp2", "torch_remat"])

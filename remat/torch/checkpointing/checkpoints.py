@@ -9,6 +9,7 @@ choice needs. So the promised peak is that of the checkpoints as they run.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from remat.execution import StepPlan
 from remat.files import write_text
 from remat.torch.checkpointing.languages import LANGUAGES, Kept, Language, language_named
 from remat.torch.checkpointing.program import Program, Steps
-from remat.torch.checkpointing.runs import Region, Run, Savers, marked, marked_region, saving, saving_as
+from remat.torch.checkpointing.runs import Changes, Region, Run, Savers, marked, marked_region, saving, saving_as
 from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import BatchNorm, places_of_children
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
@@ -314,11 +315,27 @@ class _Search:
 
         blocks = {name: self.model.get_submodule(name) for name in self.blocks}
         wrapped = {name: wrap(block.forward, name, runs, followers) for name, block in blocks.items()}
-        for block, module in blocks.items() if regions else ():
-            parts = {f"{block}.{name}": part for name, part in module.named_modules() if name}
-            wrapped |= {n: marked_region(x.forward, n, runs, followers, inside) for n, x in parts.items()}
+        for name, part in self._parts() if regions else ():
+            wrapped[name] = marked_region(part.forward, name, runs, followers, inside)
         if outside is not None:
             wrapped[""] = saving_as(self.model.forward, -1, outside)
         with forwards_replaced(self.model, wrapped):
-            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start)
+            seen = Changes(runs, inside) if regions else None
+            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start, seen)
         return step, runs
+
+    def _parts(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules within one block that are nowhere else in the model: a region is one in every place."""
+        blocks = {name: self.model.get_submodule(name) for name in self.blocks}
+        roots, outside, todo = {id(block) for block in blocks.values()}, set[int](), [self.model]
+        while todo:
+            module = todo.pop()
+            if id(module) not in roots and id(module) not in outside:
+                outside.add(id(module))
+                todo += filter(None, module._modules.values())
+        uses = Counter(id(part) for block in blocks.values() for part in block.modules())
+        uses.update(outside)
+        return [
+            (f"{name}.{own}", part) for name, block in blocks.items() for own, part in block.named_modules()
+            if own and uses[id(part)] == 1
+        ]  # fmt: skip

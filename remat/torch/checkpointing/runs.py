@@ -44,7 +44,7 @@ class Region:
         before: storages that are there when it begins.
         start, end: in numbers of the step's calls.
         held: [storage] bytes of what it makes and saves for its backward pass, or returns.
-        is_whole: its results are tensors, alone or in one tuple or list.
+        is_whole: its results are tensors, alone or in one tuple or list, and nothing changes them later.
     """
 
     before: set[int]
@@ -119,6 +119,29 @@ class _Calls(TorchDispatchMode):
         self.calls.append(call)
         self.makers |= dict.fromkeys(new, call)
         return made
+
+
+class Changes(TorchDispatchMode):
+    """Notes which regions have results that the forward pass changes in place, so that they cannot be saved.
+
+    Args:
+        runs: of blocks.
+        inside: regions that run now.
+    """
+
+    def __init__(self, runs: list[Run], inside: list[Region]):
+        super().__init__()
+        self.runs, self.inside = runs, inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if schema_of(func).is_mutable and torch.is_grad_enabled():
+            old = set(map(storage_key, tensors_of((args, kwargs))))
+            for run in self.runs:
+                changed = old & run.returned if run.ends else old
+                for region in (region for regions in run.regions.values() for region in regions) if changed else ():
+                    region.is_whole &= region in self.inside or changed.isdisjoint(region.held)
+        return func(*args, **kwargs)
 
 
 def marked(
@@ -213,7 +236,7 @@ def marked_region(
             inside.pop()
         region.end = len(follower.signatures)
         leaves = made if isinstance(made, (tuple, list)) else [made]
-        region.is_whole = all(isinstance(x, Tensor) or (x is None and len(leaves) > 1) for x in leaves)
+        region.is_whole &= all(isinstance(x, Tensor) or (x is None and len(leaves) > 1) for x in leaves)
         for x in tensors_of(made):
             _hold(x, follower, [region])
         return made
