@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 from rich.console import Console
@@ -162,8 +163,19 @@ class CaseJob:
     def run_here(self, solves: Solves) -> list[dict[str, Any]] | RematError:
         """Measure a case that sends its solves to the engine."""
         assert not isinstance(self.case.measure, str)
-        measure = self.case.measure
-        return self._timed(lambda: [dict(row) for row in measure(solves, **self.case.what)])
+        measure, rows = self.case.measure, list[dict[str, Any]]()
+
+        def measured() -> list[dict[str, Any]]:
+            try:
+                for row in measure(solves, **self.case.what):
+                    rows.append(dict(row))  # one by one: those before an error are kept
+            except RematError as error:
+                raise Unfinished(str(error), rows) from error
+            except Exception as error:  # a case that crashes costs its own rows only, as one in its own process
+                raise Unfinished(f"it crashed: {type(error).__name__}: {error}", rows, format_exc()) from error
+            return rows
+
+        return self._timed(measured)
 
     def _timed(self, measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | RematError:
         began, self.load = time.monotonic(), round(os.getloadavg()[0], 2)
@@ -214,10 +226,10 @@ class CaseJob:
 
     def run_on(self, node: str, cpu: str) -> list[dict[str, Any]] | RematError:
         result = self.run()
-        if isinstance(result, RematError):
-            return result
         where = {"node": node, "cpu": cpu, "case_s": round(self.wall_s, 3), "load": self.load}
-        return [row | where for row in result]
+        if isinstance(result, Unfinished):
+            result.rows = [dict(row) | where for row in result.rows]
+        return result if isinstance(result, RematError) else [row | where for row in result]
 
 
 def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> None:

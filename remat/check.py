@@ -119,6 +119,7 @@ def _bound_line(where: str, document: Mapping[str, Any], graph: Graph | None) ->
     line = (
         f"{where}: {document['format']}, bound for graph '{certificate.graph_name:.80}': no {certificate.scope} plan "
         f"within {format_size(certificate.budget_bytes)} costs less than {bound}"
+        f"{'' if certificate.link is None else f', copies over {certificate.link} included'}"
     )
     if graph is None:
         return f"{line}, as it says; give --graph GRAPH to check the proof"

@@ -16,7 +16,8 @@ from remat.solution import Solution
 # The clock may have cut a repeatable run short if less than CUT_S plus CUT_SHARE of the time limit is left at its end.
 CUT_S, CUT_SHARE = 0.5, 0.05
 PROOF_SHARE = 0.4  # of the time limit, for a proof in a repeatable run
-LATE_S = 1.0  # any other solve that ends with less time left counts as ended by the time limit
+# Any other solve that ends with less time left, or a smaller share of a short limit, counts as ended by the time limit.
+LATE_S, LATE_SHARE = 1.0, 0.5
 LONGEST_S = 3600.0  # a repeatable run derives its work from at most this much of the time limit
 
 
@@ -124,7 +125,8 @@ class Context:
 
     def is_late(self) -> bool:
         """Whether a solve that ends now without a plan was ended by the time limit."""
-        return self.is_cut() if self.repeats else self.remaining_s() < LATE_S
+        late_s = min(LATE_S, LATE_SHARE * self.options.time_limit_s)
+        return self.is_cut() if self.repeats else self.remaining_s() < late_s
 
     def offer(self, plan: Plan, who: str) -> bool:
         """Offer a plan found by `who`; it counts even if the strategy fails later.

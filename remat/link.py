@@ -63,8 +63,17 @@ class Link:
     def __str__(self) -> str:
         rates = [f"{rate / 1e9:g} GB/s" for rate in (self.to_host, self.from_host)]
         parts = [rates[0] if rates[0] == rates[1] else f"{rates[0]} to the host, {rates[1]} from it"]
+        parts += [] if self.duplex == 1 else [f"{self.duplex:g} of it where both are busy"]
+        parts += [] if self.latency_s == LATENCY_S else [f"{self.latency_s:g} s latency"]
         parts += [] if self.host_bytes is None else [f"{format_size(self.host_bytes)} on the host"]
         return ", ".join(parts)
+
+    def is_no_worse_than(self, other: Link) -> bool:
+        """Whether every plan over the other link is one over this, and ends no later."""
+        has_room = self.host_bytes is None or (other.host_bytes is not None and self.host_bytes >= other.host_bytes)
+        pairs = (self.to_host, other.to_host), (self.from_host, other.from_host)
+        is_as_fast = all(own * self.duplex >= rate * other.duplex for own, rate in pairs)
+        return has_room and is_as_fast and self.latency_s <= other.latency_s
 
     def out_ns(self, n_bytes: int) -> int:
         """How long a copy to the host lasts."""

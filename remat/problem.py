@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
@@ -13,7 +12,7 @@ from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
 from remat.link import Link
 from remat.plan import Plan, Scope
-from remat.units import check_time_limit
+from remat.units import check_time_limit, parse_seed
 
 ACCOUNTINGS = ("exact", "published")
 MOST = {"threads": 1024, "work_limit": 2**53}
@@ -122,7 +121,7 @@ class SolveOptions:
             raise InvalidInput(f"progress must be a function of one remat.Progress, not {shown(self.progress)}")
         limit = None if self.work_limit is None else int(self.work_limit)
         return SolveOptions(
-            float(self.time_limit_s), _integer("seed", self.seed), int(self.threads), limit, self.deterministic,
+            float(self.time_limit_s), parse_seed(self.seed), int(self.threads), limit, self.deterministic,
             self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
 
@@ -142,10 +141,3 @@ def check_accounting(accounting: str) -> str:
 
 def _is_count(number: Any) -> bool:
     return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 1
-
-
-def _integer(name: str, number: Any) -> int:
-    try:
-        return operator.index(number)  # NumPy's integers too
-    except TypeError:
-        raise InvalidInput(f"{name} must be an integer, not {shown(number)}") from None

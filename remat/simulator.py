@@ -13,7 +13,7 @@ import numpy as np
 
 from remat.errors import InvalidInput, InvalidPlan
 from remat.graph import Graph, Operation, check_graph, is_held_outside
-from remat.implementation import Implementation
+from remat.implementation import DEFAULT, Implementation
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan, check_plan, implementation_of
 from remat.units import format_size
@@ -88,7 +88,8 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
     overwritten = {j: each.overwrites for j, each in enumerate(chosen, n) if each.overwrites is not None}
     resident, count, held, elapsed = bytearray(len(size)), [0] * n, graph.fixed_bytes, 0
     running, after, elapsed_at = list[int](), list[int](), list[int]()
-    saved = _reused_bytes(plan, sharing, size) if any(sharing) else {}
+    reused = reused_storages(plan, sharing) if any(sharing) else {}
+    saved = {step: sum(min(size[v], size[w]) for v, w in pairs) for step, pairs in reused.items()}
     streams = Streams(graph, link or plan.link) if plan.has_copies else None
     for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
         if kind != COMPUTE:
@@ -105,7 +106,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
         for v in call.inputs:
             if not resident[v]:
                 raise InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
-        elapsed = elapsed + call.cost if streams is None else streams.compute(call, resident)
+        elapsed = elapsed + call.cost if streams is None else streams.compute(call, resident, reused.get(step, ()))
         during = held + output_bytes[j]
         if j in overwritten:
             during -= size[overwritten[j]]  # the first output takes its storage
@@ -154,10 +155,12 @@ class Streams:
         self.peak = (0, -1)  # most bytes held on the device when a copy took its place, after which computation
         self.copies: list[tuple[int, int, int, int]] = []
 
-    def compute(self, call: Operation | Implementation, resident: bytearray) -> int:
-        """Run an operation; when it ends."""
+    def compute(
+        self, call: Operation | Implementation, resident: bytearray, reused: Sequence[tuple[int, int]]
+    ) -> int:  # fmt: skip
+        """Run an operation, when it ends; `reused` are pairs (input, output), the output written over the input."""
         waits = [self.in_end.get(v, 0) for v in call.inputs]
-        written = [v for v in call.outputs if resident[v]]
+        written = [*(v for v in call.outputs if resident[v]), *(source for source, _ in reused)]
         if isinstance(call, Implementation) and call.overwrites is not None:
             written.append(call.overwrites)
         waits += [end.get(v, 0) for v in written for end in (self.in_end, self.out_end)]
@@ -283,26 +286,23 @@ def _named(graph: Graph, v: int) -> str:
 
 
 def reused_storages(plan: Plan, sharing: Sharing) -> dict[int, list[tuple[int, int]]]:
-    """Step of a computation -> (input, output) pairs, the output written over an input freed before the next one."""
+    """Step of a computation -> (input, output) pairs, the output written over an input freed before the next one.
+
+    An input that is copied to the host after the computation is not written over. Other implementations than the
+    default one write over what they say themselves.
+    """
     reused: dict[int, list[tuple[int, int]]] = {}
     freed: set[int] = set()
-    kinds, ids = plan.kinds.tolist(), plan.ids.tolist()
+    kinds, ids, names = plan.kinds.tolist(), plan.ids.tolist(), plan.implementations
     for step in range(len(kinds) - 1, -1, -1):
         if kinds[step] != COMPUTE:
             freed |= {ids[step]} if kinds[step] == FREE else set()
+            freed -= {ids[step]} if kinds[step] == OFFLOAD else set()
             continue
         used: set[int] = set()
-        for source, target in sharing[ids[step]]:
+        for source, target in sharing[ids[step]] if not names or names[step] in ("", DEFAULT) else ():
             if source in freed and source not in used and target not in used and target not in freed:
                 used |= {source, target}
                 reused.setdefault(step, []).append((source, target))
         freed = set()
     return reused
-
-
-def _reused_bytes(plan: Plan, sharing: Sharing, size: Sequence[int]) -> dict[int, int]:
-    """Step of a computation -> bytes of its outputs that are written over inputs."""
-    return {
-        step: sum(min(size[source], size[target]) for source, target in pairs)
-        for step, pairs in reused_storages(plan, sharing).items()
-    }

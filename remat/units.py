@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -79,3 +81,11 @@ def check_time_limit(seconds: object, *, may_be_zero: bool = False) -> None:
         number = math.nan
     if not (number > 0 or (may_be_zero and number == 0)):
         raise InvalidInput(f"time limit must be a positive number of seconds, not {shown(seconds)}")
+
+
+def parse_seed(seed: Any) -> int:
+    """The integer; raises `InvalidInput` for anything else."""
+    try:
+        return operator.index(seed)  # NumPy's integers too
+    except TypeError:
+        raise InvalidInput(f"seed must be an integer, not {shown(seed)}") from None

@@ -45,27 +45,31 @@ def tiny_link(rng: np.random.Generator, host: bool = False) -> Link:
 def loose_optimum(graph: Graph, budget: int, link: Link, most_states: int = MOST_STATES) -> float | None:
     """The least makespan; infinite if nothing fits, None if there are too many states.
 
-    A state: operations begun for the first time; what each stream does and for how long; device bytes taken; values
-    whole on the device, whole on the host.
+    A state: operations begun for the first time; what each stream does and for how long, for computations with bytes
+    that they make a second time; device bytes taken; values whole on the device, whole on the host.
     """
     n, ops, size = len(graph), graph.operations, [value.bytes for value in graph.values]
-    lasts = [([op.cost for op in ops])[i] for i in range(n)]
     kept = {v for v, value in enumerate(graph.values) if value.keep}
 
     def follow(state: State) -> Iterator[tuple[int, State]]:
         first, running, out, come, taken, ready, host = state
-        held = graph.fixed_bytes + sum(size[v] for v in taken) + (ops[running[0]].workspace_bytes if running else 0)
+        held = graph.fixed_bytes + sum(size[v] for v in taken)
+        held += ops[running[0]].workspace_bytes + running[2] if running else 0
         if running is None:
             for i in range(min(first, n - 1) + 1):
-                fits = held + size[i] + ops[i].workspace_bytes <= budget
-                if i not in taken and ready.issuperset(ops[i].inputs) and fits:
-                    yield 0, (first, (i, lasts[i]), out, come, taken | {i}, ready, host)
+                made, again = ops[i].outputs, sum(size[v] for v in ops[i].outputs if v in taken)
+                fits = held + sum(size[v] for v in made) + ops[i].workspace_bytes <= budget
+                is_copied = any(copy is not None and copy[0] in made for copy in (out, come))
+                is_twice = (ops[i].run_once and i < first) or (len(made) == 1 and made[0] in taken)
+                if not is_copied and not is_twice and ready.issuperset(ops[i].inputs) and fits:
+                    yield 0, (first, (i, ops[i].cost, again), out, come, taken.union(made), ready, host)
         for v in ready if out is None else ():
             room = link.host_bytes is None or sum(size[u] for u in host) + size[v] <= link.host_bytes
             if v not in host and room:
                 yield 0, (first, running, (v, link.out_ns(size[v])), come, taken, ready, host)
         for v in host - taken if come is None else ():
-            if held + size[v] <= budget:
+            is_made = running is not None and v in ops[running[0]].outputs
+            if not is_made and held + size[v] <= budget:
                 yield 0, (first, running, out, (v, link.in_ns(size[v])), taken | {v}, ready, host)
         for v in ready:
             is_used = (out is not None and out[0] == v) or (running is not None and v in ops[running[0]].inputs)
@@ -78,11 +82,12 @@ def loose_optimum(graph: Graph, budget: int, link: Link, most_states: int = MOST
         if busy:
             after = min(busy)
             done = [stream[0] if stream and stream[1] == after else None for stream in (running, out, come)]
-            left = [(s[0], s[1] - after) if s and s[1] > after else None for s in (running, out, come)]
-            ready2 = ready | {v for v in (done[0], done[2]) if v is not None}
+            left = [(s[0], s[1] - after, *s[2:]) if s and s[1] > after else None for s in (running, out, come)]
+            made = () if done[0] is None else ops[done[0]].outputs
+            ready2 = ready.union(made, () if done[2] is None else (done[2],))
             host2 = host | {v for v in done[1:2] if v is not None}
             first2 = first if done[0] is None else max(first, done[0] + 1)
-            yield after, (first2, *left, taken, ready2, host2)
+            yield after, (first2, *left, taken.union(made), ready2, host2)
 
     nothing = frozenset[int]()
     begin = (0, None, None, None, nothing, nothing, nothing)

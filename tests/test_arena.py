@@ -201,6 +201,9 @@ def test_wrong_intervals_are_refused() -> None:
         place([0, 1], [1], [1])
     with refused("size must be a list of integers"):
         place([0], [1], [0.5])
+    with refused("seed must be an integer, not 0.5"):
+        place([0], [1], [1], seed=0.5)  # pyright: ignore[reportArgumentType]
+    assert place([0], [1], [1], seed=-1).bytes == 1
 
 
 # Intervals of a plan, by hand ---------------------------------------------------------------------------------------
@@ -277,6 +280,36 @@ def test_tensorflows_forwarding_merges_intervals() -> None:
     arena = find_arena(graph, plan, sharing=sharing)
     assert arena.bytes == 6
     assert remat.arena.arena_of_document(arena.document(), graph, "it").load == 6
+
+
+def test_an_input_that_is_copied_to_the_host_afterwards_is_not_written_over() -> None:
+    graph = replace(chain_of(3, [4, 4, 2]), cost_unit="ns")
+    sharing = ((), ((0, 1),), ())
+    steps = [("compute", 0), ("compute", 1), ("offload", 0), ("free", 0), ("compute", 2), ("free", 1)]
+    after = Plan.from_steps(graph, steps, link=remat.Link(10**9, 10**9, latency_s=0))
+    assert lived(graph, after, sharing) == [(0, 2, 4), (1, 3, 4), (2, 4, 2)]
+    assert simulate(graph, after, sharing).peak_bytes == 8
+
+
+def test_a_computation_that_writes_over_an_input_waits_for_its_copy_to_the_host() -> None:
+    graph = replace(chain_of(3, [4, 4, 2]), cost_unit="ns")
+    sharing = ((), ((0, 1),), ())
+    steps = [("compute", 0), ("offload", 0), ("compute", 1), ("free", 0), ("compute", 2), ("free", 1)]
+    before = Plan.from_steps(graph, steps, link=remat.Link(10**9, 10**9, latency_s=0))
+    assert simulate(graph, before).end_cost.tolist() == [1, 2, 6]  # the copy lasts from 1 to 5
+    assert simulate(graph, before, sharing).end_cost.tolist() == [1, 6, 7]
+    assert lived(graph, before, sharing) == [(0, 3, 4), (2, 4, 2)]
+
+
+def test_another_implementation_writes_over_no_input_that_it_does_not_name() -> None:
+    other = Implementation("other", (), (1,), 1, 0)  # it reads nothing
+    operations = (Operation("a", "x", (), (0,)), Operation("b", "x", (0,), (1,), implementations=(other,)))
+    graph = Graph("other", operations, (Value("a", 4), Value("b", 4)))
+    steps = [("compute", 0), ("compute", 1, "other"), ("free", 0)]
+    plan = Plan.from_steps(graph, steps)
+    sharing = ((), ((0, 1),))
+    assert simulate(graph, plan, sharing).peak_bytes == 8
+    assert find_arena(graph, plan, sharing=sharing).load == 8
 
 
 def test_a_copy_from_the_host_takes_a_place() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import remat
+from remat import InvalidInput
 from remat.arena import load_of, places_in_words, simulate_allocator
 from remat.arena.allocators import ENDLESS, Block, OutOfMemory, SimulatedAllocator, SimulatedExpandable
 from remat.cli import main
@@ -177,3 +178,18 @@ def test_printed_words_name_the_simulation_and_the_command_prints_them(
         main(["arena", str(tmp_path / "plan.json"), "--graph", str(tmp_path / "graph.json"), "--time-limit", "1"]) == 0
     )
     assert words["CUDA allocator"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "size", "says"),
+    [([0], [1, 2], [1], "have 1, 2 and 1 entries"), ([0], [0], [1], "must end after it begins"),
+     ([0], [1], [-1], "size of at least 0"), ([0.5], [1], [1], "must be a list of integers")],
+)  # fmt: skip
+def test_wrong_buffers_are_refused(lower: list[float], upper: list[int], size: list[int], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        simulate_allocator(lower, upper, size)
+
+
+def test_lists_and_buffers_without_bytes_are_taken() -> None:
+    assert simulate_allocator([0, 0], [1, 1], [0, 512]).limit_bytes == 2 * MIB
+    assert simulate_allocator([], [], []).limit_bytes == 0

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -279,3 +280,25 @@ def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:
     file.write_text("import os\n\ndef measure():\n    os._exit(7)\n")
     with pytest.raises(runner.Unfinished, match="ended with 7"):
         runner.CaseJob(file, Case(module_of(file).measure, {})).measured()
+
+
+def test_rows_before_an_error_say_on_which_node_they_were_made(folder: Path) -> None:
+    file = folder / "more" / "breaks.py"
+    file.write_text("def measure():\n    yield {'n': 1}\n    raise ValueError('no two')\n")
+    result = runner.CaseJob(file, Case(module_of(file).measure, {})).run_on("node 7", "its processor")
+    assert isinstance(result, runner.Unfinished)
+    assert [(row["n"], row["node"], row["cpu"]) for row in result.rows] == [(1, "node 7", "its processor")]
+
+
+@pytest.mark.parametrize(("error", "output"), [(InvalidInput("no two"), ""), (ValueError("no two"), "Traceback")])
+def test_a_case_that_asks_for_solves_keeps_its_rows_before_an_error(error: Exception, output: str) -> None:
+    def measure(_solves: object) -> Iterator[dict[str, int]]:
+        yield {"n": 1}
+        raise error
+
+    result = runner.CaseJob(Path("here.py"), Case(measure, {})).run_here(None)  # pyright: ignore[reportArgumentType]
+    assert isinstance(result, runner.Unfinished)
+    assert result.rows == [{"n": 1}]
+    assert "no two" in str(result)
+    assert result.output.startswith(output)
+    assert bool(result.output) == bool(output)

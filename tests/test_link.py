@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from brute_force import KINDS as GRAPHS
-from brute_force import random_graph, with_implementations
+from brute_force import random_graph, random_step, with_implementations
 from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
 from helpers import step_of
 
@@ -24,6 +25,7 @@ from remat.bounds.window_rows import LinkRows
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
+from remat.check import check_file
 from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
@@ -155,6 +157,23 @@ def tiny_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
     return found
 
 
+def other_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
+    """Such problems with several outputs or none of size or cost, workspaces, kept values, operations that run once."""
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        make, positive = (random_step if rng.random() < 0.6 else random_graph), int(rng.random() < 0.6)
+        graph = make(
+            rng, int(rng.integers(3, 6)), multi_output=float(rng.choice([0, 0, 0.4])), workspace=int(rng.integers(3)),
+            keep=float(rng.choice([0, 0.3, 0.6])), once=float(rng.choice([0, 0, 0.3])), min_bytes=positive,
+            min_cost=positive, max_cost=5, max_bytes=5,
+        )  # fmt: skip
+        least, most = max(graph.largest_working_set()[0], graph.final_bytes), plain_peak(graph)
+        link = replace(tiny_link(rng, host=rng.random() < 0.4), duplex=float(rng.choice([1, 1, 1, 1, 0.5])))
+        found.append((replace(graph, cost_unit="ns"), int(rng.integers(least, max(most, least + 1))), link))
+    return found
+
+
 def check_tiny(seeds: range) -> tuple[int, int]:
     """(problems, those in which the search is at the optimum); everything else must hold in all."""
     equal, problems = 0, 0
@@ -245,10 +264,10 @@ def proven_by_branching(
     return tree.certificate(problem)
 
 
-def check_bounds(seeds: range) -> tuple[int, int]:
+def check_bounds(seeds: range, problems: Callable[[range], list[tuple[Graph, int, Link]]]) -> tuple[int, int]:
     """(problems, those where the bound is above the cost of running everything once); no bound is above an optimum."""
     n = above = 0
-    for seed, (graph, budget, link) in zip(seeds, tiny_problems(seeds), strict=False):
+    for seed, (graph, budget, link) in zip(seeds, problems(seeds), strict=False):
         rng = np.random.default_rng(seed)
         best = loose_optimum(graph, budget, link, 60_000)
         every = sorted([*range(len(graph) - 1), *range(1 - len(graph), 0)], key=place_of)
@@ -290,16 +309,20 @@ def invented_bound(graph: Graph, budget: int, link: Link, boundaries: list[int],
     return best
 
 
-def test_no_bound_with_copies_is_above_an_optimum() -> None:
-    problems, above = check_bounds(range(40))
-    assert problems >= 15
+@pytest.mark.parametrize("problems", [tiny_problems, other_problems])
+def test_no_bound_with_copies_is_above_an_optimum(problems: Callable[[range], list[tuple[Graph, int, Link]]]) -> None:
+    number, above = check_bounds(range(40), problems)
+    assert number >= 15
     assert above >= 5
 
 
 @pytest.mark.slow
-def test_no_bound_with_copies_is_above_any_of_many_optima() -> None:
-    problems, _ = check_bounds(range(5000, 9000))
-    assert problems > 2000
+@pytest.mark.parametrize("problems", [tiny_problems, other_problems])
+def test_no_bound_with_copies_is_above_any_of_many_optima(
+    problems: Callable[[range], list[tuple[Graph, int, Link]]],
+) -> None:
+    number, _ = check_bounds(range(5000, 9000), problems)
+    assert number > 2000
 
 
 @pytest.mark.parametrize(("seed", "by_ends", "by_both"), [(15, 22, 23), (24, 17, 18), (50, 19, 20)])
@@ -335,6 +358,31 @@ def test_a_bound_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
         verify_bound(graph, replace(certificate, bound=certificate.bound + 1))
     with pytest.raises(InvalidInput):
         verify_bound(graph, replace(certificate, scope=Scope.FREE))
+
+
+def test_a_bound_over_a_slower_link_or_none_is_refused(tmp_path: Path) -> None:
+    graph, budget, link = tiny_problems(range(3, 30))[0]
+    certificate = proven_with_copies(graph, budget, link, [len(graph) // 2])
+    for other in (link, replace(link, to_host=link.to_host // 2), replace(link, latency_s=1e-3, host_bytes=1)):
+        assert verify_bound(graph, certificate, link=other) == certificate.bound
+    faster = (
+        replace(link, to_host=link.to_host + 1), replace(link, from_host=link.from_host + 1),
+        replace(link, to_host=2 * link.to_host, latency_s=1e-3),
+    )  # fmt: skip
+    for other in faster:
+        with pytest.raises(InvalidInput, match=r"the bound holds over .*, not over"):
+            verify_bound(graph, certificate, link=other)
+    for slower in (replace(link, latency_s=1e-3), replace(link, duplex=0.5), replace(link, host_bytes=9)):
+        with pytest.raises(InvalidInput, match="the bound holds over"):
+            verify_bound(graph, proven_with_copies(graph, budget, slower, [1]), link=link)
+    plain = BoundCertificate(graph.name, graph.sha256(), budget, Scope.STAGED, graph.total_cost, 1, {})
+    assert verify_bound(graph, plain) == graph.total_cost
+    with pytest.raises(InvalidInput, match="the bound holds without copies, not over"):
+        verify_bound(graph, plain, link="12GB/s")
+    slow = proven_with_copies(graph, budget, Link(10**6, 10**6, 1e-3, 9, 0.5), [1])
+    slow.save(tmp_path / "slow.json")
+    line, _ = check_file(tmp_path / "slow.json", None)
+    assert "copies over 0.001 GB/s, 0.5 of it where both are busy, 0.001 s latency, 9 B on the host included" in line
 
 
 def test_a_solve_with_a_link_copies_and_proves() -> None:

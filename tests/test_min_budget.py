@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from brute_force import KINDS, least_budget, random_graph, random_step, with_implementations
 
-from remat import Graph, Operation, Value, load_graph, min_budget, simulate
+from remat import Graph, Operation, Value, load_graph, min_budget, simulate, solve
 from remat.bounds import _annealed
 from remat.bounds import min_budget as module
 from remat.bounds.peak import peak_bound
 from remat.plan import Scope
+from remat.solvers import search
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -119,3 +120,33 @@ def test_recorded_minimum(instances):
     known = min_budget(graph)
     assert known.is_exact
     assert 7 * 2**30 < known.bytes <= 8 * 2**30  # recorded: 7 GiB infeasible, 8 GiB solved
+
+
+def random_joint(seed: int) -> Graph:
+    """A random step of 6 to 30 operations with implementations; 60 has 6, 4 has 20."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.choice([6, 10, 14, 20, 30]))
+    make = random_step if rng.random() < 0.7 else random_graph
+    graph = make(rng, n, **KINDS[int(rng.integers(len(KINDS)))])
+    return with_implementations(graph, rng, share=float(rng.choice([0.3, 0.6, 1])))
+
+
+@pytest.mark.parametrize(
+    "seed", [60, pytest.param(4, marks=pytest.mark.long), *(pytest.param(s, marks=pytest.mark.slow) for s in range(40))]
+)
+@pytest.mark.parametrize("strategy", ["search", "portfolio"])
+def test_the_smallest_budget_known_has_a_plan_with_implementations(seed: int, strategy: str) -> None:
+    graph = random_joint(seed)
+    least = min_budget(graph, time_limit_s=0.5).bytes
+    solution = solve(graph, least, strategy, time_limit_s=1.5 if len(graph) == 6 else 6, threads=1, isolate=False)
+    assert solution.plan is not None, solution.message
+    assert simulate(graph, solution.plan).peak_bytes <= least
+
+
+def test_a_search_that_is_not_compiled_has_a_plan_at_the_smallest_budget_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "is_ready", lambda: False)
+    monkeypatch.setattr(search, "ready_by", lambda _: False)
+    graph = random_joint(4).default()
+    solution = solve(graph, min_budget(graph).bytes, "search", time_limit_s=10, isolate=False)
+    assert solution.plan is not None
+    assert "only greedy eviction ran" in solution.message

@@ -104,6 +104,7 @@ def test_extract_scales_by_the_batch_and_names_the_graph() -> None:
         ({"input_size": (224, 224, 3)}, "input_size"),
         ({"target": "remat.frontends.synthetic:layered", "options": {"n": 2}}, "at least 3"),
         ({"target": "remat.frontends.synthetic:layered", "options": {"density": 2.0}}, "density"),
+        ({"target": "remat.frontends.synthetic:layered", "options": {"seed": 0.5}}, "seed must be an integer"),
         ({"target": "remat.frontends.synthetic:nothing"}, "nothing"),
     ],
 )
@@ -111,3 +112,8 @@ def test_bad_options_are_one_line(changes: dict[str, object], word: str) -> None
     with pytest.raises(InvalidInput, match=word) as caught:
         extract(spec(**changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [layered, partial(chain, varied=True)])
+def test_every_integer_is_a_seed(make: Callable[..., Graph]) -> None:
+    assert make(n=10, seed=-1).sha256() == make(n=10, seed=-1).sha256() != make(n=10, seed=2).sha256()

@@ -341,3 +341,10 @@ def test_said_is_what_numba_does(tmp_path: Path) -> None:
     assert said == loaded
     file.write_text(SOURCE.replace("3", "5"))
     assert ask(tmp_path) == ["False", "False", "True"]
+
+
+def test_a_short_limit_does_not_end_what_ends_at_once() -> None:
+    context = context_of(BLOCKS, TIGHT, seconds=1.0)
+    assert not context.is_late()
+    assert context.until(time.monotonic() + 0.4).is_late()
+    assert context_of(BLOCKS, TIGHT, seconds=60.0).until(time.monotonic() + 0.9).is_late()

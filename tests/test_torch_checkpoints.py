@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import runpy
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from helpers import refused
@@ -18,6 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_helpers import MARKS, Applies, needs, rematerialize
 
 import remat.torch as rt
+from remat.torch.checkpointing import checkpointed
+from remat.torch.checkpointing.checkpoints import _Search
+from remat.torch.checkpointing.languages import Kept, language_named
+from remat.torch.checkpointing.program import Program
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
 from remat.torch.planning.planner import there_before
 from remat.torch.step.blocks import blocks_of
@@ -127,6 +133,104 @@ def test_a_copy_runs_its_own_weights_and_another_choice_replaces_the_first() -> 
     assert all(p.grad is None for p in applied.parameters())
     assert all(p.grad is not None for p in other.parameters())
     assert needs(planned, ARGS, other) == found.peak_bytes
+
+
+def test_attributes_of_the_model_named_checkpoint_stay() -> None:
+    model = Net()
+    block: Any = model.blocks[0]
+    block.checkpoint = "weights.pt"
+    planned = rematerialize(model, ARGS, 0.7)
+    found = rt.checkpoints(planned, ARGS, language="blocks")
+    assert found.kept
+    assert (type(block), block.checkpoint) == (Block, "weights.pt")
+    found.apply(model)
+    checkpointed.undo(model)
+    assert (type(block), block.checkpoint) == (Block, "weights.pt")
+
+
+def steps_and_choices(
+    model: nn.Module, language: str, args: tuple[Tensor, ...] = ARGS
+) -> Iterator[tuple[Program, Kept, int, int]]:
+    """(program, choice, its peak, its cost above the plain step's), followed, for up to one thing a block."""
+    search = _Search(rematerialize(model, args, 1.0), args, {}, None, language_named(language))
+    program = Program(search.steps, search.language)
+    own = {name: [key for place, key in program.columns if place == name and key is not None] for name in program.names}
+    subsets = {
+        name: [None, *itertools.chain.from_iterable(itertools.combinations(keys, n) for n in range(2))]
+        for name, keys in own.items()
+    }
+    for choice in itertools.product(*subsets.values()):
+        kept = {name: (keys, False) for name, keys in zip(subsets, choice, strict=True) if keys is not None}
+        peak, cost = search._judged(kept, program)
+        yield program, kept, peak, cost - search.steps.cost(search.steps.plain.signatures)
+
+
+class Ends(nn.Module):
+    """A block whose result nobody saves but itself, because the next one begins with an addition or a factor."""
+
+    def __init__(self, inner: int, begins: str):
+        super().__init__()
+        self.begins, self.up, self.down = begins, nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x + 1.0 if self.begins == "sum" else 2.0 * x
+        return torch.softmax(self.down(torch.relu(self.up(h))), -1)
+
+
+@pytest.mark.parametrize("language", ["blocks", "fsdp2"])
+@pytest.mark.parametrize("kind", ["plain", "ends", "frozen"])
+def test_the_program_asks_for_no_more_than_any_choice_needs(kind: str, language: str) -> None:
+    model: Any = nn.Sequential(nn.Sequential(*(Ends(n, begins) for n, begins in ((64, "sum"), (48, "factor")))))
+    if kind != "ends":
+        model = Net((48, 96))
+        for parameter in model.blocks[0].parameters():
+            parameter.requires_grad_(kind != "frozen")
+    for program, kept, peak, more in steps_and_choices(model, language):
+        chosen = program._chosen(kept)
+        assert max(float(row @ chosen) + rest for row, rest in program.limits) <= peak, kept
+        assert program.cost @ chosen == more, kept
+
+
+class Shares(nn.Module):
+    """A block whose first result changes in place, and whose last layer is another block's, too."""
+
+    def __init__(self, down: nn.Linear):
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.ReLU(inplace=True), down
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+def test_regions_are_modules_of_one_block_whose_results_do_not_change() -> None:
+    pytest.importorskip("torch_remat")
+    down = nn.Linear(64, WIDTH)
+    blocks = nn.Sequential(Shares(down), Shares(down))
+    model = Applies(lambda self, x: self.blocks(x).square().mean(), 1, blocks=blocks)
+    offered = set[tuple[str, str]]()
+    for program, kept, peak, more in steps_and_choices(model, "torch_remat"):
+        offered |= {(place, key) for place, key in program.columns if key is not None}
+        chosen = program._chosen(kept)
+        assert max(float(row @ chosen) + rest for row, rest in program.limits) <= peak, kept
+        assert program.cost @ chosen == more, kept
+    assert offered == {("blocks.0", "norm"), ("blocks.1", "norm")}
+
+
+@pytest.mark.parametrize("language", ["blocks", "fsdp2", "torch_remat"])
+def test_a_block_in_two_places_is_a_checkpoint_in_both(language: str) -> None:
+    if language == "torch_remat":
+        pytest.importorskip("torch_remat")
+    block = Block(96, 0.0)
+    model = Applies(lambda self, x: self.row(x).square().mean(), 1, row=nn.Sequential(block, block, Block(64, 0.0)))
+    planned = rematerialize(model, ARGS, 0.75)
+    found = rt.checkpoints(planned, ARGS, language=language)
+    applied = found.apply(copy.deepcopy(model))
+    assert applied.get_submodule("row.0") is applied.get_submodule("row.1")
+    assert found.kept
+    assert needs(planned, ARGS, applied) <= found.peak_bytes
+    assert 0 <= found.gap < 0.01
+    with refused("the model has the block 'row.0' in several places; language='torchtitan'"):
+        rt.checkpoints(planned, ARGS, language="torchtitan")
 
 
 def test_a_model_that_fits_needs_none() -> None:

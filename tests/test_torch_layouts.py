@@ -113,3 +113,21 @@ def test_layouts_of_the_calls_of_random_modules(seeds: range) -> None:
                 squares(outputs).backward()
             assert compared.n
             assert compared.unlike == [], seed
+
+
+def test_a_result_that_is_kept_is_not_that_of_other_settings() -> None:
+    """PyTorch's keys do not say whether only deterministic kernels may run, which this operator has none of."""
+
+    def unpool() -> torch.Tensor:
+        with layouts_of_kernels(), FakeTensorMode():
+            x = torch.empty(1, 1, 2, 2)
+            return torch.nn.functional.max_unpool2d(x, torch.zeros(1, 1, 2, 2, dtype=torch.int64), 2)
+
+    assert unpool().shape == (1, 1, 4, 4)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="deterministic"):
+            unpool()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert unpool().shape == (1, 1, 4, 4)

@@ -17,10 +17,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from remat.arena.intervals import events_of, load_of
+from remat.arena.placing import checked_buffers
 
 MIB = 1 << 20
 ROUNDING = 512
@@ -245,7 +247,7 @@ class SimulatedNeed:
 
 
 def simulate_allocator(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, *, is_expandable: bool = False, steps: int = STEPS
+    lower: Any, upper: Any, size: Any, *, is_expandable: bool = False, steps: int = STEPS
 ) -> SimulatedNeed:
     """Simulate PyTorch's caching allocator for steps that allocate and free these buffers.
 
@@ -255,9 +257,13 @@ def simulate_allocator(
     Args:
         lower, upper, size: [n] integers, bytes.
         is_expandable: as with ``expandable_segments:True``.
+
+    Raises:
+        InvalidInput: as `remat.arena.place`.
     """
     kind = SimulatedExpandable if is_expandable else SimulatedAllocator
-    has_bytes = (size > 0) & (upper > lower)
+    lower, upper, size = checked_buffers(lower, upper, size)
+    has_bytes = size > 0
     lower, upper, size = lower[has_bytes], upper[has_bytes], size[has_bytes]
     events = _events(lower, upper, size)
     free_of_limits = kind()

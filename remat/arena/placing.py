@@ -14,7 +14,7 @@ import numpy as np
 from remat.arena.intervals import load_of, members_of, sections_of
 from remat.compiled import is_compiled
 from remat.errors import InvalidInput, shown
-from remat.units import MAX_BYTES, check_time_limit, parse_size
+from remat.units import MAX_BYTES, check_time_limit, parse_seed, parse_size
 
 # Where between the proven bound and the best arena the complete search looks next.
 LEVELS = (0.0, 0.5, 0.25, 0.75)
@@ -81,13 +81,14 @@ def place(
         A `Placement`, also if the capacity is not reached; its `bound` says if no placement can reach it.
 
     Raises:
-        InvalidInput: arrays of other shapes or kinds, an interval that ends before it begins, a negative size.
+        InvalidInput: arrays of other shapes or kinds, an interval that ends before it begins, a negative size, a seed
+            that is no integer.
     """
     began = time.monotonic()
-    lower, upper, size = _checked(lower, upper, size)
+    lower, upper, size = checked_buffers(lower, upper, size)
     check_time_limit(time_limit_s)
     aim = 0 if capacity is None else parse_size(capacity)
-    return _Placer(lower, upper, size, aim, began + time_limit_s, seed).run()
+    return _Placer(lower, upper, size, aim, began + time_limit_s, parse_seed(seed)).run()
 
 
 def compile_places() -> None:
@@ -102,7 +103,8 @@ def compile_places() -> None:
     _Exact(placer).turn(placer.deadline)
 
 
-def _checked(*arrays: Any) -> list[np.ndarray]:
+def checked_buffers(*arrays: Any) -> list[np.ndarray]:
+    """Lower and upper ends and sizes as [n] int64; raises `InvalidInput`, see `place`."""
     found = []
     for name, given in zip(("lower", "upper", "size"), arrays, strict=True):
         try:
@@ -146,7 +148,7 @@ class _Placer:
         self.unit = int(np.gcd.reduce(size)) or 1
         self.size = size[self.chosen] // self.unit
         self.lower, self.upper = lower[self.chosen], upper[self.chosen]
-        self.deadline, self.random = deadline, np.random.default_rng(seed)
+        self.deadline, self.random = deadline, np.random.default_rng(abs(seed))
         self.load = load_of(self.lower, self.upper, self.size)
         self.bound, self.aim = self.load, aim // self.unit
         self.bytes = int(self.size.sum())

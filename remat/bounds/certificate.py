@@ -35,7 +35,7 @@ from remat.bounds.window_rows import Column, LinkRows, Row, RowSums, Terms, Wind
 from remat.certificate import BoundCertificate, TreeNode
 from remat.errors import InvalidInput, shown
 from remat.graph import Graph, check_graph
-from remat.link import Link
+from remat.link import Link, parse_link
 from remat.plan import Scope, parse_scope
 from remat.units import format_size, parse_size
 
@@ -46,6 +46,7 @@ def verify_bound(
     *,
     budget: int | str | None = None,
     scope: str | None = None,
+    link: Link | str | None = None,
 ) -> int:
     """Check a certificate in exact integer arithmetic and return the bound that it proves.
 
@@ -53,8 +54,8 @@ def verify_bound(
     at most operations times boundaries. If operations have several implementations, the bound holds for every choice.
 
     Args:
-        budget, scope: the problem that needs the bound, by default the certificate's own. A certificate for a smaller
-            budget or a narrower scope proves nothing for it and is refused.
+        budget, scope, link: the problem that needs the bound, by default the certificate's own. A certificate for a
+            smaller budget, a narrower scope, a slower link or no copies proves nothing for it and is refused.
 
     Returns:
         The certificate's bound: it holds for its `budget_bytes` (and every smaller one) and its `scope` (and every
@@ -82,6 +83,9 @@ def verify_bound(
         raise InvalidInput(f"the bound holds up to {format_size(certificate.budget_bytes)}, not for {budget}")
     if scope is not None and not certificate.scope.contains(parse_scope(scope)):
         raise InvalidInput(f"the bound holds for scope {certificate.scope}, not for {scope}")
+    wanted, own = parse_link(link), certificate.link
+    if wanted is not None and (own is None or not own.is_no_worse_than(wanted)):
+        raise InvalidInput(f"the bound holds {'without copies' if own is None else f'over {own}'}, not over {wanted}")
     if certificate.tree:
         proven = proven_by_tree(
             graph, certificate.budget_bytes, certificate.scope, certificate.tree, certificate.boundaries,

@@ -13,6 +13,7 @@ import numpy as np
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, check_options, load_target
 from remat.graph import Graph
+from remat.units import parse_seed
 
 COST_UNIT = "unit"
 MAX_NODES = 100_000
@@ -120,7 +121,7 @@ def layered(
         raise InvalidInput(f"a layered graph needs n of at least 3 (source, layer, sink), not {n}")
     if width <= 0 or not 0 <= density <= 1 or not 0 <= skips < 1:
         raise InvalidInput("layered: width must be positive, density and skips between 0 and 1")
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(abs(parse_seed(seed)))
     levels = [[0], *_levels(n - 2, width, random), [n - 1]]
     edges = _edges(levels, density, skips, random)
     deps: list[list[int]] = [[] for _ in range(n)]
@@ -173,7 +174,7 @@ def _edges(
 def _weights(n: int, size: int, cost: int, varied: bool, seed: int) -> tuple[list[int], list[int]]:
     if not varied:
         return [size] * n, [cost] * n
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(abs(parse_seed(seed)))
     sizes = random.integers(1, 2 * size, size=n, endpoint=True)
     costs = random.integers(1, max(1, 2 * cost), size=n, endpoint=True)
     return sizes.tolist(), costs.tolist()

@@ -41,6 +41,7 @@ from remat.search.ordering.construct import plan_in_original, reordered
 from remat.search.ready import begin_compiling, is_joint_ready, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
 from remat.solvers._monet_windows import improve_by_windows
+from remat.solvers.search import lean_plan
 
 WHO = "search over implementations"
 MOVES_PER_OPERATION = 60  # of the annealing that judges a choice
@@ -124,6 +125,8 @@ def _take_turns(
         if turn > 0 and prepared is not None and "joint_moves" not in stats and is_joint_ready():  # compiled meanwhile
             stats["joint_moves"] = _search_jointly(context, prepared, None, search, strategy, options)
         search.run(began + (first + OUTER_SHARE * (last - first)) * seconds)
+        if turn == 0 and _offers_lean_plan(context):
+            search.start_from_best_plan()
         if context.is_solved() or search.best is None:
             break
         solved = _solve_choice(context, search, strategy, options, began + last * seconds)
@@ -137,6 +140,13 @@ def _take_turns(
                 stats |= _by_monet(context.until(time.monotonic() + monet_s), search.busy)
                 search.start_from_best_plan()
     return cut
+
+
+def _offers_lean_plan(context: Context) -> bool:
+    """Offer that of the smallest budget known if there is no plan yet, and the run need not repeat; whether it fits."""
+    if context.incumbent.plan is not None or context.repeats:
+        return False
+    return lean_plan(context).bytes <= context.problem.budget_bytes
 
 
 def _search_jointly(
@@ -271,6 +281,8 @@ def _solve_free(context: Context, strategy: Strategy, options: Mapping[str, Any]
             search.best = search.offer(choice, start)
             until = context.deadline if context.repeats else began + order_until * seconds
             cut |= bool(_solve_choice(context, search, strategy, options, until).cut_by_clock)
+        if turn == 0:
+            _offers_lean_plan(context)
         if context.is_solved():
             break
         order = list(range(len(full))) if best.plan is None else list(dict.fromkeys(best.plan.order.tolist()))

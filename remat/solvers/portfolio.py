@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, expected_seconds, lower_bound, model_columns
-from remat.bounds.min_budget import min_budget
 from remat.bounds.window_integers import COUNTED_NODES_PER_S, Listener, WindowIntegers
 from remat.bounds.windows import TRIES, WindowBound
 from remat.certificate import BoundCertificate, better_proof
@@ -33,6 +32,7 @@ from remat.solvers.search import (
     evict_greedily,
     family_plans,
     fixed_moves,
+    lean_plan,
     quick_plan,
     search_staged,
     start_plans,
@@ -69,7 +69,6 @@ FREE_SEARCH_SHARE = 0.6  # of the time that is left then, for a search
 SEED_STEP = 7919  # between the seeds of searches in the prover's thread
 IN_VAIN = 2  # restricted MILPs without a better plan before the LP bound begins
 PROVER_GRACE_S = 0.3  # to wait for a prover that cannot be interrupted: a presolve ends by itself soon after
-LEAN_S, LEAN_SHARE = 5.0, 0.2  # most time, and share of the time, for a plan where greedy eviction finds none
 MILP_GAP = 9e-5  # below OPTIMAL's tolerance
 FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compiled
 
@@ -291,12 +290,7 @@ class _Run:
 
     def _lean_plan(self, context: Context) -> None:
         """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
-        problem = context.problem
-        seconds = min(LEAN_S, LEAN_SHARE * context.remaining_s())
-        least = min_budget(problem.graph, str(problem.scope), time_limit_s=seconds)
-        if least.bytes <= problem.budget_bytes:
-            context.offer(least.plan, "min_budget")
-        self.infeasible = least.lower_bound_bytes > problem.budget_bytes
+        self.infeasible = lean_plan(context).lower_bound_bytes > context.problem.budget_bytes
 
     def _starts(self, context: Context) -> None:
         """Plans of other strategies, of a kind that annealing misses on graphs of a few hundred operations.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from remat.bounds.min_budget import MinBudget, min_budget
 from remat.compiled import is_compiled
 from remat.context import Context
 from remat.errors import Skip
@@ -28,6 +29,8 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome, candidates_of
 
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
+# For a plan where eviction finds none: most time, share of the time, and what a short limit gives, up to half of it.
+LEAN_S, LEAN_SHARE, LEAST_LEAN_S, MOST_LEAN = 5.0, 0.2, 0.5, 0.5
 BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
@@ -61,12 +64,14 @@ def search(problem: Problem, context: Context) -> Outcome:
     if not is_ready():  # offer a plan before a minute of compiling
         for plan in greedy_plans(graph, context.problem.budget_bytes, deadline=time.monotonic() + SHORT_S):
             context.offer(plan, "search")
+        if context.incumbent.plan is None and not context.repeats:
+            lean_plan(context)
         if not ready_by(context.deadline):
             cut = True if context.repeats else None
             return Outcome(message=f"only greedy eviction ran: {COLD}", cut_by_clock=cut)
     if context.options.deterministic and context.options.work_limit is None:
         context = context.with_options(work_limit=fixed_moves(context))
-    best = search_staged(context, context.options.threads)
+    best = search_staged(context, context.options.threads, is_alone=True)
     stats, cut, limit = {"moves": best.moves}, None, context.options.work_limit
     if limit is not None:
         cut = not context.is_solved() and best.moves < limit * context.options.threads
@@ -81,11 +86,13 @@ def search(problem: Problem, context: Context) -> Outcome:
 
 def search_staged(
     context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False,
-    on_round: Callable[[np.ndarray, int], None] | None = None,
+    on_round: Callable[[np.ndarray, int], None] | None = None, is_alone: bool = False,
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
 
-    `on_round` gets the best plan of each round, see `Calls`.
+    Args:
+        on_round: gets the best plan of each round, see `Calls`.
+        is_alone: nothing else looks for the plan of the smallest budget known where eviction finds none.
     """
     graph = context.problem.graph
     if context.is_over():
@@ -101,6 +108,10 @@ def search_staged(
         return known[0].order, known[1]
 
     start = first_order(context)
+    if start is None and is_alone and not context.repeats:
+        least = lean_plan(context)
+        fits = least.bytes <= context.problem.budget_bytes and least.plan.scope is Scope.STAGED
+        start = least.plan.order if fits else None
     if start is not None:
         offer(start, 0)
     cheaper = _cheaper_by_blocks(context, start, threads)
@@ -268,6 +279,16 @@ def first_order(context: Context) -> np.ndarray | None:
             context.problem, (plan for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)))
         )
     return None if found is None else found.order
+
+
+def lean_plan(context: Context) -> MinBudget:
+    """The smallest budget that is known in a share of the time; its plan is offered if it fits."""
+    left_s = context.remaining_s()
+    seconds = min(LEAN_S, max(LEAST_LEAN_S, LEAN_SHARE * left_s), MOST_LEAN * left_s)
+    least = min_budget(context.problem.graph, str(context.problem.scope), time_limit_s=seconds)
+    if least.bytes <= context.problem.budget_bytes:
+        context.offer(least.plan, "min_budget")
+    return least
 
 
 def _cheapest(problem: Problem, plans: Iterable[Plan]) -> Plan | None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 # [name of a module] (numbers of the calls in one run of it whose results are kept, whether it draws random numbers)
 CHECKPOINTS: dict[str, tuple[tuple[int, ...], bool]] = {}
+KEPT = "_remat_checkpoint"  # a module's attribute; models have attributes of plainer names of their own
 
 
 def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[int, ...], bool]] = CHECKPOINTS) -> nn.Module:
@@ -21,7 +22,7 @@ def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[int, ...], boo
     undo(model)
     for name, (kept, draws) in checkpoints.items():
         module = model.get_submodule(name)
-        module.__dict__["checkpoint"] = frozenset(kept), draws
+        module.__dict__[KEPT] = frozenset(kept), draws
         module.__class__ = _checkpointed(type(module))
     return model
 
@@ -29,7 +30,7 @@ def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[int, ...], boo
 def undo(model: nn.Module) -> None:
     """Make ordinary modules of the checkpoints of `model`."""
     for module in model.modules():
-        if module.__dict__.pop("checkpoint", None) is not None:
+        if module.__dict__.pop(KEPT, None) is not None:
             module.__class__ = type(module).__bases__[0]
 
 
@@ -42,7 +43,7 @@ def _checkpointed(kind: type[nn.Module]) -> type[nn.Module]:
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        kept, draws = self.__dict__["checkpoint"]
+        kept, draws = self.__dict__[KEPT]
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             if not kept:

@@ -9,6 +9,7 @@ choice needs. So the promised peak is that of the checkpoints as they run.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +25,9 @@ from remat.execution import StepPlan
 from remat.files import write_text
 from remat.torch.checkpointing.languages import LANGUAGES, Kept, Language, language_named
 from remat.torch.checkpointing.program import Program, Steps
-from remat.torch.checkpointing.runs import Region, Run, marked, marked_region
+from remat.torch.checkpointing.runs import Changes, Region, Run, Savers, marked, marked_region, saving, saving_as
 from remat.torch.following.module import Rematerialized
-from remat.torch.internals.autograd import BatchNorm
+from remat.torch.internals.autograd import BatchNorm, places_of_children
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
 from remat.torch.planning.capturing import captured_step, describe_inputs, keywords, with_storages
 from remat.torch.planning.eager import Eager
@@ -149,7 +150,7 @@ class _Search:
         except RuntimeError as error:
             text = headline(error, 160)
             raise InvalidInput(f"the blocks cannot run again ({text}): leave the cause out of blocks=") from error
-        steps = Steps(plain, every, plain_runs, runs, self.weights)
+        steps = Steps(plain, every, plain_runs, runs, self.weights, self._dying())
         if self.language.keeps == "regions":
             step, regions = self._followed(marked, regions=True)
             steps = replace(steps, marked=step, regions=regions)
@@ -188,6 +189,11 @@ class _Search:
         """Whether the language's executor can make a checkpoint of the block."""
         if self.language.layers and not self._is_layer(block):
             raise InvalidInput(f"the block '{name}' is no layer that transformers can make a checkpoint of")
+        if self.language.is_alike and sum(x is block for _, _, x in places_of_children(self.model)) > 1:
+            raise InvalidInput(
+                f"the model has the block '{name}' in several places; language='{self.language.name}' would make a "
+                "checkpoint of it in one: take 'fsdp2', or leave it out of blocks="
+            )
         norms = (part for part in block.modules() if isinstance(part, BatchNorm) and part.track_running_stats)
         if not self.language.keeps_statistics and any(part.training for part in norms):
             raise InvalidInput(
@@ -281,8 +287,26 @@ class _Search:
         if new:
             self.weights |= self.planner.weigh_calls(new, self.graph)
 
-    def _followed(self, wrap: Callable[..., Any], regions: bool = False) -> tuple[FollowedStep, list[Run]]:
-        """A step with `wrap` around every block, and the runs of blocks in it."""
+    def _dying(self) -> list[int]:
+        """[run] bytes that it returns, and that nothing but itself saves: a checkpoint may leave them to nobody."""
+        savers = Savers()
+        try:
+            _, runs = self._followed(partial(saving, savers=savers), outside=savers)
+        except RuntimeError:  # hooks on saved tensors cannot be where torch.func is
+            savers, (_, runs) = {}, self._followed(partial(saving, savers=savers))
+        return [
+            sum(n for key, n in run.made.items() if not savers or savers.get(key) == {i}) for i, run in enumerate(runs)
+        ]
+
+    def _followed(
+        self, wrap: Callable[..., Any], regions: bool = False, outside: Savers | None = None
+    ) -> tuple[FollowedStep, list[Run]]:
+        """A step with `wrap` around every block, and the runs of blocks in it.
+
+        Args:
+            regions: note what modules in blocks save.
+            outside: note what is saved outside of blocks.
+        """
         runs, followers, inside = list[Run](), list[Follower](), list[Region]()
 
         def start(follower: Follower) -> None:
@@ -291,9 +315,27 @@ class _Search:
 
         blocks = {name: self.model.get_submodule(name) for name in self.blocks}
         wrapped = {name: wrap(block.forward, name, runs, followers) for name, block in blocks.items()}
-        for block, module in blocks.items() if regions else ():
-            parts = {f"{block}.{name}": part for name, part in module.named_modules() if name}
-            wrapped |= {n: marked_region(x.forward, n, runs, followers, inside) for n, x in parts.items()}
+        for name, part in self._parts() if regions else ():
+            wrapped[name] = marked_region(part.forward, name, runs, followers, inside)
+        if outside is not None:
+            wrapped[""] = saving_as(self.model.forward, -1, outside)
         with forwards_replaced(self.model, wrapped):
-            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start)
+            seen = Changes(runs, inside) if regions else None
+            step = plain_step(self.model, self.args, self.kwargs, self.planner.outside, start, seen)
         return step, runs
+
+    def _parts(self) -> list[tuple[str, nn.Module]]:
+        """Names and modules within one block that are nowhere else in the model: a region is one in every place."""
+        blocks = {name: self.model.get_submodule(name) for name in self.blocks}
+        roots, outside, todo = {id(block) for block in blocks.values()}, set[int](), [self.model]
+        while todo:
+            module = todo.pop()
+            if id(module) not in roots and id(module) not in outside:
+                outside.add(id(module))
+                todo += filter(None, module._modules.values())
+        uses = Counter(id(part) for block in blocks.values() for part in block.modules())
+        uses.update(outside)
+        return [
+            (f"{name}.{own}", part) for name, block in blocks.items() for own, part in block.named_modules()
+            if own and uses[id(part)] == 1
+        ]  # fmt: skip

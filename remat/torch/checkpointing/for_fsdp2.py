@@ -26,6 +26,9 @@ def apply(model: nn.Module, checkpoints: Mapping[str, tuple[tuple[str, ...], boo
 
 
 def wrap(model: nn.Module, name: str, **options: Any) -> None:
-    """Put the wrapper of a layer in its place."""
-    parent, _, child = name.rpartition(".")
-    model.get_submodule(parent).register_module(child, checkpoint_wrapper(model.get_submodule(name), **options))
+    """Put the wrapper of a layer in its place; a layer that the model has several times has as many places."""
+    layer = model.get_submodule(name)
+    wrapper = checkpoint_wrapper(layer, **options)
+    for parent in list(model.modules()):
+        for child in [child for child, module in parent._modules.items() if module is layer]:
+            parent.register_module(child, wrapper)

@@ -36,6 +36,7 @@ class Steps:
         plain, all: the plain step, and the one whose blocks are all checkpoints that keep nothing.
         plain_runs, runs: of blocks in them.
         weights: [signature] (workspace in bytes, cost).
+        dying: [run] bytes that the block returns, and that nothing else saves.
         marked, regions: a plain step and its runs of blocks, whose modules are marked; if the language has regions.
     """
 
@@ -44,6 +45,7 @@ class Steps:
     plain_runs: list[Run]
     runs: list[Run]
     weights: Mapping[str, tuple[int, int]]
+    dying: Sequence[int]
     marked: FollowedStep | None = None
     regions: Sequence[Run] = ()
 
@@ -184,7 +186,8 @@ class Program:
         pairs = [*zip(steps.plain_runs, runs, strict=True)]
         above = [b.before - a.before for a, b in pairs] + [b.after - a.after for a, b in pairs[-1:]]
         more = np.diff(above).tolist()  # that a checkpoint leaves above the plain run
-        left = [self._row({whole[i]: n_bytes}) for i, n_bytes in enumerate(more)]  # and with what it keeps
+        # When it begins to run, the next block has what this one returns. Later nobody may. What it keeps comes below.
+        left = [self._row({whole[i]: n_bytes - steps.dying[i]}) for i, n_bytes in enumerate(more)]
         for i in range(len(runs)):
             for column, option in self._own(i):
                 left[i][column] += option.held
@@ -225,6 +228,13 @@ class Program:
             yield limit((before, least), others, i)
 
     def _options(self, names: Sequence[str]) -> list[dict[Any, _Option]]:
+        """[run] what it may keep; a run that the backward pass does not come to keeps nothing, and saves nothing."""
+        return [
+            own if len(run.starts) > 1 else {key: _Option(0, 0, option.draws) for key, option in own.items()}
+            for run, own in zip(self.steps.runs, self._options_of_runs(names), strict=True)
+        ]
+
+    def _options_of_runs(self, names: Sequence[str]) -> list[dict[Any, _Option]]:
         keeps, runs = self.language.keeps, self.steps.runs
         if not keeps:
             return [{} for _ in runs]

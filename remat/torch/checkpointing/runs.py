@@ -44,7 +44,7 @@ class Region:
         before: storages that are there when it begins.
         start, end: in numbers of the step's calls.
         held: [storage] bytes of what it makes and saves for its backward pass, or returns.
-        is_whole: its results are tensors, alone or in one tuple or list.
+        is_whole: its results are tensors, alone or in one tuple or list, and nothing changes them later.
     """
 
     before: set[int]
@@ -68,6 +68,7 @@ class Run:
         repeated: calls of the repetition, which ends early where the backward pass needs no more.
         regions: [name of a module within the block] its runs.
         returned: storages.
+        made: [storage] bytes of those that it makes and returns.
     """
 
     block: str
@@ -80,6 +81,7 @@ class Run:
     repeated: list[Call] = field(default_factory=list)
     regions: dict[str, list[Region]] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
+    made: dict[int, int] = field(default_factory=dict)
 
     def leaves(self, left: set[int]) -> None:
         """What is there anyway when a checkpoint has run, as its results are: keeping it needs nothing."""
@@ -87,6 +89,9 @@ class Run:
             for key in left & call.made.keys():
                 call.made[key] = 0
                 left.discard(key)
+
+
+Savers = dict[int, set[int]]  # [storage] the runs that save it for the backward pass, by number
 
 
 class _Calls(TorchDispatchMode):
@@ -114,6 +119,29 @@ class _Calls(TorchDispatchMode):
         self.calls.append(call)
         self.makers |= dict.fromkeys(new, call)
         return made
+
+
+class Changes(TorchDispatchMode):
+    """Notes which regions have results that the forward pass changes in place, so that they cannot be saved.
+
+    Args:
+        runs: of blocks.
+        inside: regions that run now.
+    """
+
+    def __init__(self, runs: list[Run], inside: list[Region]):
+        super().__init__()
+        self.runs, self.inside = runs, inside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if schema_of(func).is_mutable and torch.is_grad_enabled():
+            old = set(map(storage_key, tensors_of((args, kwargs))))
+            for run in self.runs:
+                changed = old & run.returned if run.ends else old
+                for region in (region for regions in run.regions.values() for region in regions) if changed else ():
+                    region.is_whole &= region in self.inside or changed.isdisjoint(region.held)
+        return func(*args, **kwargs)
 
 
 def marked(
@@ -158,6 +186,35 @@ def marked(
     return called
 
 
+def saving(
+    forward: Callable[..., Any], name: str, runs: list[Run], _followers: list[Follower], savers: Savers
+) -> Callable[..., Any]:
+    """`forward` of a block, whose runs note in `savers` what they save."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        run, own, old = Run(name), len(runs), {storage_key(x) for x in tensors_of((args, kwargs))}
+        runs.append(run)
+        made = saving_as(casting_anew(forward), own, savers)(*args, **kwargs)
+        run.made = {storage_key(x): storage_bytes(x) for x in tensors_of(made) if storage_key(x) not in old}
+        return made
+
+    return called
+
+
+def saving_as(forward: Callable[..., Any], saver: int, savers: Savers) -> Callable[..., Any]:
+    """`forward`, which notes in `savers` what it saves outside of others that do."""
+
+    def pack(x: Tensor) -> Tensor:
+        savers.setdefault(storage_key(x), set()).add(saver)
+        return x.detach()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            return forward(*args, **kwargs)
+
+    return called
+
+
 def marked_region(
     forward: Callable[..., Any], name: str, runs: list[Run], followers: list[Follower], inside: list[Region]
 ) -> Callable[..., Any]:
@@ -179,7 +236,7 @@ def marked_region(
             inside.pop()
         region.end = len(follower.signatures)
         leaves = made if isinstance(made, (tuple, list)) else [made]
-        region.is_whole = all(isinstance(x, Tensor) or (x is None and len(leaves) > 1) for x in leaves)
+        region.is_whole &= all(isinstance(x, Tensor) or (x is None and len(leaves) > 1) for x in leaves)
         for x in tensors_of(made):
             _hold(x, follower, [region])
         return made

@@ -142,9 +142,29 @@ def corrected_fakes(
     return replaced(FakeTensorMode, dispatch=corrected, _make_cache_entry=checked, cache=_CACHES[0])
 
 
+class _Cache(dict[Any, Any]):
+    """PyTorch's cache of results, whose keys have no place for settings on which its rules depend, too."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get((key, _settings()), default)
+
+    def __setitem__(self, key: Any, entry: Any) -> None:
+        super().__setitem__((key, _settings()), entry)
+
+
+def _settings() -> tuple[Any, ...]:
+    """What decides, beside arguments, which kernel of a convolution or of attention runs, and what is refused."""
+    c = torch._C
+    return (
+        c._get_deterministic_algorithms(), c._get_deterministic_algorithms_warn_only(), torch.get_num_threads(),
+        c._get_mkldnn_enabled(), c._get_cudnn_enabled(), c._get_flash_sdp_enabled(), c._get_math_sdp_enabled(),
+        c._get_mem_efficient_sdp_enabled(), c._get_cudnn_sdp_enabled(),
+    )  # fmt: skip
+
+
 # Results of operators on tensors without contents, as PyTorch keeps them, but corrected: inside of `corrected_fakes`,
 # and of `kernels_instead`.
-_CACHES: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+_CACHES = _Cache(), _Cache()
 
 
 def _is_made_alike(func: Any, args: Any, made: Any) -> bool:
