@@ -19,7 +19,7 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch._random import random_state
-from remat.torch.copying.copies import ended_on_error
+from remat.torch.copying import copies
 from remat.torch.internals import aot, autograd, dynamo, notes, operators
 from remat.torch.step.work import tensors_of
 
@@ -36,15 +36,22 @@ def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
     """A half as a function of one list, for AOT autograd."""
     aot.forbid_overwriting()  # backward may run twice (retain_graph)
     output_of: dict[str, int] | None = module.meta.get(TANGENTS)
-    variants = {frozenset[str](): aot.boxed(module)}
+    whole = aot.boxed(module)
+    variants = dict[frozenset[str], aot.Boxed]()
+    has_copies = any(getattr(node.target, "__module__", "") == copies.__name__ for node in module.graph.nodes)
 
     def run(args: list[Any]) -> Any:
         unread = _undefined.__dict__.pop("outputs", ()) if output_of is not None else ()
-        missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
-        if missing not in variants:
-            variants[missing] = aot.boxed(without_tangents(module, missing))
-        with ended_on_error():
-            made = variants[missing](args)
+        half = whole
+        if unread and (missing := frozenset(name for name, output in (output_of or {}).items() if output in unread)):
+            if missing not in variants:
+                variants[missing] = aot.boxed(without_tangents(module, missing))
+            half = variants[missing]
+        if has_copies:
+            with copies.ended_on_error():
+                made = half(args)
+        else:
+            made = half(args)
         if output_of is not None and "gradients" in made_last.__dict__:
             made_last.gradients = {autograd.identity(x) for x in made if isinstance(x, torch.Tensor)}
         return made
