@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo import compiled_autograd
 from torch._functorch import aot_autograd
@@ -114,6 +115,28 @@ def boxed(module: fx.GraphModule) -> Boxed:
     return code.bound["run"]
 
 
+_aten = torch.ops.aten
+# PyTorch's own functions for frequent operators, with the same positional arguments: they read these in C++, where an
+# operator that is called from Python matches each with its schema. Only calls without keywords take them.
+FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
+    _aten.add.Tensor: torch.add, _aten.addmm.default: torch.addmm, _aten.bmm.default: torch.bmm,
+    _aten.clone.default: torch.clone, _aten.convolution.default: torch.convolution,
+    _aten.expand.default: torch.Tensor.expand, _aten.mm.default: torch.mm, _aten.mul.Tensor: torch.mul,
+    _aten.native_dropout.default: torch.native_dropout, _aten.native_layer_norm.default: torch.native_layer_norm,
+    _aten.permute.default: torch.permute, _aten.relu.default: torch.relu, _aten.select.int: torch.select,
+    _aten.squeeze.dim: torch.squeeze, _aten.sum.dim_IntList: torch.sum, _aten.t.default: torch.t,
+    _aten.transpose.int: torch.transpose, _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.view.default: torch.Tensor.view,
+}  # fmt: skip
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    target: Any = node.target
+    if not node.kwargs and target in FUNCTIONS:
+        return FUNCTIONS[target]
+    return target._op if type(target) is OpOverload else target
+
+
 class _Code:
     """Parts of a graph's code.
 
@@ -142,12 +165,12 @@ class _Code:
         args = [self.written(x) for x in node.args]
         if node.target is operator.getitem:
             return f"{args[0]}[{args[1]}]"
-        target: Any = node.target
-        if target not in self._functions:
-            self._functions[target] = self.bound_to(target._op if type(target) is OpOverload else target)
+        function = _function(node)
+        if function not in self._functions:
+            self._functions[function] = self.bound_to(function)
         if node.kwargs:
             args.append(f"**{self.written(node.kwargs)}")
-        return f"{self._functions[target]}({', '.join(args)})"
+        return f"{self._functions[function]}({', '.join(args)})"
 
     def written(self, x: Any) -> str:
         if isinstance(x, fx.Node):
