@@ -162,14 +162,12 @@ class _Code:
 
     def call(self, node: fx.Node) -> str:
         assert node.op == "call_function"
-        args = [self.written(x) for x in node.args]
+        args = [self.written(x) for x in node.args] + [f"{key}={self.written(x)}" for key, x in node.kwargs.items()]
         if node.target is operator.getitem:
             return f"{args[0]}[{args[1]}]"
         function = _function(node)
         if function not in self._functions:
             self._functions[function] = self.bound_to(function)
-        if node.kwargs:
-            args.append(f"**{self.written(node.kwargs)}")
         return f"{self._functions[function]}({', '.join(args)})"
 
     def written(self, x: Any) -> str:
