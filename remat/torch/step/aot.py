@@ -91,10 +91,6 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
     copied = {node for node in undefined if node.op != "placeholder"}  # no argument may go
     graph.eliminate_dead_code(lambda node: node.is_impure() and node not in copied)  # what is not made is not copied
-    unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
-    if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
-        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            graph.call_function(_drop, tuple(unused))
     graph.lint()
     return fx.GraphModule(module, graph)
 
@@ -123,10 +119,6 @@ def partly_undefined(
 def is_sum(node: fx.Node) -> bool:
     """Whether a call adds two gradients, so that one alone passes through."""
     return node.target is aten.add.Tensor and not node.kwargs
-
-
-def _drop(*_values: Any) -> None:
-    pass
 
 
 def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lambda _: None) -> None:
