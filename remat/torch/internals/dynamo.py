@@ -148,9 +148,10 @@ class _Tracing(threading.local):
 tracing = _Tracing()
 
 
+@contextmanager
 def as_in_eager_mode(
     traced_at: Container[Place], values: Any, settings: Callable[[], AbstractContextManager[Any]]
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Let Dynamo trace what a model does in eager mode; `settings` are entered only while it does, not in each step.
 
     - Models that ask whether they are being traced hear that they are not. At the places `traced_at` they
@@ -164,7 +165,14 @@ def as_in_eager_mode(
     - A refusal notes in which module it stops, for `modules_at`.
     """
     _extend_dynamo()
-    return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
+    own = tracing.__dict__  # this thread's
+    before = own.copy()
+    own.update(as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
+    try:
+        yield
+    finally:
+        own.clear()
+        own.update(before)
 
 
 @functools.cache

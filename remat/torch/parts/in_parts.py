@@ -40,7 +40,7 @@ class InParts:
         division.apply(model)
 
     def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], _parameters: Sequence[nn.Parameter]
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
     ) -> Any:  # fmt: skip
         division = self.search.division
         division.check_applied(self.model)
