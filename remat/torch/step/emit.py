@@ -369,10 +369,10 @@ class _Emitter:
 
     def _viewed(self, node: fx.Node) -> fx.Node:
         """A node without views that change nothing: no half is differentiated, so that they are not needed."""
-        same, viewed, layout = node, node, _layout(node)
-        while layout is not None and self._is_view(viewed):
+        same, viewed = node, node
+        while self._is_view(viewed):
             viewed = viewed.all_input_nodes[0]
-            same = viewed if _layout(viewed) == layout else same
+            same = viewed if _layout(viewed) == _layout(node) else same
         return same
 
     def _gradient(self, node: fx.Node) -> fx.Node:
@@ -424,10 +424,11 @@ class _Emitter:
         return half.made[held]
 
 
-def _layout(node: fx.Node) -> tuple[Any, ...] | None:
-    x = node.meta["val"]
+def _layout(node: fx.Node) -> Any:
+    """Where in its storage a tensor is; of what is no tensor, something that nothing else is equal to."""
+    x = node.meta.get("val")
     if not isinstance(x, Tensor):
-        return None
+        return node
     return x.dtype, *x.shape, *x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
 
 
