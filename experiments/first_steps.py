@@ -1,4 +1,4 @@
-"""Seconds from the call of `rematerialize` to the end of the first step."""
+"""Seconds from the call of `rematerialize` to the end of the first step, and the overhead of later steps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import nn
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import planned, step_for_a_cpu
+from experiments.steps.torch_runs import times_beside
 from experiments.table import made, values_of
 
 
@@ -26,15 +27,20 @@ def first_steps(
     budgets: Sequence[float] = (0.8, 0.6),
     time_limit_s: float = 60.0,
     threads: int = 2,
+    rounds: int = 0,
 ) -> Iterator[Case]:
-    """Seconds from call to first step: an empty cache, a full one, another budget."""
+    """Seconds from call to first step: an empty cache, a full one, another budget.
+
+    Args:
+        rounds: in each, the plain step and the planned one run, for the overhead in processor time.
+    """
     for network in networks:
-        what = {"network": network, "layers": layers, "budgets": list(budgets)}
+        what = {"network": network, "layers": layers, "budgets": list(budgets), "rounds": rounds}
         yield Case(measured, {**what, "time_limit_s": time_limit_s, "threads": threads}, on_this_machine=True)
 
 
 def measured(
-    network: str, layers: int, budgets: Sequence[float], time_limit_s: float, threads: int
+    network: str, layers: int, budgets: Sequence[float], time_limit_s: float, threads: int, rounds: int = 0
 ) -> Iterator[dict[str, Any]]:
     """A row for the plain step, and for each way to begin.
 
@@ -56,18 +62,19 @@ def measured(
             def call(module: nn.Module = module, budget: float = budget) -> Any:
                 return planned(module, args, budget, time_limit_s=time_limit_s, threads=threads, cache_folder=folder)
 
-            plans = list[Any]()
+            made = list[Any]()
 
-            def step(made: Any, plans: list[Any] = plans) -> None:
-                plans.append(made.plan)
-                made(*args).backward()
+            def step(module: Any, made: list[Any] = made) -> None:
+                made.append(module)
+                module(*args).backward()
 
             module.zero_grad()
             row = _taken(call, step)
-            (plan,) = plans
+            plan = made[0].plan
+            later = times_beside(module, made[0], args, "cpu", rounds, time.process_time) if rounds else {}
             yield {
                 "begins": begins, "budget": budget, "calls": len(plan.graph), "overhead": plan.overhead, **row,
-                "phases": str(plan.phases),
+                "phases": str(plan.phases), "recomputed": len(plan.recomputed), **later,
             }  # fmt: skip
 
 
@@ -92,7 +99,7 @@ def _clocks() -> tuple[float, float]:
 @first_steps.draws
 def table(rows: Sequence[Row]) -> Drawing:
     """A line for each network and way to begin."""
-    heads = ["network", "begins with", "budget", "calls", "call", "first step", "overhead", "where"]
+    heads = ["network", "begins with", "budget", "calls", "call", "first step", "overhead", "measured", "where"]
     where = f"Seconds (processor seconds), {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
     return Drawing(f"{where}\n\n{markdown_table(heads, map(_cells, rows))}")
 
@@ -100,6 +107,11 @@ def table(rows: Sequence[Row]) -> Drawing:
 def _cells(row: Row) -> list[str]:
     took = {name: f"{row[f'{name}_s']:.1f} ({row[f'{name}_cpu_s']:.1f})" for name in ("call", "step")}
     if not row.get("phases"):
-        return [row["network"], row["begins"], "", "", "", took["step"], "", ""]
+        return [row["network"], row["begins"], "", "", "", took["step"], "", "", ""]
     shown = f"{row['budget']:g}", str(int(row["calls"])), took["call"], took["step"], f"{row['overhead']:.2%}"
-    return [row["network"], row["begins"], *shown, row["phases"]]
+    measured = ""
+    if row.get("measured_ratio") is not None:
+        low, high = (ratio - 1 for ratio in row["ratio_quartiles"])
+        ratio, plain_ms = row["measured_ratio"] - 1, 1e3 * row["plain_s"]
+        measured = f"{ratio:.1%} ({low:.1%} to {high:.1%}) of {plain_ms:.1f} ms"
+    return [row["network"], row["begins"], *shown, measured, row["phases"]]

@@ -199,7 +199,7 @@ def _planned(made_from: dict[str, Any], path: Path) -> dict[str, Any]:
 
     import remat.torch as rt
     from remat.torch.frontend import build
-    from remat.torch.planning.capturing import describe_inputs
+    from remat.torch.step.branches import describe_inputs
 
     spec = ModelSpec(**made_from["spec"])
     torch.set_num_threads(made_from["threads"])

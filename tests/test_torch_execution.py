@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from orders import random_order
 
 torch = pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
+from torch import Tensor, fx, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch_helpers import (  # noqa: E402
     IMAGES,
@@ -38,13 +41,19 @@ from torch_helpers import (  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
+from remat.execution import PlanOptions  # noqa: E402
 from remat.plan import Plan  # noqa: E402
+from remat.torch.internals.aot import FUNCTIONS, boxed  # noqa: E402
 from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
 from remat.torch.networks.t5 import t5  # noqa: E402
 from remat.torch.networks.transformer import gpt2  # noqa: E402
-from remat.torch.planning.planner import there_before  # noqa: E402
+from remat.torch.planning.capturing import captured_step  # noqa: E402
+from remat.torch.planning.eager import Eager  # noqa: E402
+from remat.torch.planning.planner import Planner, there_before  # noqa: E402
+from remat.torch.step.emit import emit  # noqa: E402
 
 pytestmark = MARKS
+aten = torch.ops.aten
 
 
 @pytest.mark.short
@@ -819,3 +828,93 @@ def test_distributed_data_parallel_on_two_processes(tmp_path: Path) -> None:
         out, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors[-2000:]
         assert f"equal on {rank}" in out
+
+
+# --- the code of the halves
+
+
+@pytest.mark.short
+def test_pytorchs_own_functions_are_the_operators_that_they_stand_for() -> None:
+    x, y, w, image = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6), torch.randn(2, 3, 8, 8)
+    batch, kernel = torch.randn(2, 6, 6), torch.randn(4, 3, 3, 3)
+    examples: dict[Any, list[tuple[Any, ...]]] = {
+        aten.add.Tensor: [(x, y), (x, 2.5), (x.half(), x)], aten.addmm.default: [(w, x, y)],
+        aten.bmm.default: [(batch, batch)], aten.clone.default: [(x.t(),)],
+        aten.convolution.default: [(image, kernel, None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1)],
+        aten.expand.default: [(w, [6, 6]), (x, [2, -1, 6])], aten.mm.default: [(x, y.t())],
+        aten.mul.Tensor: [(x, y), (x, 2.5)], aten.native_dropout.default: [(x, 0.5, True)],
+        aten.native_layer_norm.default: [(x, [6], w, None, 1e-5)], aten.permute.default: [(image, [0, 2, 3, 1])],
+        aten.relu.default: [(x,)], aten.select.int: [(x, 1, -2)], aten.squeeze.dim: [(x[:1], 0), (x, 0)],
+        aten.sum.dim_IntList: [(x, [0]), (x, [0], True), (x, None)], aten.t.default: [(x,), (w,)],
+        aten.transpose.int: [(image, -2, -1)], aten.unsqueeze.default: [(x, -1)], aten.view.default: [(x, [2, 3, -1])],
+    }  # fmt: skip
+    assert examples.keys() == FUNCTIONS.keys()
+    for op, calls in examples.items():
+        for args in calls:
+            torch.manual_seed(0)
+            expected = op(*args)
+            torch.manual_seed(0)
+            with Called() as called:
+                found = FUNCTIONS[op](*args)
+            assert called.operators == [op]
+            for one, other in zip(tree_leaves(expected), tree_leaves(found), strict=True):
+                assert torch.equal(one, other)
+                assert one.stride() == other.stride()
+                assert one.dtype == other.dtype
+
+
+class Called(TorchDispatchMode):
+    """Notes the operators that reach their kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = list[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.short
+def test_the_code_of_a_half_computes_what_its_graph_says_and_drops_what_is_not_read_again() -> None:
+    alive = list[int]()
+    made = list[weakref.ref[Tensor]]()
+
+    def noted(x: Tensor, *_others: Any, **_more: Any) -> Tensor:
+        alive.append(sum(each() is not None for each in made))
+        made.append(weakref.ref(y := x + 1))
+        return y
+
+    graph = fx.Graph()
+    x, _unread, z = (graph.placeholder(name) for name in ("x", "unread", "c0"))  # a name as of the code's own
+    constant = graph.get_attr("constant")
+    first = graph.call_function(noted, (x, [z, (slice(None, 2), 1.5)]), {"like": {"a": z, "inf": float("inf")}})
+    second = graph.call_function(noted, (first,), {"dtype": torch.float32})
+    graph.call_function(noted, (second,))  # nobody reads it
+    parts = graph.call_function(aten.split.Tensor, (second, 1))
+    part = graph.call_function(operator.getitem, (parts, 0))
+    added = graph.call_function(aten.add.Tensor, (part, constant), {"alpha": 2})
+    graph.output((added, None, [z]))
+    owner = nn.Module()
+    owner.register_buffer("constant", torch.tensor([[3.0]]))
+    args = [torch.zeros(2, 2), torch.ones(1), given := torch.ones(3)]
+    freed = weakref.ref(args[1])
+    outputs = boxed(fx.GraphModule(owner, graph))(args)
+    assert torch.equal(outputs[0], torch.full((1, 2), 8.0))
+    assert outputs[1] is None
+    assert outputs[2] == [given]
+    assert not args
+    assert freed() is None
+    assert alive == [0, 1, 1]  # the first result is gone when the third call begins
+
+
+@pytest.mark.short
+def test_halves_make_no_views_that_change_nothing() -> None:
+    model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), torch.randn(4, 8)
+    planner = Planner("linear", PlanOptions(cost="flops"), "cpu", Eager())
+    step = captured_step(model, (x,), {}, planner.backend)
+    for half in emit(step, range(len(step.graph))):
+        views = [node for node in half.graph.nodes if node.target is aten.t.default]
+        assert views
+        assert not any(node.args[0].target is aten.t.default for node in views)  # pyright: ignore[reportAttributeAccessIssue]
+    assert_same_steps(copy.deepcopy(model), rematerialize(model, (x,)), x)

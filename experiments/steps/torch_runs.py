@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,35 +45,41 @@ def filled(x: Any, device: str, n_classes: int) -> Any:
     return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)
 
 
-def step_seconds(module: nn.Module, args: Sequence[Any], device: str) -> float:
+Clock = Callable[[], float]  # `time.perf_counter`, or `time.process_time` on a busy machine
+
+
+def step_seconds(
+    module: nn.Module, args: Sequence[Any], device: str, clock: Clock = time.perf_counter
+) -> float:  # fmt: skip
     """Seconds of one forward and backward pass, without the optimizer's step; gradients are dropped afterwards."""
     synchronize = torch.cuda.synchronize if device == "cuda" else torch.cpu.synchronize
     synchronize()
-    began = time.perf_counter()
+    began = clock()
     module(*args).backward()
     synchronize()
-    took = time.perf_counter() - began
+    took = clock() - began
     module.zero_grad()
     return took
 
 
 def paired_seconds(
-    steps: Sequence[nn.Module], args: Sequence[Any], device: str, rounds: int
+    steps: Sequence[nn.Module], args: Sequence[Any], device: str, rounds: int, clock: Clock = time.perf_counter
 ) -> list[list[float]]:  # fmt: skip
     """[steps][rounds] seconds of steps; their order changes in each round, because the first one finds other caches."""
     seconds: list[list[float]] = [[] for _ in steps]
     for i in range(rounds):
         turns = list(zip(steps, seconds, strict=True))
         for step, own in turns if i % 2 == 0 else reversed(turns):
-            own.append(step_seconds(step, args, device))
+            own.append(step_seconds(step, args, device, clock))
     return seconds
 
 
 def times_beside(
-    plain: nn.Module, module: nn.Module, args: Sequence[Any], device: str, rounds: int
+    plain: nn.Module, module: nn.Module, args: Sequence[Any], device: str, rounds: int,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:  # fmt: skip
     """Medians of the plain step and the module's, and of their ratio, with its quartiles."""
-    of_plain, ours = paired_seconds((plain, module), args, device, rounds)
+    of_plain, ours = paired_seconds((plain, module), args, device, rounds, clock)
     low, ratio, high = np.quantile(np.divide(ours, of_plain), (0.25, 0.5, 0.75)).tolist()
     return {
         "plain_s": statistics.median(of_plain), "measured_s": statistics.median(ours),

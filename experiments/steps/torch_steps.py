@@ -39,10 +39,11 @@ from remat.torch.frontend import graphs as frontend
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.measuring.plain import FollowedStep, plain_step
 from remat.torch.planning.book import PlanBook
-from remat.torch.planning.capturing import captured_step, default_gpu, describe_inputs
+from remat.torch.planning.capturing import captured_step, default_gpu
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.step.blocks import blocks_of
+from remat.torch.step.branches import describe_inputs
 
 aten = torch.ops.aten
 # Operators whose results selective checkpointing keeps, because they are expensive to compute.

@@ -37,7 +37,6 @@ from remat.torch.parts.in_parts import checked_parts, in_parts
 from remat.torch.planning.capturing import (
     captured_step,
     default_gpu,
-    describe_inputs,
     device_of,
     keywords,
     offload_link,
@@ -51,6 +50,7 @@ from remat.torch.resident.residents import Resident
 from remat.torch.resident.shard import WHOLE, Sharding, check_shard, check_whole
 from remat.torch.step import aot
 from remat.torch.step.blocks import repeated_blocks
+from remat.torch.step.branches import describe_inputs
 from remat.torch.step.loss import Outside
 from remat.torch.step.refusals import check_given_tensors
 from remat.torch.step.training_graph import CapturedStep

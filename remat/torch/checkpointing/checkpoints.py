@@ -29,10 +29,11 @@ from remat.torch.checkpointing.runs import Changes, Region, Run, Savers, marked,
 from remat.torch.following.module import Rematerialized
 from remat.torch.internals.autograd import BatchNorm, places_of_children
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
-from remat.torch.planning.capturing import captured_step, describe_inputs, keywords, with_storages
+from remat.torch.planning.capturing import captured_step, keywords, with_storages
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import START
 from remat.torch.step.blocks import blocks_in_rows, blocks_of, forwards_replaced
+from remat.torch.step.branches import describe_inputs
 from remat.units import format_size
 
 MOST_CHOICES = 12  # that are followed

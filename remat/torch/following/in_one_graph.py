@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -13,12 +13,12 @@ from remat.execution import StepPlan
 from remat.execution.phases import FIRST_STEP
 from remat.torch import _random
 from remat.torch.implementations import NotInvertible
-from remat.torch.planning.capturing import calls_of, captured_step, describe_inputs, trace_settings
+from remat.torch.planning.capturing import calls_of, captured_step, trace_settings
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.step import aot
-from remat.torch.step.branches import Values
-from remat.torch.step.capture import Halfway, Halves, TrainingGraph, called_by, compiling
+from remat.torch.step.branches import Arguments, Values, describe_inputs
+from remat.torch.step.capture import Halfway, Halves, TrainingGraph, calling, compiling
 from remat.torch.step.emit import emit
 from remat.torch.step.refusals import causes, check_given_tensors, refusals
 from remat.torch.step.sums import Sums
@@ -34,7 +34,11 @@ class Following(Protocol):
     model: nn.Module
     planner: Planner
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
+    ) -> Any:  # fmt: skip
+        """Call the model; `parameters` are its own, in any order."""
+        ...
 
     def plans_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[StepPlan]:
         """The plans of a step on these arguments, made now if they are not known."""
@@ -61,16 +65,18 @@ class InOneGraph:
         step = captured_step(self.model, args, kwargs, self.planner.backend)
         return [self.planner.plan(step, describe_inputs((args, kwargs)))]
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
+    ) -> Any:  # fmt: skip
         if self.planner.backend.implementations != "joint":
-            return self._call(args, kwargs)
+            return self._call(args, kwargs, parameters)
         random = _random.random_states()
         try:
-            return self._call(args, kwargs)
+            return self._call(args, kwargs, parameters)
         except NotInvertible as error:
             _random.set_random_states(random)
             self._invert_nothing(str(error))
-            return self._call(args, kwargs)
+            return self._call(args, kwargs, parameters)
 
     def _invert_nothing(self, why: str) -> None:
         """Plan this and later steps with ``exact`` implementations, because a weight came near zero in training.
@@ -83,17 +89,23 @@ class InOneGraph:
         self.calls = calls_of(self.model, self.planner.backend)
         self.compiled.clear()
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
         aot.check_that_calls_are_compiled()
-        inputs, updates = describe_inputs((args, kwargs)), self.planner.backend.updates
-        check_given_tensors(self.model, args, kwargs)
-        own = _Call(self, Values(self.model, args, kwargs, inputs), inputs)
+        arguments, updates = Arguments(args, kwargs), self.planner.backend.updates
+        check_given_tensors(self.model, args, kwargs, arguments.leaves)
+        own, inputs = _Call(self, Values(self.model, arguments), arguments.inputs), arguments.inputs
 
         def call() -> Any:
-            return self.calls(self.model, args, kwargs, own.values, inputs, updates.trained())
+            return self.calls(self.model, args, kwargs, own.values, parameters, updates.trained())
 
-        with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"), called_by(own):
+        before, calling.call = calling.call, own
+        try:
             outputs = compiling(call, trace_settings(self.model), own.values)
+        except Exception:  # what explains it is entered only now, because each step would pay for it
+            with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
+                raise
+        finally:
+            calling.call = before
         own.note_first_step()
 
         def watch(node: Any) -> None:

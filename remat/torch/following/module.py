@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,9 +69,10 @@ class Rematerialized(Planned, nn.Module):
         if not torch.is_grad_enabled():
             return self.model(*args, **kwargs)
         self._planner.backend.updates.check()
+        parameters = autograd.parameters_of(self.model)
         if not self._accumulates:
-            self._warn_of_held_gradients()
-        return self._step(args, kwargs)
+            self._warn_of_held_gradients(parameters)
+        return self._step(args, kwargs, parameters)
 
     def prepare(
         self,
@@ -102,9 +103,11 @@ class Rematerialized(Planned, nn.Module):
             plans += self._step.plans_for(*with_storages((args, keywords(sample_kwargs)), planner.device))
         return tuple(plans)
 
-    def _warn_of_held_gradients(self) -> None:
+    def _warn_of_held_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Warn, once, if gradients that the budget does not count are still held when a step begins."""
-        held = (gradient for p in autograd.parameters_of(self.model) if (gradient := p.grad) is not None)
+        held = [gradient for p in parameters if (gradient := p.grad) is not None]
+        if not held:
+            return
         gradients = (local_part(x) for x in held if not isinstance(x, Given))
         sizes = {storage_key(x): x.untyped_storage().nbytes() for x in gradients}  # DDP's are views of buckets
         held = sum(sizes.values())

@@ -17,9 +17,10 @@ from remat.torch import _version
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
 from remat.torch.inductor.mincut import order_with
-from remat.torch.planning.capturing import captured_step, describe_inputs
+from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
+from remat.torch.step.branches import describe_inputs
 
 SIZE = 12  # of the batch and of every layer
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo import compiled_autograd
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
-from torch.fx.graph import _BoxedCodeGen
+from torch._ops import OpOverload
 
 from remat.torch.internals.operators import replaced
 
@@ -89,10 +92,99 @@ def forbid_overwriting() -> None:
 
 
 def boxed(module: fx.GraphModule) -> Boxed:
-    """The module's code as a function of one list, whose items it drops after their last use."""
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    return module.forward
+    """The module's code as a function of one list, whose items it drops after their last use.
+
+    Functions and constants are bound once. The code that `fx` writes looks up every operator in each step, and calls it
+    through a function in Python.
+    """
+    code = _Code(module)
+    places = module.graph.find_nodes(op="placeholder")
+    taken = "".join(f"{code.names.setdefault(x, f'v{i}')}, " for i, x in enumerate(places))
+    lines = [f"{taken} = args" if taken else "", "args.clear()", code.dropped(x for x in places if not x.users)]
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            code.names[node] = code.bound_to(operator.attrgetter(str(node.target))(module))
+        elif node.op == "output":
+            lines.append(f"return {code.written(node.args[0])}")
+        elif node not in code.names:
+            call = code.call(node)
+            code.names[node] = f"v{len(code.names)}"
+            lines += [f"{code.names[node]} = {call}", code.dropped(code.ends[node])]
+    body = "".join(f"    {line}\n" for line in lines if line)
+    exec(f"def run(args):\n{body}", code.bound)
+    return code.bound["run"]
+
+
+_aten = torch.ops.aten
+# PyTorch's own functions for frequent operators, with the same positional arguments: they read these in C++, where an
+# operator that is called from Python matches each with its schema. Only calls without keywords take them.
+FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
+    _aten.add.Tensor: torch.add, _aten.addmm.default: torch.addmm, _aten.bmm.default: torch.bmm,
+    _aten.clone.default: torch.clone, _aten.convolution.default: torch.convolution,
+    _aten.expand.default: torch.Tensor.expand, _aten.mm.default: torch.mm, _aten.mul.Tensor: torch.mul,
+    _aten.native_dropout.default: torch.native_dropout, _aten.native_layer_norm.default: torch.native_layer_norm,
+    _aten.permute.default: torch.permute, _aten.relu.default: torch.relu, _aten.select.int: torch.select,
+    _aten.squeeze.dim: torch.squeeze, _aten.sum.dim_IntList: torch.sum, _aten.t.default: torch.t,
+    _aten.transpose.int: torch.transpose, _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.view.default: torch.Tensor.view,
+}  # fmt: skip
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    target: Any = node.target
+    if not node.kwargs and target in FUNCTIONS:
+        return FUNCTIONS[target]
+    return target._op if type(target) is OpOverload else target
+
+
+class _Code:
+    """Parts of a graph's code.
+
+    Attributes:
+        ends: node -> values that nothing behind it reads.
+        names: of values, in the code.
+        bound: constants and functions by name.
+    """
+
+    def __init__(self, module: fx.GraphModule):
+        self.ends = collections.defaultdict[fx.Node, list[fx.Node]](list)
+        for x in module.graph.nodes:
+            if x.op != "get_attr" and (x.users or x.op == "call_function"):
+                self.ends[max(x.users, default=x)].append(x)
+        self.names = dict[fx.Node, str]()
+        self.bound = dict[str, Any]()
+        self._functions = dict[Any, str]()
+
+    def bound_to(self, value: Any) -> str:
+        name = f"c{len(self.bound)}"
+        self.bound[name] = value
+        return name
+
+    def call(self, node: fx.Node) -> str:
+        assert node.op == "call_function"
+        args = [self.written(x) for x in node.args] + [f"{key}={self.written(x)}" for key, x in node.kwargs.items()]
+        if node.target is operator.getitem:
+            return f"{args[0]}[{args[1]}]"
+        function = _function(node)
+        if function not in self._functions:
+            self._functions[function] = self.bound_to(function)
+        return f"{self._functions[function]}({', '.join(args)})"
+
+    def written(self, x: Any) -> str:
+        if isinstance(x, fx.Node):
+            return self.names[x]
+        if isinstance(x, (tuple, list)):
+            items = "".join(f"{self.written(item)}, " for item in x)
+            return f"({items})" if isinstance(x, tuple) else f"[{items}]"
+        if isinstance(x, dict):
+            return "{" + "".join(f"{key!r}: {self.written(value)}, " for key, value in x.items()) + "}"
+        if isinstance(x, slice):
+            return f"slice({', '.join(map(self.written, (x.start, x.stop, x.step)))})"
+        return repr(x) if x is None or type(x) in (bool, int, str) else self.bound_to(x)
+
+    def dropped(self, values: Iterable[fx.Node]) -> str:
+        names = [self.names[x] for x in values]
+        return f"del {', '.join(names)}" if names else ""
 
 
 def mark_boxed(function: Boxed) -> Boxed:

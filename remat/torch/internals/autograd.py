@@ -38,10 +38,12 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """A model's parameters in any order, a shared one more than once; `model.parameters()` takes too long in a step."""
     modules, seen, found = [model], {id(model)}, list[nn.Parameter]()
     for module in modules:  # which grows
-        found += [p for p in module._parameters.values() if p is not None]
-        new = [x for x in module._modules.values() if x is not None and id(x) not in seen]
-        modules += new
-        seen.update(map(id, new))
+        if own := module._parameters:
+            found += [p for p in own.values() if p is not None]
+        for child in module._modules.values() if module._modules else ():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
     return found
 
 

@@ -148,9 +148,10 @@ class _Tracing(threading.local):
 tracing = _Tracing()
 
 
+@contextmanager
 def as_in_eager_mode(
     traced_at: Container[Place], values: Any, settings: Callable[[], AbstractContextManager[Any]]
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Let Dynamo trace what a model does in eager mode; `settings` are entered only while it does, not in each step.
 
     - Models that ask whether they are being traced hear that they are not. At the places `traced_at` they
@@ -163,6 +164,19 @@ def as_in_eager_mode(
     - A Function of the user's that distinguishes missing gradients from zeros is refused: Dynamo gives it zeros.
     - A refusal notes in which module it stops, for `modules_at`.
     """
+    _extend_dynamo()
+    own = tracing.__dict__  # this thread's
+    before = own.copy()
+    own.update(as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
+    try:
+        yield
+    finally:
+        own.clear()
+        own.update(before)
+
+
+@functools.cache
+def _extend_dynamo() -> None:
     _answer_questions()
     _follow_more()
     _let_leaves_through()
@@ -172,10 +186,8 @@ def as_in_eager_mode(
     _refuse_missing_gradients()
     _enter_settings()
     _recompile_without_reason()
-    return replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
 
 
-@functools.cache
 def _recompile_without_reason() -> None:
     """Let one code be compiled for another model, too.
 
@@ -196,7 +208,6 @@ def _recompile_without_reason() -> None:
     setattr(convert_frame, name, reasons)
 
 
-@functools.cache
 def _enter_settings() -> None:
     """Let Dynamo compile under the settings of this thread's call; calls whose code is compiled do not come here."""
     from torch._dynamo.convert_frame import CatchErrorsWrapper
@@ -210,7 +221,6 @@ def _enter_settings() -> None:
     setattr(CatchErrorsWrapper, "__call__", within)  # noqa: B010 - its type is narrower
 
 
-@functools.cache
 def _answer_questions() -> None:
     """Let Dynamo ask here how to answer a model's questions about tracing."""
     from torch._dynamo.variables import ConstantVariable
@@ -314,7 +324,6 @@ def _place_of(tx: Any) -> Place:
     return tuple(found)
 
 
-@functools.cache
 def _follow_more() -> None:
     """Let Dynamo ask here before it follows a jump or sets an attribute; there is no other place for it."""
     from torch._dynamo import symbolic_convert as translators
@@ -357,7 +366,6 @@ def _require_gradient(tx: Any, instruction: Any) -> bool:
     return is_own
 
 
-@functools.cache
 def _let_leaves_through() -> None:
     """Let a model require a gradient of a tensor that it made, e.g. of a frozen embedding, for checkpoints behind it.
 
@@ -386,7 +394,6 @@ def _let_leaves_through() -> None:
         setattr(OutputGraph, name, check_outputs)
 
 
-@functools.cache
 def _refuse_generators() -> None:
     from torch._dynamo.variables.misc import RandomVariable
 
@@ -401,7 +408,6 @@ def _refuse_generators() -> None:
 MISSING_GRADIENTS = "calls ctx.set_materialize_grads(False) and has several outputs"
 
 
-@functools.cache
 def _refuse_missing_gradients() -> None:
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.variables import TensorVariable
@@ -430,7 +436,6 @@ def _refuse_missing_gradients() -> None:
     AutogradFunctionApplyVariable.call_function = unless_missing
 
 
-@functools.cache
 def _note_modules() -> None:
     """Let Dynamo note in an exception which modules are running where it is raised."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -529,7 +534,6 @@ def _outcome_of(node: fx.Node) -> bool | None:
     return values.outcome(calculation) if calculation.arguments else outcome
 
 
-@functools.cache
 def _note_writes() -> None:
     """Let Dynamo note in a call whether it leaves the tensors that it takes as they are."""
     from torch._dynamo import utils

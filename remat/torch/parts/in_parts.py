@@ -39,7 +39,9 @@ class InParts:
         }
         division.apply(model)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
+    ) -> Any:  # fmt: skip
         division = self.search.division
         division.check_applied(self.model)
         with division.placed(self.model, self.modules):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from remat.errors import InvalidInput
 from remat.torch.internals.operators import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
-from remat.torch.planning.capturing import describe_inputs
 from remat.torch.resident.shard import WHOLE, Division
 from remat.torch.step.blocks import in_place
+from remat.torch.step.branches import describe_inputs
 from remat.torch.step.loss import ANY_LOSS, Outside
 
 

@@ -30,10 +30,11 @@ from remat.torch.measuring.plain import FollowedStep
 from remat.torch.parts.opaque import Run, bares, by_key, followed_parts, with_storage
 from remat.torch.parts.parts_plan import PartsPlan
 from remat.torch.planning.book import PlanBook
-from remat.torch.planning.capturing import captured_step, describe_inputs
+from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.eager import CHEAP
 from remat.torch.planning.planner import Planner, StepToPlan, with_workspace_at_end
 from remat.torch.resident.shard import WHOLE, Division
+from remat.torch.step.branches import describe_inputs
 from remat.torch.step.loss import NO_LOSS
 from remat.torch.step.training_graph import CapturedStep, end_of
 from remat.units import format_size

@@ -18,10 +18,10 @@ from remat.errors import InvalidInput
 from remat.link import Link, parse_link
 from remat.torch.internals.autograd import hooks_of_all_modules, parameters_of, storage_key
 from remat.torch.internals.dynamo import TraceSettings
-from remat.torch.internals.operators import is_fake, tree_leaves, tree_map
+from remat.torch.internals.operators import is_fake, tree_map
 from remat.torch.measuring.plain import plain_step
 from remat.torch.planning.planner import Backend
-from remat.torch.step.branches import NewBranches, Values
+from remat.torch.step.branches import Arguments, NewBranches, Values
 from remat.torch.step.capture import TrainingGraph, captured, compile_graph
 from remat.torch.step.numbers import check_containers
 from remat.torch.step.refusals import causes, check_given_tensors, check_history, check_momentum, check_own_tensors
@@ -55,15 +55,16 @@ class Calls:
         self._states: dict[tuple[str, str], set[Any]] = {}
 
     def __call__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Values, inputs: str,
-        trained: tuple[bool, ...] = (),
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Values,
+        parameters: Sequence[nn.Parameter], trained: tuple[bool, ...] = (),
     ) -> Any:  # fmt: skip
         """Call the compiled model, as the present call (`remat.torch.step.capture.calling`) says.
 
         Args:
-            trained: whether each parameter is updated in the step.
+            parameters: the model's, in any order.
+            trained: whether each of them is updated in the step.
         """
-        trained = (*(p.requires_grad for p in parameters_of(model)), *trained)
+        trained = (*[p.requires_grad for p in parameters], *trained)
         unseen = hooks_of_all_modules(), _settings_of_kernels()
         key = trained, unseen, values.key()
         is_new = key not in self.compiled
@@ -73,7 +74,7 @@ class Calls:
                 if not is_new:  # the function belongs to calls without these branches
                     raise NewBranches
                 self.compiled[trained, unseen, values.key()] = self.compiled.pop(key)
-            check_containers(self._states, inputs)
+            check_containers(self._states, values.known[0])
             return compile_graph(graph, example_inputs, self.runner)
 
         if is_new:
@@ -122,12 +123,14 @@ def captured_step(
     check_momentum(model)
     check_own_tensors(model)
     check_given_tensors(model, args, kwargs)
-    inputs, calls = describe_inputs((args, kwargs)), calls_of(model, backend)
+    arguments, calls = Arguments(args, kwargs), calls_of(model, backend)
 
     def training_graph() -> TrainingGraph:
-        values = Values(model, args, kwargs, inputs)
+        values = Values(model, arguments)
         return captured(
-            lambda: calls(model, args, kwargs, values, inputs, backend.updates.trained()), trace_settings(model), values
+            lambda: calls(model, args, kwargs, values, parameters_of(model), backend.updates.trained()),
+            trace_settings(model),
+            values,
         )
 
     with causes(model, args, kwargs), torch.enable_grad():
@@ -186,19 +189,6 @@ def _memory_of(tensors: Iterable[Any]) -> Any:
         (first.setdefault(storage_key(x), len(first)), storage_bytes(x)) if isinstance(x, Tensor) else None
         for x in tensors
     )
-
-
-def describe_inputs(args: Any) -> str:
-    """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
-    return ", ".join(map(_described, tree_leaves(args))) or "no inputs"
-
-
-def _described(x: Any) -> str:
-    if isinstance(x, Tensor):
-        place = f"@{x.device.type}" if x.device.type != "cpu" else ""
-        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{place}"
-    plain = isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
-    return repr(x)[:40] if plain else type(x).__name__  # other representations may hold an address
 
 
 def device_of(model: nn.Module, args: Any) -> str:

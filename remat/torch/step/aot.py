@@ -19,7 +19,7 @@ from torch import fx
 
 from remat.errors import InvalidInput
 from remat.torch._random import random_state
-from remat.torch.copying.copies import ended_on_error
+from remat.torch.copying import copies
 from remat.torch.internals import aot, autograd, dynamo, notes, operators
 from remat.torch.step.work import tensors_of
 
@@ -36,15 +36,22 @@ def boxed(module: fx.GraphModule, _inputs: Any) -> Callable[[list[Any]], Any]:
     """A half as a function of one list, for AOT autograd."""
     aot.forbid_overwriting()  # backward may run twice (retain_graph)
     output_of: dict[str, int] | None = module.meta.get(TANGENTS)
-    variants = {frozenset[str](): aot.boxed(module)}
+    whole = aot.boxed(module)
+    variants = dict[frozenset[str], aot.Boxed]()
+    has_copies = any(getattr(node.target, "__module__", "") == copies.__name__ for node in module.graph.nodes)
 
     def run(args: list[Any]) -> Any:
         unread = _undefined.__dict__.pop("outputs", ()) if output_of is not None else ()
-        missing = frozenset(name for name, output in (output_of or {}).items() if output in unread)
-        if missing not in variants:
-            variants[missing] = aot.boxed(without_tangents(module, missing))
-        with ended_on_error():
-            made = variants[missing](args)
+        half = whole
+        if unread and (missing := frozenset(name for name, output in (output_of or {}).items() if output in unread)):
+            if missing not in variants:
+                variants[missing] = aot.boxed(without_tangents(module, missing))
+            half = variants[missing]
+        if has_copies:
+            with copies.ended_on_error():
+                made = half(args)
+        else:
+            made = half(args)
         if output_of is not None and "gradients" in made_last.__dict__:
             made_last.gradients = {autograd.identity(x) for x in made if isinstance(x, torch.Tensor)}
         return made
@@ -84,10 +91,6 @@ def without_tangents(module: fx.GraphModule, missing: Collection[str]) -> fx.Gra
     end.args = (tuple(None if x in undefined else x for x in end.args[0]),)  # pyright: ignore[reportGeneralTypeIssues]
     copied = {node for node in undefined if node.op != "placeholder"}  # no argument may go
     graph.eliminate_dead_code(lambda node: node.is_impure() and node not in copied)  # what is not made is not copied
-    unused = [node for node in graph.find_nodes(op="placeholder") if not node.users]
-    if unused:  # the caller does not hold them: reading them lets the generated code drop them at once
-        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            graph.call_function(_drop, tuple(unused))
     graph.lint()
     return fx.GraphModule(module, graph)
 
@@ -116,10 +119,6 @@ def partly_undefined(
 def is_sum(node: fx.Node) -> bool:
     """Whether a call adds two gradients, so that one alone passes through."""
     return node.target is aten.add.Tensor and not node.kwargs
-
-
-def _drop(*_values: Any) -> None:
-    pass
 
 
 def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lambda _: None) -> None:

@@ -7,10 +7,12 @@ its own outcomes, or is captured anew.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from remat.torch.internals.dynamo import Calculation
@@ -30,6 +32,39 @@ def is_readable(x: Any) -> bool:
     return isinstance(x, Tensor) and not (is_fake(x) or x.is_floating_point() or x.is_complex())
 
 
+class Arguments:
+    """A call's arguments, taken apart once.
+
+    Attributes:
+        leaves, structure: tensors and others, and where they are.
+        inputs: shapes and dtypes of the tensors, see `describe_inputs`.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        if kwargs or not all(isinstance(x, Tensor) for x in args):
+            self.leaves, self.structure = tree_flatten((args, dict(kwargs)))
+        else:  # as in most steps
+            self.leaves, self.structure = list(args), len(args)
+        self.inputs = ", ".join(map(_described, self.leaves)) or "no inputs"
+
+
+def describe_inputs(args: Any) -> str:
+    """Shapes and dtypes of tensors in a structure of arguments, e.g. ``float32[32, 3, 224, 224]``."""
+    return Arguments((args,), {}).inputs
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return _described_tensor(x.dtype, tuple(x.shape), x.device.type)
+    plain = isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
+    return repr(x)[:40] if plain else type(x).__name__  # other representations may hold an address
+
+
+@functools.lru_cache(maxsize=1024)
+def _described_tensor(dtype: torch.dtype, shape: tuple[int, ...], device: str) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}{'' if device == 'cpu' else f'@{device}'}"
+
+
 class NewBranches(Exception):
     """Ends the compilation of a step with branches that were not known; the next one knows them."""
 
@@ -41,10 +76,10 @@ class Values:
         found: outcomes of branches of the step that is traced now, if these were not known.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: str):
+    def __init__(self, model: nn.Module, arguments: Arguments):
         self.branches = _of_models.setdefault(model, {})
-        self.leaves, structure = tree_flatten((args, dict(kwargs)))
-        self.known = inputs, structure
+        self.leaves = arguments.leaves
+        self.known = arguments.inputs, arguments.structure
         self.found: dict[Calculation, bool] = {}
 
     def outcomes(self) -> Outcomes:

@@ -157,7 +157,7 @@ class _Emitter:
         # An update gives None in place of the gradient. If the half returned None itself, AOT autograd would take the
         # parameter for one that needs no gradient.
         gradients = [
-            self.updated[i] if i in self.updated else None if n is None else self._fetch(n)
+            self.updated[i] if i in self.updated else None if n is None else self._gradient(n)
             for i, n in enumerate(training_graph.outputs[n_forward:])
         ]
         descriptions = notes.descriptions_of_outputs(training_graph.module.graph)
@@ -362,14 +362,33 @@ class _Emitter:
                 )
 
     def _arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return fx.map_arg(args, self._fetch), fx.map_arg(kwargs, self._fetch)
+        return fx.map_arg(args, self._read), fx.map_arg(kwargs, self._read)
+
+    def _read(self, node: fx.Node) -> fx.Node:
+        return self._fetch(self._viewed(node))
+
+    def _viewed(self, node: fx.Node) -> fx.Node:
+        """A node without views that change nothing: no half is differentiated, so that they are not needed."""
+        same, viewed = node, node
+        while self._is_view(viewed):
+            viewed = viewed.all_input_nodes[0]
+            same = viewed if _layout(viewed) == _layout(node) else same
+        return same
+
+    def _gradient(self, node: fx.Node) -> fx.Node:
+        """A gradient that the backward half returns; what it did not make itself stays a view, as autograd expects."""
+        same = self._viewed(node)
+        return self._fetch(same if same.op == "call_function" else node)
+
+    def _is_view(self, node: fx.Node) -> bool:
+        part_of_call = node.target is operator.getitem and node.args[0] in self.calls
+        return node.op == "call_function" and node not in self.calls and not part_of_call
 
     def _fetch(self, node: fx.Node) -> fx.Node:
         """The node of the current half that stands for `node` of the training graph; views are made again if needed."""
-        part_of_call = node.target is operator.getitem and node.args[0] in self.calls
-        if node.op != "call_function" or node in self.calls or part_of_call:
+        if not self._is_view(node):
             return self._hold(node)
-        source = self._fetch(node.all_input_nodes[0])
+        source = self._read(node.all_input_nodes[0])
         known = self.half.views.get(node)
         if known is None or known[0] is not source:
             made = self._add(node.target, *self._arguments(node.args, node.kwargs), node.meta["val"], node.name)
@@ -403,6 +422,14 @@ class _Emitter:
         half.made[held] = half.graph.placeholder(name)
         half.made[held].meta.update({key: meta[key] for key in notes.COPIED_META if key in meta})
         return half.made[held]
+
+
+def _layout(node: fx.Node) -> Any:
+    """Where in its storage a tensor is; of what is no tensor, something that nothing else is equal to."""
+    x = node.meta.get("val")
+    if not isinstance(x, Tensor):
+        return node
+    return x.dtype, *x.shape, *x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
 
 
 def _put_first(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:

@@ -202,9 +202,12 @@ def check_own_tensors(model: nn.Module) -> None:
             raise InvalidInput(f"the buffer '{name}' is {what[0]}, which no plan can follow: {what[1]}")
 
 
-def check_given_tensors(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of the model that hold more than strided tensors."""
-    if not any(map(_more_than_a_tensor, tensors_of((args, kwargs)))):
+def check_given_tensors(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any] | None = None
+) -> None:
+    """Refuse arguments of the model that hold more than strided tensors; `leaves` are theirs, if they are known."""
+    leaves = tensors_of((args, kwargs)) if leaves is None else leaves
+    if not any(isinstance(x, Tensor) and _more_than_a_tensor(x) for x in leaves):
         return
     try:
         named = inspect.signature(model.forward).bind(*args, **kwargs).arguments

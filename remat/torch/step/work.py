@@ -23,6 +23,8 @@ def kind_of(node: fx.Node) -> str:
 
 
 def tensors_of(structure: Any) -> list[torch.Tensor]:
+    if isinstance(structure, torch.Tensor):
+        return [structure]
     return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
 
 
