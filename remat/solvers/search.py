@@ -37,9 +37,9 @@ FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the 
 CYCLE_SHARES = (0.55, 0.2, 0.25)
 SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has one cycle, nearly all for intervals
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
-# In scope free: of the time or moves, for orders alone; of the rest, for sequences from the best order. There the
-# temperature follows the time alone.
-ORDER_SHARE, FREE_SHARE, ENDLESS = 0.3, 0.5, 1 << 60
+# In scope free: of the time or moves, for orders alone, and for sequences from them. There the temperature follows the
+# time alone.
+ORDER_SHARE, FREE_SHARE, ENDLESS = 0.3, 0.35, 1 << 60
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
 ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
@@ -130,37 +130,37 @@ def search_staged(
 
 
 def search_free(context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False) -> Best:
-    """Orders for little memory, then sequences from the best order, then from the best plan; offers better plans.
+    """Orders for little memory, then sequences from each of them, then from the best plan; offers better plans.
 
     An order that fits without repeats is optimal in every scope.
     """
     graph, budget_bytes, options = context.problem.graph, context.problem.budget_bytes, context.options
-    deadline, moves = context.deadline - DEADLINE_MARGIN_S, options.work_limit
+    deadline, moves, known = context.deadline - DEADLINE_MARGIN_S, options.work_limit, context.incumbent.plan
     threads = threads if moves is None else 1  # a run that repeats exactly
 
     def offer(order: np.ndarray, _cost: int) -> None:
         context.offer(Plan.from_order(graph, order.tolist(), budget_bytes), "search over orders")
 
-    def share_ends(share: float) -> float:
-        now = time.monotonic()
-        return now + share * (deadline - now) if moves is None else deadline
+    def part(share: float, rest: float) -> tuple[float, int | None]:
+        """(end, moves) of a step that has a share of all, after which that share of all is left."""
+        left = deadline - time.monotonic()
+        return (deadline - left * rest / (share + rest), None) if moves is None else (deadline, int(share * moves))
 
     found = _Cycles(context, threads, offer, lambda: should_stop() or context.is_solved())
-    known = context.incumbent.plan
     if known is not None and not context.repeats:
         found.take(known.order)
-    first_moves = None if moves is None else int(ORDER_SHARE * moves)
-    orders = anneal_orders(
-        graph, budget_bytes, options.seed, share_ends(ORDER_SHARE), first_moves, should_stop=found.should_stop
-    )
-    first = np.array(orders[0].operations, dtype=np.int32)
+    until, most = part(ORDER_SHARE, 1 - ORDER_SHARE)
+    orders = anneal_orders(graph, budget_bytes, options.seed, until, most, should_stop=found.should_stop)
     if orders[0].peak_bytes <= budget_bytes:
-        found.best.offer(first, graph.total_cost, 0)
-        offer(first, graph.total_cost)
+        found.best.offer(np.array(orders[0].operations, dtype=np.int32), graph.total_cost, 0)
+        offer(np.array(orders[0].operations), graph.total_cost)
         return found.best
-    half = None if moves is None or first_moves is None else (moves - first_moves) // 2
-    found.sequences(first, HOT, share_ends(FREE_SHARE), options.seed, rule=FREE, moves=half)
-    found.sequences(found.best.order, WARM, deadline, options.seed + 1, rule=FREE, moves=half)
+    share = FREE_SHARE / len(orders)
+    for i, order in enumerate(orders):
+        until, most = part(share, 1 - ORDER_SHARE - (i + 1) * share)
+        found.sequences(np.array(order.operations), HOT, until, options.seed + i, rule=FREE, moves=most)
+    until, most = part(1 - ORDER_SHARE - FREE_SHARE, 0.0)
+    found.sequences(found.best.order, WARM, until, options.seed + len(orders), rule=FREE, moves=most)
     return found.best
 
 
