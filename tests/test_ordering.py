@@ -142,7 +142,7 @@ def test_free_plans_are_not_below_the_optimum():
 
 
 def test_order_and_plan_are_improved_together():
-    """Sequences from the orders alone cost 5.1 % more than every operation once, from every operation once 5.4 %; staged
+    """Sequences from the orders alone cost 5.1 % above every operation once, from every operation once 5.4 %, staged
     plans 10.7 %."""
     graph = synthetic.layered(n=100)
     budget = int(0.65 * plain_peak(graph))
