@@ -38,49 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     zoo = commands.add_parser("zoo", help="the solved plans that come with remat")
     zoo.set_defaults(run=_zoo)
     _add_arena(commands)
-    explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
-    explain.add_argument(
-        "target", nargs="?", metavar="PACKAGE.MODULE:FACTORY", help="makes a module, or (module, sample_args)"
-    )
-    explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
-    explain.add_argument("--config", action=_Once, type=Path, help="instead: transformers' config.json, or its folder")
-    explain.add_argument("--batch", action=_Once, type=int, metavar="N", help="as batch_size=N")
-    explain.add_argument("--length", action=_Once, type=int, metavar="TOKENS", help="as length=TOKENS")
-    explain.add_argument("--precision", action=_Once, help="bf16, fp32, or mixed: float32 under autocast to bfloat16")
-    explain.add_argument(
-        "--lora", action=_Once, type=int, metavar="RANK", help="train adapters beside the blocks' linear layers only"
-    )
-    explain.add_argument("--gpu", action=_Once, help=f"for its costs and memory: {', '.join(gpu_names())}")
-    explain.add_argument("--gpus", action=_Once, metavar="NAMES", help="a table of several: all, or e.g. h100,l40s")
-    explain.add_argument(
-        "--price",
-        action="append",
-        default=[],
-        metavar="GPU=N/h",
-        help="with --gpus: what an hour costs, e.g. h100=2.5/h",
-    )
-    explain.add_argument(
-        "--budget", action=_Once, help="instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's"
-    )
-    explain.add_argument("--optimizer", action=_Once, default="adamw", help="for its state (default: %(default)s)")
-    explain.add_argument(
-        "--shard", action=_Once, type=int, metavar="RANKS", help="the answer is for one of so many ranks of FSDP2"
-    )
-    explain.add_argument(
-        "--link", action=_Once, help="what copies to the host change: pcie5, 50GB/s, or auto for the GPU's own link"
-    )
-    explain.add_argument(
-        "--implementations", action=_Once, default="default", metavar="joint",
-        help="joint: also the largest sizes at each overhead with the logits in chunks",
-    )  # fmt: skip
-    explain.add_argument(
-        "--time-limit", type=float, default=2.0, help="seconds of search for each budget (default: %(default)s)"
-    )
-    explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
-    explain.add_argument(
-        "--snapshot", type=Path, metavar="FILE", help="also write a file for PyTorch's memory visualizer"
-    )
-    explain.set_defaults(run=_explain)
+    _add_explain(commands)
     given, others = parser.parse_known_args(arguments)
     for text in others:  # NAME=VALUE may stand behind options
         if given.command != "explain" or text.startswith("-"):
@@ -93,6 +51,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser("explain", help="whether a PyTorch step fits a GPU, and what less memory costs")
+
+    def once(name: str, text: str, **options: Any) -> None:
+        explain.add_argument(name, action=_Once, help=text, **options)
+
+    target = {"nargs": "?", "metavar": "PACKAGE.MODULE:FACTORY"}
+    explain.add_argument("target", **target, help="makes a module, or (module, sample_args)")
+    explain.add_argument("options", nargs="*", metavar="NAME=VALUE", help="arguments of the factory")
+    once("--config", "instead: transformers' config.json, or its folder", type=Path)
+    once("--batch", "as batch_size=N", type=int, metavar="N")
+    once("--length", "as length=TOKENS", type=int, metavar="TOKENS")
+    once("--precision", "bf16, fp32, or mixed: float32 under autocast to bfloat16")
+    once("--lora", "train adapters beside the blocks' linear layers only", type=int, metavar="RANK")
+    once("--gpu", f"for its costs and memory: {', '.join(gpu_names())}")
+    once("--gpus", "a table of several: all, or e.g. h100,l40s", metavar="NAMES")
+    price = {"action": "append", "default": [], "metavar": "GPU=N/h"}
+    explain.add_argument("--price", **price, help="with --gpus: what an hour costs, e.g. h100=2.5/h")
+    once("--budget", "instead of the GPU's memory, e.g. 24GB; without a GPU, costs are an h100's")
+    once("--optimizer", "for its state (default: %(default)s)", default="adamw")
+    once("--shard", "the answer is for one of so many ranks of FSDP2", type=int, metavar="RANKS")
+    once("--link", "what copies to the host change: pcie5, 50GB/s, or auto for the GPU's own link")
+    chunks = "joint: also the largest sizes at each overhead with the logits in chunks"
+    once("--implementations", chunks, default="default", metavar="joint")
+    seconds = "seconds of search for each budget (default: %(default)s)"
+    explain.add_argument("--time-limit", type=float, default=2.0, help=seconds)
+    explain.add_argument("--out", type=Path, help="also write a page of HTML, with who holds what over the step")
+    memory = "also write a file for PyTorch's memory visualizer"
+    explain.add_argument("--snapshot", type=Path, metavar="FILE", help=memory)
+    explain.set_defaults(run=_explain)
 
 
 def _add_arena(commands: Any) -> None:

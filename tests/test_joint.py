@@ -12,17 +12,14 @@ from random_graphs import wrong_with
 import remat
 from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
 from remat.bounds.relax import relaxed
-from remat.context import Context
 from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE
-from remat.problem import Problem, SolveOptions
 from remat.programs import monet as monet_program
 from remat.programs.backends import Backend
 from remat.programs.highs import Answer
 from remat.search.choices import Choices
 from remat.simulator import plain_peak
 from remat.solvers import choose as joint_search
-from remat.solvers._monet_windows import improve_by_windows
 
 
 def test_the_default_graph_is_untouched() -> None:
@@ -401,33 +398,6 @@ def chain_with_masks(n: int) -> Graph:
     values = [Value(f"v{i}", size, i == total - 1) for i, size in enumerate(sizes)]
     values += [Value(f"m{i}", size) for i, size in enumerate(extras)]
     return Graph("masks", tuple(operations), tuple(values), loss=first)
-
-
-def test_windows_of_monets_program_reach_its_optimum_from_a_poor_plan() -> None:
-    joint = chain_with_masks(5)
-    peak = plain_peak(joint)
-    problem = Problem(joint, int(0.8 * peak))
-    optimal = remat.solve(joint, problem.budget_bytes, "monet", time_limit_s=20)
-    assert optimal.stats["monet_optimal"]
-    # The optimum for less memory, with a default implementation wherever one does the same.
-    tight = remat.solve(joint, int(0.7 * peak), "monet", time_limit_s=20).plan
-    names = ["" if name == "fast" else name for name in tight.choices]
-    poor = Plan.from_order(joint, tight.order.tolist(), problem.budget_bytes, names)
-    context = Context.of(problem, SolveOptions(time_limit_s=20, threads=1))
-    assert context.offer(poor, "poor")
-    start = context.incumbent.cost
-    assert improve_by_windows(context, poor, threads=1)
-    assert context.incumbent.cost == optimal.cost < start
-
-
-def test_a_plan_that_monets_program_cannot_express_has_no_windows() -> None:
-    joint = chain_with_masks(3)
-    context = Context.of(Problem(joint, 1000), SolveOptions(time_limit_s=20, threads=1))
-    repeated = [*range(len(joint)), len(joint) - 1]  # a backward operation
-    assert improve_by_windows(context, Plan.from_order(joint, repeated), threads=1) is None
-    forward = replace(joint, operations=tuple(replace(op, is_backward=False) for op in joint.operations))
-    context = Context.of(Problem(forward, 1000), SolveOptions(time_limit_s=20, threads=1))
-    assert improve_by_windows(context, Plan.from_order(forward, range(len(forward))), threads=1) is None
 
 
 @pytest.mark.slow

@@ -8,15 +8,15 @@ from itertools import permutations
 import numpy as np
 import pytest
 from brute_force import KINDS, optimum, random_graph
+from helpers import context_of
 
 from remat import Graph, InvalidGraph, InvalidInput, Plan, load_graph, simulate
 from remat.frontends import synthetic
 from remat.plan import Scope
-from remat.search.anneal import minimise_cost
-from remat.search.free import free_plan
 from remat.search.ordering.anneal import anneal_orders
 from remat.search.ordering.construct import constructive_orders, plan_in_original, reordered
 from remat.simulator import plain_peak
+from remat.solvers.search import search_free
 
 
 def is_topological(graph: Graph, order) -> bool:
@@ -117,13 +117,19 @@ def test_layered_graphs_need_no_recomputation(instances):
         assert best.peak_bytes <= budget
 
 
+def free_plan(graph: Graph, budget: int, seed: int, work_limit: int) -> Plan | None:
+    context = context_of(graph, budget, scope=Scope.FREE, seed=seed, work_limit=work_limit)
+    search_free(context, 1)
+    return context.incumbent.plan
+
+
 def test_free_plans_are_not_below_the_optimum():
     rng = np.random.default_rng(8)
     met = tried = 0
     for trial in range(25):
         graph = random_graph(rng, 5, min_bytes=1, min_cost=1, **KINDS[trial % len(KINDS)])
         budget = graph.largest_working_set()[0] + trial % 2
-        plan, truth = free_plan(graph, budget, seed=trial, work_limit=4000), optimum(graph, budget, "free")
+        plan, truth = free_plan(graph, budget, trial, 4000), optimum(graph, budget, "free")
         if plan is None:
             continue
         tried += 1
@@ -136,14 +142,15 @@ def test_free_plans_are_not_below_the_optimum():
 
 
 def test_order_and_plan_are_improved_together():
-    graph = synthetic.layered(n=60)
-    budget = int(0.7 * plain_peak(graph))
-    told: list[int] = []
-    plan = free_plan(graph, budget, seed=1, work_limit=400_000, on_plan=lambda _, cost: told.append(cost))
+    """Sequences from the orders alone cost 5.1 % above every operation once, from every operation once 5.4 %, staged
+    plans 10.7 %."""
+    graph = synthetic.layered(n=100)
+    budget = int(0.65 * plain_peak(graph))
+    plan = free_plan(graph, budget, 1, 400_000)
+    assert plan is not None
     trace = simulate(graph, plan)
     assert trace.peak_bytes <= budget
-    assert trace.cost == told[-1] == min(told)
-    again = free_plan(graph, budget, seed=1, work_limit=400_000)
+    assert trace.cost < 1.045 * graph.total_cost
+    again = free_plan(graph, budget, 1, 400_000)
+    assert again is not None
     assert again.order.tolist() == plan.order.tolist()
-    staged = minimise_cost(graph, budget, seed=1, work_limit=400_000)
-    assert staged.excess or trace.cost < staged.cost

@@ -710,6 +710,7 @@ def test_a_plan_for_something_else_is_refused_with_both_fingerprints(tmp_path: P
         ({"version": "2.0.0"}, r"made for torch 2\.0\.0, this is"),
         ({"operation_costs": [1]}, "operation_costs' must be"),
         ({"workspace_bytes": None}, "workspace_bytes' must be"),
+        ({"sharing": [[]]}, "'execution': 'sharing' must be a list"),
         (None, "no 'execution' section"),
     ):
         changed = {key: value for key, value in document.items() if key != "execution"}

@@ -103,6 +103,15 @@ def compile_places() -> None:
     _Exact(placer).turn(placer.deadline)
 
 
+def _compiled() -> Any:
+    """The package with its compiled searches, which are imported here because Numba takes time."""
+    import remat.arena.fit
+    import remat.arena.push
+    import remat.arena.skyline
+
+    return remat.arena
+
+
 def checked_buffers(*arrays: Any) -> list[np.ndarray]:
     """Lower and upper ends and sizes as [n] int64; raises `InvalidInput`, see `place`."""
     found = []
@@ -185,8 +194,7 @@ class _Placer:
 
     def greedy(self) -> None:
         """Place in several orders, each buffer in the lowest and in the tightest gap; the first one always."""
-        from remat.arena.fit import fit
-
+        fit = _compiled().fit.fit
         offsets = np.zeros(len(self.size), dtype=np.int64)
         for order in self.greedy_orders():
             for is_tight in (False, True):
@@ -237,14 +245,11 @@ class _Pushes:
 
     def can_run(self) -> bool:
         """Whether it is compiled, or there is time to compile it."""
-        from remat.arena.push import push
-
-        return is_compiled(push) or self.placer.deadline - time.monotonic() > PUSH_COMPILES_S
+        return is_compiled(_compiled().push.push) or self.placer.deadline - time.monotonic() > PUSH_COMPILES_S
 
     def turn(self, until: float) -> None:
         """Search until then; what is found goes to the placer."""
-        from remat.arena.push import push
-
+        push = _compiled().push.push
         while time.monotonic() < until and not self.placer.is_done():
             patience = max(FRUITLESS, 2 * len(self.rows)) * (1 + self.n_failed)
             if not self.arguments or self.placer.bytes <= self.level or self.progress[1] >= patience:
@@ -281,14 +286,12 @@ class _Pushes:
 
     def strip_below(self, i: int) -> tuple[np.ndarray, int, np.ndarray]:
         """(offsets, cost, is_large) if buffers smaller than the i-th size have a strip of their own, from 0."""
-        from remat.arena.fit import fit
-
         if i not in self.strips:
             lower, upper, size = self.placer.lower, self.placer.upper, self.placer.size
             is_large = size >= self.sizes[i]
             order = np.lexsort((lower - upper, -size))
             offsets = np.zeros(len(size), dtype=np.int64)
-            n_bytes = fit(order[~is_large[order]], lower, upper, size, False, MAX_BYTES, offsets)
+            n_bytes = _compiled().fit.fit(order[~is_large[order]], lower, upper, size, False, MAX_BYTES, offsets)
             load = load_of(lower[is_large], upper[is_large], size[is_large])
             self.strips[i] = offsets, n_bytes + load - self.placer.load, is_large
         return self.strips[i]
@@ -320,9 +323,7 @@ class _Pushes:
         random: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
         """Offsets by the best of some sweeps; what outlives the step lies at the top, by beginning."""
-        from remat.arena.fit import sweep
-
-        tops = np.cumsum(size * outlives)
+        sweep, tops = _compiled().fit.sweep, np.cumsum(size * outlives)
         ceiling = level - np.append(0, tops)[np.searchsorted(low, high - 1, "right")]
         others, best, least = np.nonzero(~outlives)[0], np.empty(0, dtype=np.int64), np.inf
         for _ in range(SWEEPS):
@@ -348,9 +349,7 @@ class _Exact:
 
     def can_run(self) -> bool:
         """Whether it is compiled, or there is time to compile it."""
-        from remat.arena import skyline
-
-        return is_compiled(skyline.go_on) or self.placer.deadline - time.monotonic() > COMPILES_S
+        return is_compiled(_compiled().skyline.go_on) or self.placer.deadline - time.monotonic() > COMPILES_S
 
     def next_level(self) -> int:
         placer = self.placer
@@ -360,9 +359,7 @@ class _Exact:
 
     def turn(self, until: float) -> None:
         """Search below the next level until then; what is found or refuted goes to the placer."""
-        from remat.arena import skyline
-
-        placer, level = self.placer, self.next_level()
+        skyline, placer, level = _compiled().skyline, self.placer, self.next_level()
         if level != self.level or self.skyline is None:
             seed = int(placer.random.integers(1 << 62))
             self.skyline = skyline.new_skyline(self.low, self.high, placer.size, level, seed, self.room)
@@ -384,8 +381,7 @@ class _Exact:
 
     def run(self, n_nodes: int, until: float) -> int:
         """One run of so many nodes, unless the time ends it."""
-        from remat.arena import skyline
-
+        skyline = _compiled().skyline
         while n_nodes > 0 and (now := time.monotonic()) < until:
             before = self.skyline.scalar[skyline.NODES]
             result = skyline.go_on(self.skyline, min(n_nodes, max(1, int(STEP_S / self.node_s))))

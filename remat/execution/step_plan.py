@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from remat.arena import places_in_words
+from remat.arena.certificate import checked_sharing
 from remat.cost import Noise
 from remat.errors import InvalidInput, InvalidPlan
 from remat.execution.phases import Phases
@@ -529,14 +530,7 @@ def _is_weight(row: Any) -> bool:
 
 
 def _sharing(section: Mapping[str, Any], graph: Graph, where: str) -> Sharing:
-    """The file's pairs, checked: each is an input and an output of its operation."""
-    rows = section.get("sharing", [])
-    if rows == []:
-        return ()
-    if not isinstance(rows, list) or len(rows) != len(graph) or not all(isinstance(row, list) for row in rows):
-        raise InvalidPlan(f"{where}: '{SECTION}.sharing' must be a list for each of the {len(graph)} operations")
-    for op, row in zip(graph.operations, rows, strict=True):
-        for pair in row:
-            if not isinstance(pair, list) or len(pair) != 2 or pair[0] not in op.inputs or pair[1] not in op.outputs:
-                raise InvalidPlan(f"{where}: '{SECTION}.sharing': {pair!r:.40} is no input and output of '{op.name}'")
-    return tuple(tuple((pair[0], pair[1]) for pair in row) for row in rows)
+    try:
+        return checked_sharing(section.get("sharing", []), graph)
+    except InvalidInput as error:
+        raise InvalidPlan(f"{where}: '{SECTION}': {error}") from None

@@ -88,18 +88,6 @@ class MonetModel:
             for _, k, implementation in sorted(chosen, key=lambda entry: entry[:2])
         ]
 
-    def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """[n] int, stage and operation of each variable: of S what made the value, of SM the backward operation."""
-        stage, operation = np.zeros(len(self.cost), dtype=int), np.zeros(len(self.cost), dtype=int)
-        for t, k, _, column in self.computations:
-            if column >= 0:
-                stage[column], operation[column] = t, k
-        for (t, v), column in self.stored.items():
-            stage[column], operation[column] = t, self.graph.producer[v]
-        for column, chosen, _ in self.both:
-            stage[column], operation[column] = stage[chosen], operation[chosen]
-        return stage, operation
-
     def point(self, calls: Iterable[tuple[int, str]]) -> np.ndarray | None:
         """[n] the variables of a plan with these calls, as `calls` gives them; None if the program has no such plan.
 

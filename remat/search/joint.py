@@ -607,91 +607,155 @@ def keep_best(state):
     state.best_option[:] = state.option
 
 
+class Change(NamedTuple):
+    """What a move changes, so that it can be taken back: V values, T stages.
+
+    Attributes:
+        touched: [V] values to look at; dirty: [T] stages to evaluate.
+        log, options_log: genes and options before, as `undo_genes` reads them.
+        changed: values that are there in other stages; old_n, old_runs, old_col: their runs and stages before.
+        stages: those evaluated; old: their costs and excesses before.
+        col, flags, found, candidates: working space of `column` and `flip`.
+    """
+
+    touched: np.ndarray
+    dirty: np.ndarray
+    log: np.ndarray
+    options_log: np.ndarray
+    changed: np.ndarray
+    old_n: np.ndarray
+    old_runs: np.ndarray
+    old_col: np.ndarray
+    stages: np.ndarray
+    old: np.ndarray
+    col: np.ndarray
+    flags: np.ndarray
+    found: np.ndarray
+    candidates: np.ndarray
+
+
+@njit(cache=True)
+def no_change(n_values, n_stages):
+    """Room for a change."""
+    return Change(
+        np.zeros(n_values, np.bool_), np.zeros(n_stages, np.bool_), np.zeros((8 * n_values + 64, 2), np.int64),
+        np.zeros((64, 2), np.int64), np.zeros(n_values, np.int64), np.zeros(n_values, np.int64),
+        np.zeros((n_values, MOST_REPEATS), np.int64), np.zeros((n_values, n_stages + 1), np.bool_),
+        np.zeros(n_stages, np.int64), np.zeros((n_stages, 4)), np.zeros(n_stages + 1, np.bool_),
+        np.zeros(n_stages + 1, np.bool_), np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64),
+    )  # fmt: skip
+
+
+@njit(cache=True, inline="always")
+def propose(instance, state, change):
+    """Change genes and options at random; returns the lengths of both logs."""
+    touched, log, options_log = change.touched, change.log, change.options_log
+    n = m = 0
+    v, r = below(state.random, instance.size.shape[0]), uniform(state.random)
+    if uniform(state.random) < 0.5:
+        v = large(instance, state.random)
+    if r < 0.25 and instance.choosing.shape[0] > 0:
+        n, v = switch(instance, state, touched, log, n, options_log)
+        m = 1
+        flips = 0 if uniform(state.random) < 0.6 else 1
+    elif r < 0.35 and instance.choosing.shape[0] > 0:
+        n, m = turn(instance, state, v, touched, log, n, options_log)
+        flips = 0 if uniform(state.random) < 0.7 else 1
+    else:
+        flips = 1 if r >= 0.7 else 2 if r < 0.6 else 3
+    for part in range(flips):
+        if part > 0 or m > 0:
+            if uniform(state.random) < SHARE_FAR:
+                v = large(instance, state.random)
+            else:
+                for _hop in range(1 + below(state.random, 2)):
+                    v = neighbour(instance, state, v)
+        n = flip(instance, state, v, touched, log, n, change.candidates)
+    return n, m
+
+
+@njit(cache=True, inline="always")
+def derive(instance, state, change, m):
+    """Where the values touched are there now; marks the stages that this and `m` options change.
+
+    Returns:
+        number of values changed
+    """
+    touched, dirty, col, found = change.touched, change.dirty, change.col, change.found
+    n_stages, b = state.option.shape[0], 0
+    for v in range(instance.size.shape[0] - 1, -1, -1):
+        if not touched[v]:
+            continue
+        touched[v] = False
+        k = column(instance, state, v, col, change.flags, found)
+        same = k == state.n_runs[v]
+        for j in range(k):
+            same = same and found[j] == state.runs[v, j]
+        differs = False
+        for t in range(1, n_stages):
+            if col[t] != state.held[v, t]:
+                differs = True
+                break
+        if same and not differs:
+            continue
+        change.changed[b], change.old_n[b] = v, state.n_runs[v]
+        for j in range(state.n_runs[v]):
+            change.old_runs[b, j] = state.runs[v, j]
+        for t in range(n_stages + 1):
+            change.old_col[b, t] = state.held[v, t]
+        b += 1
+        set_column(instance, state, v, col, dirty)
+        if not same:
+            for j in range(state.n_runs[v]):
+                dirty[state.runs[v, j]] = True
+            set_runs(state, v, k, found)
+            for j in range(k):
+                dirty[found[j]] = True
+            i = instance.maker[v]
+            for e in range(instance.in_start[i], instance.in_start[i + 1]):
+                touched[instance.in_ids[e]] = True
+    for j in range(m):
+        dirty[change.options_log[j, 0]] = True
+    return b
+
+
+@njit(cache=True)
+def take_back(instance, state, change, b, d):
+    """Undo a change of `b` values and `d` stages, but for its genes."""
+    for j in range(b - 1, -1, -1):
+        v = change.changed[j]
+        set_column(instance, state, v, change.old_col[j], change.dirty)
+        set_runs(state, v, change.old_n[j], change.old_runs[j])
+    for j in range(d):
+        t = change.stages[j]
+        state.cost[t], state.excess[t] = change.old[j, 0], change.old[j, 1]
+        state.exact_cost[t], state.exact_excess[t] = change.old[j, 2], change.old[j, 3]
+    change.dirty[:] = False
+
+
 @njit(cache=True, nogil=True)
 def anneal(instance, state, budget, hot, moves, floor):
-    """Moves at one temperature; returns how many were taken.
-
-    Args:
-        hot: the temperature, in units of cost. floor: the least price of a byte.
-    """
+    """Moves at one temperature, in units of cost; returns how many were taken. `floor`: the least price of a byte."""
     n_values, n_stages = instance.size.shape[0], state.option.shape[0]
-    touched, dirty = np.zeros(n_values, np.bool_), np.zeros(n_stages, np.bool_)
-    log, options_log = np.zeros((8 * n_values + 64, 2), np.int64), np.zeros((64, 2), np.int64)
-    col, flags = np.zeros(n_stages + 1, np.bool_), np.zeros(n_stages + 1, np.bool_)
-    found, candidates = np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64)
-    changed, old_n = np.zeros(n_values, np.int64), np.zeros(n_values, np.int64)
-    old_runs, old_col = np.zeros((n_values, MOST_REPEATS), np.int64), np.zeros((n_values, n_stages + 1), np.bool_)
-    stages, old = np.zeros(n_stages, np.int64), np.zeros((n_stages, 4))
-    work = workspace(n_values, instance.over.shape[0])
-    out, picked = np.zeros(4), np.zeros(4)
-    reals = state.reals
+    change, work, more, picked = (
+        no_change(n_values, n_stages),
+        workspace(n_values, instance.over.shape[0]),
+        np.zeros(4),
+        np.zeros(4),
+    )
+    dirty, stages, old, out, reals, taken = change.dirty, change.stages, change.old, np.zeros(4), state.reals, 0
+    # Taken out of the instance once: most stages are evaluated in a few hundred instructions.
     costs, excesses, exacts, exact_excesses = state.cost, state.excess, state.exact_cost, state.exact_excess
     runs_at, total, option, options, base = state.runs_at, state.total, state.option, instance.options, instance.base
     option_bytes, option_pick = instance.option_bytes, instance.option_pick
     pick_cost, pick_bytes = instance.pick_cost, instance.pick_bytes
-    taken = 0
     for move in range(moves):
-        n = m = 0
-        v, r = below(state.random, n_values), uniform(state.random)
-        if uniform(state.random) < 0.5:
-            v = large(instance, state.random)
-        if r < 0.25 and instance.choosing.shape[0] > 0:
-            n, v = switch(instance, state, touched, log, n, options_log)
-            m = 1
-            flips = 0 if uniform(state.random) < 0.6 else 1
-        elif r < 0.35 and instance.choosing.shape[0] > 0:
-            n, m = turn(instance, state, v, touched, log, n, options_log)
-            flips = 0 if uniform(state.random) < 0.7 else 1
-        else:
-            flips = 1 if r >= 0.7 else 2 if r < 0.6 else 3
-        for part in range(flips):
-            if part > 0 or m > 0:
-                if uniform(state.random) < SHARE_FAR:
-                    v = large(instance, state.random)
-                else:
-                    for _hop in range(1 + below(state.random, 2)):
-                        v = neighbour(instance, state, v)
-            n = flip(instance, state, v, touched, log, n, candidates)
-        b = 0
-        for v in range(n_values - 1, -1, -1):
-            if not touched[v]:
-                continue
-            touched[v] = False
-            k = column(instance, state, v, col, flags, found)
-            same = k == state.n_runs[v]
-            for j in range(k):
-                same = same and found[j] == state.runs[v, j]
-            differs = False
-            for t in range(1, n_stages):
-                if col[t] != state.held[v, t]:
-                    differs = True
-                    break
-            if same and not differs:
-                continue
-            changed[b], old_n[b] = v, state.n_runs[v]
-            for j in range(state.n_runs[v]):
-                old_runs[b, j] = state.runs[v, j]
-            for t in range(n_stages + 1):
-                old_col[b, t] = state.held[v, t]
-            b += 1
-            set_column(instance, state, v, col, dirty)
-            if not same:
-                for j in range(state.n_runs[v]):
-                    dirty[state.runs[v, j]] = True
-                set_runs(state, v, k, found)
-                for j in range(k):
-                    dirty[found[j]] = True
-                i = instance.maker[v]
-                for e in range(instance.in_start[i], instance.in_start[i + 1]):
-                    touched[instance.in_ids[e]] = True
-        for j in range(m):
-            dirty[options_log[j, 0]] = True
+        n, m = propose(instance, state, change)
+        b, d, price = derive(instance, state, change, m), 0, reals[PRICE]
         if b == 0 and m == 0:
-            undo_genes(state, log, n, options_log, m)
+            undo_genes(state, change.log, n, change.options_log, m)
             continue
-        d = 0
-        more = more_excess = more_exact = more_exact_excess = 0.0
-        price = reals[PRICE]
+        more[:] = 0.0
         for t in range(n_stages):
             if not dirty[t]:
                 continue
@@ -702,42 +766,26 @@ def anneal(instance, state, budget, hot, moves, floor):
                 forward(instance, state, budget, price, work.names, out, picked)
             elif runs_at[t] > 0:
                 stage(instance, state, t, budget, price, work, out, picked)
-            else:  # most of them: as `evaluate`, which would take the arrays out of the instance each time
+            else:  # as `evaluate`
                 o = options[t] + option[t]
                 quiet(
                     base[t], total[t], option_bytes[o], pick_cost, pick_bytes, option_pick[o], option_pick[o + 1],
                     budget, price, out,
                 )  # fmt: skip
             costs[t], excesses[t], exacts[t], exact_excesses[t] = out[0], out[1], out[2], out[3]
-            more += out[0] - old[d, 0]
-            more_excess += out[1] - old[d, 1]
-            more_exact += out[2] - old[d, 2]
-            more_exact_excess += out[3] - old[d, 3]
+            for j in range(4):
+                more[j] += out[j] - old[d, j]
             d += 1
-        worse = more + reals[PRICE] * more_excess
+        worse = more[COST] + price * more[EXCESS]
         if worse <= 0 or uniform(state.random) < np.exp(-worse / hot):
             taken += 1
-            reals[COST] += more
-            reals[EXCESS] += more_excess
-            reals[EXACT_COST] += more_exact
-            reals[EXACT_EXCESS] += more_exact_excess
+            for j in range(4):
+                reals[j] += more[j]
             if reals[EXACT_EXCESS] < 0.5 and reals[EXACT_COST] < reals[BEST] - 0.5:
                 keep_best(state)
         else:
-            for j in range(b - 1, -1, -1):
-                v = changed[j]
-                set_column(instance, state, v, old_col[j], dirty)
-                set_runs(state, v, old_n[j], old_runs[j])
-            undo_genes(state, log, n, options_log, m)
-            for j in range(d):
-                t = stages[j]
-                state.cost[t], state.excess[t], state.exact_cost[t], state.exact_excess[t] = (
-                    old[j, 0],
-                    old[j, 1],
-                    old[j, 2],
-                    old[j, 3],
-                )
-            dirty[:] = False
+            take_back(instance, state, change, b, d)
+            undo_genes(state, change.log, n, change.options_log, m)
         if move % 50 == 49:
             if reals[EXCESS] > 0.5:
                 reals[PRICE] *= 1.03

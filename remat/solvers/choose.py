@@ -30,7 +30,6 @@ from remat.graph import Graph
 from remat.implementation import DEFAULT
 from remat.incumbent import Found, Incumbent
 from remat.plan import Plan, Scope
-from remat.programs.monet import estimate_columns
 from remat.registry import Strategy
 from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices, choice_of
@@ -40,7 +39,6 @@ from remat.search.joint import Prepared, anneal_jointly, prepare
 from remat.search.ordering.construct import plan_in_original, reordered
 from remat.search.ready import begin_compiling, is_joint_ready, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
-from remat.solvers._monet_windows import improve_by_windows
 from remat.solvers.search import lean_plan
 
 WHO = "search over implementations"
@@ -64,9 +62,6 @@ REPEATS_PER_S = 40  # choices judged per second in runs that repeat exactly
 EXHAUSTIVE_OPERATIONS, EXHAUSTIVE_STATES, EXHAUSTIVE_SHARE = 12, 60_000, 0.3  # largest graph, states, share of the time
 STATES_PER_S = 2_000  # of the exhaustive search, in a run that repeats exactly
 SEED_STEP = 1000  # between the seeds of two searches of one solve
-RESTART_SHARE, RESTART_WINDOWS_SHARE = 0.25, 0.5  # of the time left, for the search and the windows of a restart
-VAIN_RESTARTS = 4  # in a row, after which the rest of the time is left
-MONET_COLUMNS, MONET_SHARE, LEAST_MONET_S = 8_000, 0.4, 2.0  # largest MONeT program that takes part, and its time
 
 
 def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Outcome:
@@ -100,11 +95,7 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
             search.busy = 1
         cut = _take_turns(context, prepared, search, strategy, options, stats)
         if prover is not None:
-            if prover.running is None:
-                prover.finish()
-            stats["restarts"] = 0 if repeats else _restart(context, prover)
-            if prover.running is not None:
-                prover.finish()
+            prover.finish()
     finally:
         if prover is not None:
             prover.stopped.set()
@@ -118,7 +109,7 @@ def _take_turns(
     stats: dict[str, Any],
 ) -> bool:  # fmt: skip
     """Search for a choice and solve it, twice; whether the clock ended the last solve. Adds to `stats`."""
-    repeats, proves, cut = context.repeats, bool(strategy.members), False
+    repeats, cut = context.repeats, False
     began, seconds = time.monotonic(), context.remaining_s()
     for turn in range(1 if repeats else OUTER_ROUNDS):
         first, last = (0.0, 1.0) if repeats else (turn / OUTER_ROUNDS, (turn + 1) / OUTER_ROUNDS)
@@ -134,11 +125,6 @@ def _take_turns(
         cut = bool(solved.cut_by_clock)
         if context.is_solved() or repeats:
             break
-        if turn == 0 and proves and _has_small_program(context.problem.graph):
-            monet_s = MONET_SHARE * context.remaining_s()
-            if monet_s >= LEAST_MONET_S:  # its plan may run an operation in several implementations
-                stats |= _by_monet(context.until(time.monotonic() + monet_s), search.busy)
-                search.start_from_best_plan()
     return cut
 
 
@@ -207,43 +193,6 @@ def _anneal_jointly(
             if prover is not None:
                 prover.stopped.set()
             raise
-
-
-def _has_small_program(graph: Graph) -> bool:
-    """Whether MONeT's program of the graph takes part."""
-    return any(op.is_backward for op in graph.operations) and estimate_columns(graph) <= MONET_COLUMNS
-
-
-def _by_monet(context: Context, busy: int) -> dict[str, Any]:
-    """Improve the best plan by windows of MONeT's program, or by the whole one if it cannot express that plan."""
-    plan = context.incumbent.plan
-    windows = None if plan is None else improve_by_windows(context, plan, max(1, context.options.threads - busy))
-    if windows is not None:
-        return {"monet_windows": windows}
-    return {"monet_status": str(context.run_strategy(context, "monet", {}).status)}
-
-
-def _restart(context: Context, prover: _Prover) -> int:
-    """Spend the time left on searches from the beginning, and windows of MONeT's program around their plans.
-
-    Windows end in a plan that depends on where they start. The number of restarts; they end when several in a row did
-    not help.
-    """
-    done = vain = 0
-    while _has_small_program(context.problem.graph) and vain < VAIN_RESTARTS:
-        if context.remaining_s() < LEAST_MONET_S or context.is_solved():
-            break
-        done += 1
-        known, busy = context.incumbent.cost, int(prover.is_running())
-        search = _ChoiceSearch(context.with_options(seed=context.options.seed + SEED_STEP * done, warm_start=None))
-        search.busy = busy
-        search.run(context.share_ends(RESTART_SHARE))
-        plan = None if search.best is None else search.plan_of(search.best)
-        if plan is not None:
-            threads = max(1, context.options.threads - busy)
-            improve_by_windows(context.until(context.share_ends(RESTART_WINDOWS_SHARE)), plan, threads)
-        vain = vain + 1 if context.incumbent.cost == known else 0
-    return done
 
 
 def _outcome(context: Context, stats: Mapping[str, Any], cut: bool) -> Outcome:
@@ -640,10 +589,6 @@ class _Prover:
             self.running.result()
         else:
             self.cut = self.context.repeats
-
-    def is_running(self) -> bool:
-        """Whether its own thread is at work."""
-        return self.running is not None and not self.running.done()
 
     def bound_by_windows(self, deadline: float) -> None:
         """Rounds of the window relaxation until the time `deadline` (monotonic)."""

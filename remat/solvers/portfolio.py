@@ -19,14 +19,12 @@ from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import strategy
 from remat.search.exhaustive import exhaustive
-from remat.search.free import free_plan
 from remat.search.ready import begin_compiling, is_ready, ready_by
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
 from remat.solvers.search import (
     COLD,
-    DEADLINE_MARGIN_S,
     SMALL,
     evict,
     evict_greedily,
@@ -34,6 +32,7 @@ from remat.solvers.search import (
     fixed_moves,
     lean_plan,
     quick_plan,
+    search_free,
     search_staged,
     start_plans,
 )
@@ -80,7 +79,7 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compil
     members=("search", "checkmate_milp"),
     begins_greedily=True,
     copies="annealed",
-    version=4,
+    version=5,
 )
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.
@@ -198,16 +197,7 @@ class _Run:
                 start = quick_plan(context)  # on the graph's own order, because other orders take time
                 if start is not None:
                     context.offer(start, "search")
-            known = None if context.repeats else context.incumbent.plan
-
-            def offer(plan: Plan, _cost: int) -> None:
-                context.offer(plan, "search over orders")
-
-            free_plan(
-                context.problem.graph, context.problem.budget_bytes, seed=context.options.seed, threads=threads,
-                deadline=context.deadline - DEADLINE_MARGIN_S, work_limit=context.options.work_limit, on_plan=offer,
-                should_stop=lambda: self._done(context), start=known,
-            )  # fmt: skip
+            search_free(context, threads, should_stop=lambda: self._done(context))
         else:
             best = search_staged(context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves

@@ -23,8 +23,9 @@ from remat.search.chain import chain_plan
 from remat.search.greedy import SHORT_S, greedy_eviction, greedy_plans
 from remat.search.kernel import LARGE
 from remat.search.online import online_plan
+from remat.search.ordering.anneal import anneal_orders
 from remat.search.ready import is_ready, ready_by
-from remat.search.sequence import NOTHING, STAGED, Sequencer
+from remat.search.sequence import FREE, NOTHING, STAGED, Sequencer
 from remat.simulator import simulate
 from remat.solution import Candidate, Outcome, candidates_of
 
@@ -39,9 +40,15 @@ FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the 
 CYCLE_SHARES = (0.55, 0.2, 0.25)
 SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has one cycle, nearly all for intervals
 HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
+# In scope free: of the time or moves, for orders alone, and for sequences from them. There the temperature follows the
+# time alone.
+ORDER_SHARE, FREE_SHARE, ENDLESS = 0.3, 0.35, 1 << 60
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
 ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
+Stages = Callable[
+    [np.ndarray | None, float, int], Best
+]  # anneals intervals: (computations to start from, deadline, seed)
 COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
@@ -130,8 +137,42 @@ def search_staged(
     deadline = context.deadline - DEADLINE_MARGIN_S
     if context.repeats:
         return stages(start, deadline, context.options.seed)
-    cycles = _Cycles(context, threads, offer, calls.should_stop, stages)
-    return cycles.run(start, deadline)
+    return _Cycles(context, threads, offer, calls.should_stop).run(start, deadline, stages)
+
+
+def search_free(context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False) -> Best:
+    """Orders for little memory, then sequences from each of them, then from the best plan; offers better plans.
+
+    An order that fits without repeats is optimal in every scope.
+    """
+    graph, budget_bytes, options = context.problem.graph, context.problem.budget_bytes, context.options
+    deadline, moves, known = context.deadline - DEADLINE_MARGIN_S, options.work_limit, context.incumbent.plan
+    threads = threads if moves is None else 1  # a run that repeats exactly
+
+    def offer(order: np.ndarray, _cost: int) -> None:
+        context.offer(Plan.from_order(graph, order.tolist(), budget_bytes), "search over orders")
+
+    def part(share: float, rest: float) -> tuple[float, int | None]:
+        """(end, moves) of a step that has a share of all, after which that share of all is left."""
+        left = deadline - time.monotonic()
+        return (deadline - left * rest / (share + rest), None) if moves is None else (deadline, int(share * moves))
+
+    found = _Cycles(context, threads, offer, lambda: should_stop() or context.is_solved())
+    if known is not None and not context.repeats:
+        found.take(known.order)
+    until, most = part(ORDER_SHARE, 1 - ORDER_SHARE)
+    orders = anneal_orders(graph, budget_bytes, options.seed, until, most, should_stop=found.should_stop)
+    if orders[0].peak_bytes <= budget_bytes:
+        found.best.offer(np.array(orders[0].operations, dtype=np.int32), graph.total_cost, 0)
+        offer(np.array(orders[0].operations), graph.total_cost)
+        return found.best
+    share = FREE_SHARE / len(orders)
+    for i, order in enumerate(orders):
+        until, most = part(share, 1 - ORDER_SHARE - (i + 1) * share)
+        found.sequences(np.array(order.operations), HOT, until, options.seed + i, rule=FREE, moves=most)
+    until, most = part(1 - ORDER_SHARE - FREE_SHARE, 0.0)
+    found.sequences(found.best.order, WARM, until, options.seed + len(orders), rule=FREE, moves=most)
+    return found.best
 
 
 @dataclass(slots=True)
@@ -140,52 +181,55 @@ class _Cycles:
 
     A cycle anneals sequences from every operation once, then intervals from the best plan, then sequences from the best
     plan. Each annealer improves plans that the other cannot.
-
-    Attributes:
-        stages: anneals intervals: (computations to start from, deadline, seed).
     """
 
     context: Context
     threads: int
     offer: Callable[[np.ndarray, int], None]
     should_stop: Callable[[], bool]
-    stages: Callable[[np.ndarray | None, float, int], Best]
     best: Best = field(default_factory=Best)
 
-    def run(self, start: np.ndarray | None, deadline: float) -> Best:
+    def run(self, start: np.ndarray | None, deadline: float, stages: Stages) -> Best:
         """The best plan; it fits if its `excess` is 0."""
         now = time.monotonic()
         is_small = len(self.graph) < SMALL
         shares = SMALL_SHARES if is_small else CYCLE_SHARES
         n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, deadline - now) / FIRST_CYCLE_S)))
         if start is not None:
-            self._take(start)
+            self.take(start)
         index = 0
         while (began := time.monotonic()) < deadline and not self.should_stop():
             share = 1 / (2 ** (n - index) - 1) if index < n else 1.0
             at = [began + share * x * (deadline - began) for x in itertools.accumulate((0.0, *shares))]
-            self._cycle(start, at, self.context.options.seed + SEED_STEP * index)
+            self._cycle(start, at, self.context.options.seed + SEED_STEP * index, stages)
             index += 1
         return self.best
 
-    def _cycle(self, start: np.ndarray | None, at: Sequence[float], seed: int) -> None:
+    def _cycle(self, start: np.ndarray | None, at: Sequence[float], seed: int, stages: Stages) -> None:
         """One cycle, whose three steps begin and end `at` these times. Sequences without time are left out."""
         if at[1] > at[0]:
-            self._sequences(None, HOT, at[1], seed)
-        found = self.stages(start if self.best.order is None else self.best.order, at[2], seed)
+            self.sequences(None, HOT, at[1], seed)
+        found = stages(start if self.best.order is None else self.best.order, at[2], seed)
         self.best.moves += found.moves
         if found.order is not None:
             self.best.offer(found.order, found.cost, found.excess)
         if at[3] > at[2]:
-            self._sequences(self.best.order, WARM, at[3], seed + 1)
+            self.sequences(self.best.order, WARM, at[3], seed + 1)
 
-    def _take(self, order: np.ndarray) -> None:
+    def take(self, order: np.ndarray) -> None:
         """Take a plan as the best one, if it is."""
         trace = simulate(self.graph, Plan.from_order(self.graph, order.tolist()))
         self.best.offer(order, trace.cost, max(0, trace.peak_bytes - self.context.problem.budget_bytes))
 
-    def _sequences(self, start: np.ndarray | None, hot: float, deadline: float, seed: int) -> None:
-        """Anneal one sequence on each thread, from a plan or from every operation once."""
+    def sequences(
+        self, start: np.ndarray | None, hot: float, deadline: float, seed: int, *, rule: int = STAGED,
+        moves: int | None = None,
+    ) -> None:  # fmt: skip
+        """Anneal one sequence on each thread, from a plan or from every operation once.
+
+        Args:
+            moves: of a run that repeats exactly; the temperature then follows them alone.
+        """
         graph, reporter = self.graph, Reporter(self.best, self.graph.total_cost, self.offer)
 
         def better(order: list[int]) -> None:
@@ -194,10 +238,13 @@ class _Cycles:
                 reporter.report()
 
         def work(thread: int) -> None:
-            sequencer = Sequencer(graph, self.context.problem.budget_bytes, STAGED, seed * 1009 + thread)
+            sequencer = Sequencer(graph, self.context.problem.budget_bytes, rule, seed * 1009 + thread)
             if start is None or sequencer.load(start):
                 known = self.best.cost if not self.best.excess else NOTHING
-                found = sequencer.cool(MOVES * len(graph), hot, deadline, stop, known=known, on_better=better)
+                found = sequencer.cool(
+                    moves or (MOVES * len(graph) if rule == STAGED else ENDLESS), hot, deadline, stop,
+                    is_counted=moves is not None, known=known, on_better=better,
+                )  # fmt: skip
                 with self.best.lock:
                     self.best.moves += found.moves
 
