@@ -16,6 +16,7 @@ from remat.solution import Outcome
 FIRST_S, GROWTH = 1.5, 2.0
 PATIENCE_S = 1.0  # without a gain, for size 1 and a gap of `least_gain`; it grows with the root of the gap
 LEAST, IMPLEMENTATIONS, SMALL = 0.4, 1000, 550  # the least size; it grows by 1 for so many, beyond SMALL
+MOST_SLOWER = 2.0
 LEAST_S, SHORTEST_S = 0.1, 1e-3  # the shortest run; the resolution of a clock
 SEED_STEP = 15_485_863  # between the seeds of runs
 
@@ -88,6 +89,7 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
 def slower_by(wall_s: float, used_s: float) -> float:
     """Seconds for each processor second that this process used: above 1 where others take the processors.
 
-    Patience is longer by that, so that a busy machine does not end a search before it has searched.
+    Patience is longer by that, so that a busy machine does not end a search before it has searched, but at most
+    `MOST_SLOWER` times, because a user waits.
     """
-    return max(1.0, wall_s / max(used_s, SHORTEST_S))
+    return min(MOST_SLOWER, max(1.0, wall_s / max(used_s, SHORTEST_S)))
