@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
 from remat.solvers import portfolio, search
 from remat.solving.dispatch import new_context
-from remat.solving.patience import is_enough
+from remat.solving.patience import enough_at, is_enough, slower_by
 
 SCOPES = ("staged", "fixed_order", "free")
 
@@ -179,6 +180,24 @@ def test_when_more_time_is_not_worth_it(costs, bound, now, enough):
     """A function of times, costs and bound alone."""
     costs = [(seconds, 1000 * cost) for seconds, cost in costs]
     assert is_enough(costs, 1000 * bound, now, 0.0011) == enough
+
+
+def test_when_patience_ends_if_nothing_is_found():
+    """It is the moment at which `is_enough` changes; a run need not be longer."""
+    costs = [(0.1, 1000), (3.0, 990)]
+    ends = enough_at(costs, 950, 4.0, 0.001, 0.5)
+    assert not is_enough(costs, 950, ends - 1e-6, 0.001, 0.5)
+    assert is_enough(costs, 950, ends, 0.001, 0.5)
+    assert ends == pytest.approx(6.18, abs=0.01)  # 3 s and 0.5 s times the root of 40.4
+    assert enough_at([], 950, 4.0, 0.001, 0.5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "used_s", "factor"), [(3.0, 2.0, 1.5), (2.0, 2.0, 1.0), (2.0, 3.9, 1.0), (2.0, 0.2, 2.0)]
+)
+def test_a_busy_machine_makes_a_search_patient(wall_s, used_s, factor):
+    """A process that gets two thirds of the time waits 1.5 times as long, but at most twice as long."""
+    assert slower_by(wall_s, used_s) == factor
 
 
 def test_a_patient_solve_ends_in_time_and_no_worse() -> None:

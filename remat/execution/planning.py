@@ -17,6 +17,7 @@ from remat.cost import COST_MODELS
 from remat.cost.gpu import Gpu, load_gpu
 from remat.cost.profile import cpu_count
 from remat.errors import InvalidInput, RematError, unknown_name
+from remat.execution.kept import keep_plan, kept_plan, path_of
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
 from remat.link import Link
@@ -24,7 +25,7 @@ from remat.plan import Plan, parse_scope
 from remat.problem import check_gap
 from remat.registry import get_strategy
 from remat.simulator import simulate
-from remat.solution import Solution, Status
+from remat.solution import Ending, Solution, Status
 from remat.solving.api import solve
 from remat.units import check_time_limit, format_size, parse_size
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STRATEGY = "portfolio"
 ENOUGH = 0.001  # share of the cost that is not worth more time
+# Plans are kept that took so long to search, if the search ended by itself: another one would have no more time.
+KEEP_S, ENDED_ITSELF = 0.2, 0.9  # seconds; most share of the time limit
 _log = logging.getLogger("remat")
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's peak) or a plan (plan='plan.json')"
 
@@ -47,7 +50,7 @@ class PlanOptions:
         target_gap: of the solver; None ends it too where more time is not worth it (`remat.solving.patience`).
         gpu: of ``cost="roofline"``.
         link: that plans may copy values over; None for no copies.
-        cache_folder: of measurements.
+        cache_folder: of measurements, and of plans that were searched (`remat.execution.kept`).
     """
 
     strategy: str = DEFAULT_STRATEGY
@@ -64,10 +67,14 @@ class PlanOptions:
     def of_solver(self) -> dict[str, Any]:
         """Keyword arguments of `remat.solve`."""
         threads = cpu_count() if self.threads is None else self.threads
+        return {"time_limit_s": self.time_limit_s, "threads": threads, **self.of_search()}
+
+    def of_search(self) -> dict[str, Any]:
+        """Those of `of_solver` on which the plan of a search depends that ends by itself."""
         gaps = {"target_gap": self.target_gap}
         if self.target_gap is None:
             gaps = {"target_gap": ENOUGH, "least_gain": ENOUGH}
-        return {"scope": self.scope, "time_limit_s": self.time_limit_s, "seed": self.seed, "threads": threads, **gaps}
+        return {"scope": self.scope, "seed": self.seed, **gaps}
 
     def within(self, seconds: float) -> PlanOptions:
         """The same with another time limit."""
@@ -160,7 +167,7 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
     """A plan within the budget, at least as cheap as every plan of `known` that fits.
 
     If the graph's order fits without recomputation, that is the plan, and nothing is solved, unless operations have
-    other implementations, which may be faster.
+    other implementations, which may be faster. A plan that an earlier call searched for is read from `cache_folder`.
 
     Raises:
         InvalidInput: no plan was found; the message says what is known about the smallest budget.
@@ -174,7 +181,16 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
         how = options.within(seconds).of_solver()
         return solve(graph, budget_bytes, options.strategy, link=options.link, **how, warm_start=start)
 
-    solution = solved(cheapest_fitting(graph, known, budget_bytes), options.time_limit_s)
+    best = cheapest_fitting(graph, known, budget_bytes)
+    path = path_of(options.cache_folder, graph, budget_bytes, options.strategy, options.of_search())
+    keeps = options.strategy == DEFAULT_STRATEGY and options.link is None
+    kept = _kept(path, graph, budget_bytes, options, best) if keeps else None
+    if kept is not None:
+        return kept
+    solution = solved(best, options.time_limit_s)
+    is_in_time = KEEP_S < solution.wall_s < ENDED_ITSELF * options.time_limit_s
+    if keeps and is_in_time and solution.plan is not None and solution.ended is Ending.RETURNED:
+        keep_plan(path, graph, solution.plan)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:
         least = min_budget(graph, options.scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
         if least.bytes <= budget_bytes:
@@ -187,3 +203,19 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
             f"{solution.message}"
         )
     return solution
+
+
+def _kept(path: Path, graph: Graph, budget_bytes: int, options: PlanOptions, best: Plan | None) -> Solution | None:
+    """The plan of a file as a solution; None if there is none, or `best` costs less."""
+    scope = parse_scope(options.scope)
+    plan = kept_plan(path, graph, budget_bytes, scope)
+    if plan is None:
+        return None
+    trace = simulate(graph, plan)
+    if best is not None and simulate(graph, best).cost < trace.cost:
+        return None
+    overhead = trace.cost / graph.total_cost - 1 if graph.total_cost else 0.0
+    return Solution(
+        Status.FEASIBLE, options.strategy, graph.name, budget_bytes, scope, "exact", plan, trace.cost,
+        trace.peak_bytes, overhead, message="searched for before",
+    )  # fmt: skip

@@ -11,11 +11,13 @@ from remat.context import Context
 from remat.incumbent import relative_gap
 from remat.solution import Outcome
 
-# The first run's seconds for so many implementations, in proportion for other graphs. Each run is GROWTH times as long
-# as the one before.
-FIRST_S, IMPLEMENTATIONS, GROWTH = 1.5, 1000, 2.0
-PATIENCE_S = 1.0  # without a gain, for as many and a gap of `least_gain`; it grows with the root of the gap
-LEAST = 0.4  # of both times, on a small graph
+# The first run's seconds on a graph of size 1. Each run is GROWTH times as long as the one before, or shorter, if
+# patience ends before it does.
+FIRST_S, GROWTH = 1.5, 2.0
+PATIENCE_S = 1.0  # without a gain, for size 1 and a gap of `least_gain`; it grows with the root of the gap
+LEAST, IMPLEMENTATIONS, SMALL = 0.4, 1000, 550  # the least size; it grows by 1 for so many, beyond SMALL
+MOST_SLOWER = 2.0
+LEAST_S, SHORTEST_S = 0.1, 1e-3  # the shortest run; the resolution of a clock
 SEED_STEP = 15_485_863  # between the seeds of runs
 
 
@@ -33,16 +35,23 @@ def is_enough(
         now: seconds since the start.
         patience_s: without a gain, for a gap of `least_gain`.
     """
+    return enough_at(costs, bound, now, least_gain, patience_s) <= now
+
+
+def enough_at(
+    costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float, patience_s: float
+) -> float:  # fmt: skip
+    """Seconds since the start after which more time is not worth it unless something is found; see `is_enough`."""
     if not costs:
-        return False
+        return math.inf
     cost = costs[-1][1]
     gap = relative_gap(cost, bound)
     if gap <= least_gain:
-        return True
+        return now
     if not least_gain:
-        return False
+        return math.inf
     since = next((seconds for seconds, before in costs if before - cost <= least_gain * cost), now)
-    return now - since >= max(now / 2, patience_s * math.sqrt(gap / least_gain))
+    return max(2 * since, since + patience_s * math.sqrt(gap / least_gain))
 
 
 def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
@@ -52,9 +61,10 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
     from remat.search.ready import is_ready  # here, because it imports Numba
 
     # A child compiles the search first, and what needs no search goes on meanwhile.
-    size = max(LEAST, len(context.problem.graph.every_implementation()) / IMPLEMENTATIONS)
+    size = max(LEAST, (len(context.problem.graph.every_implementation()) - SMALL) / IMPLEMENTATIONS)
     seconds = FIRST_S * size if is_ready() else math.inf
     known, stats, n = None, {}, 0
+    wall_s, used_s = time.perf_counter(), time.process_time()
     while True:
         own = context.with_options(
             least_gain=None, seed=context.options.seed + SEED_STEP * n,
@@ -68,6 +78,18 @@ def in_runs(context: Context, run: Callable[[Context], Outcome]) -> Outcome:
         outcome = replace(outcome, certificate=known, stats=stats)
         is_over = is_last or context.is_solved() or outcome.infeasible
         now = time.time() - incumbent.began
-        if is_over or is_enough(incumbent.costs(), incumbent.bound, now, least_gain, PATIENCE_S * size):
+        slowness = slower_by(time.perf_counter() - wall_s, time.process_time() - used_s)
+        patience_s = PATIENCE_S * size * slowness
+        ends = enough_at(incumbent.costs(), incumbent.bound, now, least_gain, patience_s)
+        if is_over or ends <= now:
             return outcome
-        seconds, n = seconds * GROWTH, n + 1
+        seconds, n = min(seconds * GROWTH, max(LEAST_S, ends - now)), n + 1
+
+
+def slower_by(wall_s: float, used_s: float) -> float:
+    """Seconds for each processor second that this process used: above 1 where others take the processors.
+
+    Patience is longer by that, so that a busy machine does not end a search before it has searched, but at most
+    `MOST_SLOWER` times, because a user waits.
+    """
+    return min(MOST_SLOWER, max(1.0, wall_s / max(used_s, SHORTEST_S)))

@@ -130,7 +130,8 @@ def rematerialize(
         verify: run steps on the sample arguments to measure `measured_peak_bytes`; while it exceeds the budget, plan
             again with less. Compare a step with the plain one; ``print(model.plan)`` says by how much they differ.
             Gradients, buffers and random numbers stay as they are.
-        cache_folder: of measurements of operations; by default ``$REMAT_CACHE`` or ``~/.cache/remat``.
+        cache_folder: of measurements of operations, and of plans that were searched; by default ``$REMAT_CACHE`` or
+            ``~/.cache/remat``.
         parts: names of submodules that are planned together, for a model that does not compile into one graph. What
             stands between them runs as in PyTorch, and counts.
         optimizer_in_backward: update each parameter in the backward pass, by `optimizer` (which must be a

@@ -23,6 +23,7 @@ from remat.errors import InvalidInput, RematError
 from remat.torch.internals import dynamo, notes
 from remat.torch.internals.dynamo import BackendCompilerFailed, TorchDynamoException
 from remat.torch.internals.notes import primals_of
+from remat.torch.step.aot import no_collection
 from remat.torch.step.autocast import cast_once
 from remat.torch.step.branches import NewBranches, Values
 from remat.torch.step.features import Watched, detached_apart, used_features
@@ -210,7 +211,7 @@ def captured(call: Callable[[], Any], settings: dynamo.TraceSettings, values: Va
         except _Captured:
             pass
 
-    with refusals("the training step cannot be captured"), called_by(own):
+    with refusals("the training step cannot be captured"), called_by(own), no_collection():
         compiling(ended, settings, values)
     if not own.found:
         raise InvalidInput("nothing in the model needs a gradient: set requires_grad on the parameters to train")

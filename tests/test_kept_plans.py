@@ -1,0 +1,147 @@
+"""Plans that a search found are used again, for the same question only, and after the simulator has judged them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import remat
+from remat.execution import PlanOptions, planning
+from remat.execution.planning import find_plan
+from remat.files import sealed
+from remat.frontends import synthetic
+from remat.graph import Graph
+from remat.plan import Plan
+from remat.simulator import plain_peak
+from remat.solution import Ending
+
+SEARCH_S = 5.0
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The budgets of searches; each is a short one that ended by itself after a second."""
+    budgets, solve = list[int](), planning.solve
+
+    def short(graph: Graph, budget: int, *args: Any, **options: Any) -> Any:
+        budgets.append(budget)
+        return replace(solve(graph, budget, "griewank"), wall_s=1.0)
+
+    monkeypatch.setattr(planning, "solve", short)
+    return budgets
+
+
+def question(tmp_path: Path) -> tuple[Graph, int, PlanOptions]:
+    graph = synthetic.chain(n=40)
+    return graph, plain_peak(graph) * 6 // 10, PlanOptions(time_limit_s=SEARCH_S, cache_folder=tmp_path, threads=1)
+
+
+def test_a_plan_is_searched_once(tmp_path: Path, searches: list[int]) -> None:
+    graph, budget, options = question(tmp_path)
+    first = find_plan(graph, budget, options)
+    again = find_plan(synthetic.chain(n=40), budget, options.within(99.0))
+    assert searches == [budget]
+    assert first.plan is not None
+    assert again.plan is not None
+    assert again.plan.order.tolist() == first.plan.order.tolist()
+    trace = remat.simulate(graph, again.plan)
+    assert (trace.cost, trace.peak_bytes) == (again.cost, again.peak_bytes)
+    assert again.overhead == first.overhead
+    assert trace.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("changed", ["budget", "cost", "workspace", "seed", "scope", "gap", "strategy"])
+def test_another_question_is_searched(tmp_path: Path, searches: list[int], changed: str) -> None:
+    graph, budget, options = question(tmp_path)
+    find_plan(graph, budget, options)
+    other = {
+        "seed": {"seed": 1},
+        "scope": {"scope": "staged"},
+        "gap": {"target_gap": 0.5},
+        "strategy": {"strategy": "search"},
+    }
+    options = replace(options, **other.get(changed, {}))
+    if changed == "budget":
+        budget += 1
+    elif changed == "cost":
+        graph = graph.with_costs([op.cost + 1 for op in graph.operations], graph.cost_unit)
+    elif changed == "workspace":
+        graph = graph.with_workspaces([1] * len(graph))
+    find_plan(graph, budget, options)
+    assert len(searches) == 2
+
+
+def test_a_plan_that_the_clock_ended_is_not_kept(tmp_path: Path, searches: list[int]) -> None:
+    graph, budget, options = question(tmp_path)
+    for _ in range(2):
+        find_plan(graph, budget, options.within(1.05))
+    assert len(searches) == 2
+
+
+def test_a_plan_of_an_interrupted_search_is_not_kept(
+    tmp_path: Path, searches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    graph, budget, options = question(tmp_path)
+    solve = planning.solve
+    monkeypatch.setattr(planning, "solve", lambda *a, **k: replace(solve(*a, **k), ended=Ending.INTERRUPTED))
+    for _ in range(2):
+        find_plan(graph, budget, options)
+    assert len(searches) == 2
+
+
+def test_a_cheaper_known_plan_is_the_start_of_a_search(tmp_path: Path, searches: list[int]) -> None:
+    graph, budget, options = question(tmp_path)
+    find_plan(graph, budget, options)
+    (path,) = tmp_path.glob("*.plan.json")
+    dear = remat.solve(graph, budget, "chen_greedy").plan
+    assert dear is not None
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(sealed({**{k: kept[k] for k in ("format", "graph_sha256")}, "plan": dear.document()})))
+    cheap = remat.solve(graph, budget, "griewank").plan
+    assert cheap is not None
+    assert remat.simulate(graph, cheap).cost < remat.simulate(graph, dear).cost
+    find_plan(graph, budget, options, known=[cheap])
+    assert len(searches) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "beyond the budget", "another graph"])
+def test_a_wrong_file_is_not_used(tmp_path: Path, searches: list[int], damage: str) -> None:
+    graph, budget, options = question(tmp_path)
+    find_plan(graph, budget, options)
+    (path,) = tmp_path.glob("*.plan.json")
+    text = path.read_text()
+    document = json.loads(text)
+    if damage == "cut":
+        path.write_text(text[: len(text) // 2])
+    elif damage == "altered":
+        path.write_text(text.replace('"compute"', '"free"', 1))
+    elif damage == "beyond the budget":
+        once = Plan.from_order(graph, range(len(graph)))
+        path.write_text(
+            json.dumps(sealed({"format": document["format"], "graph_sha256": graph.sha256(), "plan": once.document()}))
+        )
+    else:
+        path.write_text(
+            json.dumps(sealed({"format": document["format"], "graph_sha256": "0", "plan": document["plan"]}))
+        )
+    if damage in ("cut", "altered"):
+        with pytest.warns(UserWarning, match="searching again"):
+            found = find_plan(graph, budget, options)
+    else:
+        found = find_plan(graph, budget, options)
+    assert len(searches) == 2
+    assert found.plan is not None
+    assert remat.simulate(graph, found.plan).peak_bytes <= budget
+
+
+def test_a_folder_that_takes_no_files(tmp_path: Path, searches: list[int]) -> None:
+    graph, budget, options = question(tmp_path / "file")
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="not kept"):
+        found = find_plan(graph, budget, options)
+    assert found.plan is not None
+    assert len(searches) == 1
