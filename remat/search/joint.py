@@ -184,9 +184,8 @@ def pick(costs, scratch, first, end, slack, price, out):
 
 
 @njit(cache=True, inline="always")
-def quiet(base, total, option_bytes, costs, scratch, first, end, budget, price, out):
+def quiet(held, option_bytes, costs, scratch, first, end, budget, price, out):
     """Cost and excess, as of `stage`, of a stage in which no operation runs again."""
-    held = base + total
     pick(costs, scratch, first, end, budget - held - option_bytes, price, out)
     out[1] = max(out[1], held - budget)
     out[3] = max(out[3], held - budget)
@@ -418,7 +417,7 @@ def evaluate(instance, state, t, budget, price, work, out, picked):
     else:
         o = instance.options[t] + state.option[t]
         quiet(
-            instance.base[t], state.total[t], instance.option_bytes[o], instance.pick_cost, instance.pick_bytes,
+            instance.base[t] + state.total[t], instance.option_bytes[o], instance.pick_cost, instance.pick_bytes,
             instance.option_pick[o], instance.option_pick[o + 1], budget, price, out,
         )  # fmt: skip
 
@@ -769,7 +768,7 @@ def anneal(instance, state, budget, hot, moves, floor):
             else:  # as `evaluate`
                 o = options[t] + option[t]
                 quiet(
-                    base[t], total[t], option_bytes[o], pick_cost, pick_bytes, option_pick[o], option_pick[o + 1],
+                    base[t] + total[t], option_bytes[o], pick_cost, pick_bytes, option_pick[o], option_pick[o + 1],
                     budget, price, out,
                 )  # fmt: skip
             costs[t], excesses[t], exacts[t], exact_excesses[t] = out[0], out[1], out[2], out[3]

@@ -143,7 +143,8 @@ def search_staged(
 def search_free(context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False) -> Best:
     """Orders for little memory, then sequences from each of them, then from the best plan; offers better plans.
 
-    An order that fits without repeats is optimal in every scope.
+    On graphs of `SMALL` operations and more, sequences begin from the best order only: a short cooling finds less. An
+    order that fits without repeats is optimal in every scope.
     """
     graph, budget_bytes, options = context.problem.graph, context.problem.budget_bytes, context.options
     deadline, moves, known = context.deadline - DEADLINE_MARGIN_S, options.work_limit, context.incumbent.plan
@@ -166,6 +167,7 @@ def search_free(context: Context, threads: int, *, should_stop: Callable[[], boo
         found.best.offer(np.array(orders[0].operations, dtype=np.int32), graph.total_cost, 0)
         offer(np.array(orders[0].operations), graph.total_cost)
         return found.best
+    orders = orders if len(graph) < SMALL else orders[:1]
     share = FREE_SHARE / len(orders)
     for i, order in enumerate(orders):
         until, most = part(share, 1 - ORDER_SHARE - (i + 1) * share)
