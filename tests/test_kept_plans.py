@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def short(graph: Graph, budget: int, *args: Any, **options: Any) -> Any:
         budgets.append(budget)
-        return replace(solve(graph, budget, "griewank"), wall_s=1.0)
+        return replace(solve(graph, budget, "griewank"), wall_s=1.0, gap=0.004)
 
     monkeypatch.setattr(planning, "solve", short)
     return budgets
@@ -91,6 +92,19 @@ def test_a_plan_of_an_interrupted_search_is_not_kept(
     for _ in range(2):
         find_plan(graph, budget, options)
     assert len(searches) == 2
+
+
+@pytest.mark.parametrize(("used_s", "n_searches"), [(0.3, 2), (1.2, 1)])
+def test_a_plan_with_a_wide_gap_is_kept_if_the_machine_was_not_busy(
+    tmp_path: Path, searches: list[int], monkeypatch: pytest.MonkeyPatch, used_s: float, n_searches: int
+) -> None:  # fmt: skip
+    graph, budget, options = question(tmp_path)
+    solve, clock = planning.solve, itertools.count(0.0, used_s)
+    monkeypatch.setattr(planning, "solve", lambda *a, **k: replace(solve(*a, **k), gap=0.03))
+    monkeypatch.setattr(planning.time, "process_time", lambda: next(clock))
+    for _ in range(2):
+        find_plan(graph, budget, options)
+    assert len(searches) == n_searches
 
 
 def test_a_cheaper_known_plan_is_the_start_of_a_search(tmp_path: Path, searches: list[int]) -> None:

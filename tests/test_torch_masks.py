@@ -20,6 +20,7 @@ from torch_helpers import MARKS, Between, assert_same_steps, rematerialize  # no
 from remat.torch.internals.dynamo import Calculation  # noqa: E402
 from remat.torch.measuring.measure import peak_of_step  # noqa: E402
 from remat.torch.measuring.plain import plain_step  # noqa: E402
+from remat.torch.planning import eager  # noqa: E402
 
 pytestmark = MARKS
 BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 3, 10, 4, 2, 8
@@ -208,3 +209,13 @@ def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:
         UserWarning, match=rf"Attention computes differently while it is traced \(line \d+ of .*{__name__}.py"
     ):
         rematerialize(copy.deepcopy(plain), (x, torch.ones(BATCH, LENGTH)))
+
+
+def test_another_budget_follows_no_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the plain one nor the one that shows how a model computes while it is traced; the warning comes again."""
+    plain, given, followed = Attention(), (rows(), torch.ones(BATCH, LENGTH)), list[Any]()
+    monkeypatch.setattr(eager, "plain_step", lambda *a, **k: followed.append(k) or plain_step(*a, **k))
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="computes differently while it is traced"):
+            rematerialize(plain, given)
+    assert len(followed) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 DEFAULT_STRATEGY = "portfolio"
 ENOUGH = 0.001  # share of the cost that is not worth more time
-# Plans are kept that took so long to search, if the search ended by itself: another one would have no more time.
+# A plan is kept that took so long to search, if the search ended by itself: another one would have no more time. On a
+# busy machine a later one may find more, so that there the gap must be small.
 KEEP_S, ENDED_ITSELF = 0.2, 0.9  # seconds; most share of the time limit
+QUIET, KEEP_GAP = 0.8, 0.01  # least processor seconds for each second; largest gap where there were fewer
 _log = logging.getLogger("remat")
 NO_BUDGET = "give a budget (e.g. budget='8GB', or budget=0.6 of the plain step's peak) or a plan (plan='plan.json')"
 
@@ -187,9 +190,9 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
     kept = _kept(path, graph, budget_bytes, options, best) if keeps else None
     if kept is not None:
         return kept
+    began_s = time.process_time()
     solution = solved(best, options.time_limit_s)
-    is_in_time = KEEP_S < solution.wall_s < ENDED_ITSELF * options.time_limit_s
-    if keeps and is_in_time and solution.plan is not None and solution.ended is Ending.RETURNED:
+    if keeps and solution.plan is not None and _is_final(solution, time.process_time() - began_s, options.time_limit_s):
         keep_plan(path, graph, solution.plan)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:
         least = min_budget(graph, options.scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
@@ -203,6 +206,13 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
             f"{solution.message}"
         )
     return solution
+
+
+def _is_final(solution: Solution, used_s: float, time_limit_s: float) -> bool:
+    """Whether another search is not expected to find a cheaper plan; `used_s`: processor seconds of this process."""
+    ended_itself = solution.ended is Ending.RETURNED and KEEP_S < solution.wall_s < ENDED_ITSELF * time_limit_s
+    was_quiet = used_s >= QUIET * solution.wall_s
+    return ended_itself and (was_quiet or (solution.gap is not None and solution.gap <= KEEP_GAP))
 
 
 def _kept(path: Path, graph: Graph, budget_bytes: int, options: PlanOptions, best: Plan | None) -> Solution | None:
