@@ -23,7 +23,9 @@ from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy, strategies
 from remat.search.anneal import on_threads
+from remat.search.chain import BlockPlans
 from remat.search.choices import Choice, Choices, choice_of
+from remat.search.kernel import LARGE
 from remat.search.offload import COLD, HOT, WARM, OffloadSearch
 from remat.search.ready import is_offload_ready, ready_by
 from remat.simulator import plain_peak
@@ -33,6 +35,7 @@ from remat.solvers.search import evict, in_turns
 # Shares of the time: for plans by rules, for looking for starts, for each round of annealing; and, if copies do not pay
 # after the starts, for a plan without them.
 RULES_SHARE, MOST_RULES, EXPLORE_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, 0.45, (0.4, 0.6, 1.0), 0.4
+BLOCKS_SHARE = 0.15  # of what is left of the time, for plans of a block that repeats
 RULES_S_EACH = 1e-3  # for each operation, that the first three plans of all rules take, up to the most
 # For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
@@ -212,26 +215,36 @@ class _Run:
     def _explored(self) -> list[_Start]:
         """Starts from plans for larger budgets, annealed for a moment; then more next to the best one."""
         context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
-        ends = context.share_ends(EXPLORE_SHARE)
-        starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0), *self._larger(LARGER)]
-        for _ in range(MOST_REFINED):
-            if not starts or time.monotonic() >= ends or self._is_over():
+        ends, blocks = context.share_ends(EXPLORE_SHARE), None
+        if len(self.graph) >= LARGE and not context.repeats:  # as the search without copies
+            until = context.share_ends(BLOCKS_SHARE)
+            blocks = BlockPlans.of(self.graph, seed=context.options.seed, threads=self.threads, deadline=until)
+        starts, tried = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0)], {0.0, 1.0}
+        near: Sequence[float] = LARGER
+        for _ in range(1 + MOST_REFINED):
+            tried.update(near)
+            # The others are dropped at once: of a large graph, each takes up to 200 MB.
+            starts = sorted([*starts, *self._larger(near, blocks)], key=lambda start: start.search.least)[: GO_ON[0]]
+            if time.monotonic() >= ends or self._is_over():
                 break
-            best, shares = min(starts, key=lambda start: start.search.least).share, sorted({s.share for s in starts})
+            best, shares = starts[0].share, sorted(tried)
             at = shares.index(best)
             near = [(best + other) / 2 for other in (*shares[max(0, at - 1) : at], *shares[at + 1 : at + 2])]
-            starts += self._larger(near)
         return starts
 
-    def _larger(self, shares: Sequence[float]) -> list[_Start]:
-        """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak."""
+    def _larger(self, shares: Sequence[float], blocks: BlockPlans | None) -> list[_Start]:
+        """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak.
+
+        Where blocks repeat, these are plans in which each follows one of the plans of a block.
+        """
         problem, peak, starts = self.context.problem, plain_peak(self.graph), list[_Start]()
         own = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         for share in shares:
             if not self._is_over():
                 budget = problem.budget_bytes + int(share * (peak - problem.budget_bytes))
                 wider = Problem(self.graph, budget, Scope.STAGED)
-                starts += self._begun(self.solve_plain(wider, own), share)
+                plan = self.solve_plain(wider, own) if blocks is None else blocks.within(budget)
+                starts += self._begun(plan, share)
         if starts and not self._is_over():
             lasts = BRIEF * own * len(starts)
             self._round(starts, time.monotonic() + lasts * self.context.options.time_limit_s, lasts, ALONE)
@@ -283,8 +296,8 @@ class _Run:
                 else:
                     self._cool(start, slice_s, moves)
 
-        self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
+        self.stopped = threading.Event()  # `on_threads` leaves it set, and the next round would end at once
         for start in todo[len(starts) :]:
             starts[0].search.take_best(start.search)
 
