@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from remat.graph import Graph, is_held_outside
 from remat.link import Link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan
 from remat.randomness import below, random_state, uniform
-from remat.search.repeats import find_repeats
 from remat.simulator import plain_peak
 from remat.units import MAX_BYTES
 
@@ -46,12 +44,8 @@ HOT, WARM, COLD = 0.25, 0.12, 0.015  # temperatures, in mean costs of an operati
 PRICE = 2.0  # of all bytes that can be saved, in costs of running everything once
 SUM_SHARE = 0.05  # weight of the sum of the excess, beside its most
 ROOM = 6  # computations and gaps for each operation
-MOST_DEPTH = 12
-# Of a move's list of changes: how many it holds, and their kinds; more at once than one block needs.
-MOST_CHANGES, MOST_IN_ONE = 2048, 64
-CHANGE_AWAY, CHANGE_INSERT, CHANGE_REMOVE = range(3)
-IN_BLOCKS, MOST_STRIDE = 0.6, 4  # share of moves that change several equal blocks alike, and steps between these
-SINCE = 1 << 16
+MOST_TOGGLES, MOST_DEPTH = 64, 12
+SINCE = 4096
 INFINITE = 1 << 62
 NO_STEPS = np.zeros((0, 2), np.int64)
 
@@ -64,7 +58,6 @@ class Instance(NamedTuple):
     Attributes:
         cost, workspace: [N + 1]; producer: [V]; once: [N] whether it must run once.
         value: [4, V] of each value its bytes, how long its copies last, and whether it is never away, see `SIZE`.
-        blocks: [5] the fields of `remat.search.repeats.Repeats`; zeros without repeated blocks.
     """
 
     in_start: np.ndarray
@@ -76,7 +69,6 @@ class Instance(NamedTuple):
     producer: np.ndarray
     once: np.ndarray
     value: np.ndarray
-    blocks: np.ndarray
 
 
 class Genes(NamedTuple):
@@ -400,134 +392,34 @@ def remove(genes: Genes, at: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def note(changes: np.ndarray, kind: int, t: int, i: int) -> bool:
-    """Note a change in the list, whose first entry counts them; whether there is room."""
-    k = changes[0, 0] + 1
-    if k == len(changes):
-        return False
-    changes[0, 0] = k
-    changes[k, 0], changes[k, 1], changes[k, 2] = kind, t, i
-    return True
-
-
-@njit(cache=True, nogil=True)
-def toggle(genes: Genes, changes: np.ndarray, t: int, v: int) -> None:
-    """Change whether a value is away, and note it."""
-    if note(changes, CHANGE_AWAY, t, v):
+def toggle(genes: Genes, toggles: np.ndarray, t: int, v: int) -> None:
+    """Change whether a value is away, and note it in `toggles`, whose first entry counts them."""
+    if toggles[0, 0] < MOST_TOGGLES:
+        toggles[0, 0] += 1
+        toggles[toggles[0, 0], 0], toggles[toggles[0, 0], 1] = t, v
         genes.away[t, v] ^= True
 
 
 @njit(cache=True, nogil=True)
-def repeat(genes: Genes, changes: np.ndarray, t: int, i: int, n: int) -> None:
-    """Run operation `i` again in stage `t`, and note it."""
-    if insert(genes, t, i, n):
-        note(changes, CHANGE_INSERT, t, i)
-
-
-@njit(cache=True, nogil=True)
-def unrepeat(genes: Genes, changes: np.ndarray, at: int, n: int) -> None:
-    """Take out a repeat, and note it."""
-    note(changes, CHANGE_REMOVE, genes.repeats[at] // n, genes.repeats[at] % n)
-    remove(genes, at)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def block_of(blocks: np.ndarray, i: int) -> int:
-    """The block of an operation; -1 if it is in none."""
-    first, n_first, second, n_second, n_blocks = blocks
-    k = -1
-    if n_blocks > 0:
-        begins = second - (n_blocks - 1) * n_second
-        if first <= i < first + n_blocks * n_first:
-            k = (i - first) // n_first
-        elif begins <= i < second + n_second:
-            k = n_blocks - 1 - (i - begins) // n_second
-    return k
-
-
-@njit(cache=True, nogil=True)
-def same_operation(blocks: np.ndarray, i: int, away: int) -> int:
-    """The operation of this place so many blocks further; itself outside of all blocks; -1 without such a block."""
-    k = block_of(blocks, i)
-    if k < 0:
-        return i
-    if not 0 <= k + away < blocks[4]:
-        return -1
-    return i + away * blocks[1] if i < blocks[0] + blocks[4] * blocks[1] else i - away * blocks[3]
-
-
-@njit(cache=True, nogil=True)
-def same_value(x: Instance, v: int, away: int) -> int:
-    """The value of this place so many blocks further; itself outside of all blocks; -1 without such a block."""
-    i = x.producer[v]
-    other = same_operation(x.blocks, i, away)
-    if other < 0 or other == i:
-        return v if other == i else -1
-    for e in range(x.out_start[i], x.out_start[i + 1]):
-        if x.out_ids[e] == v:
-            return x.out_ids[x.out_start[other] + e - x.out_start[i]]
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def change_alike(x: Instance, genes: Genes, changes: np.ndarray, away: int, n_changes: int) -> None:
-    """Change the block so many blocks further like the first `n_changes` say."""
-    n = len(x.once)
-    for k in range(1, n_changes + 1):
-        kind, t, i = changes[k]
-        stage = same_operation(x.blocks, t, away)
-        other = same_value(x, i, away) if kind == CHANGE_AWAY else same_operation(x.blocks, i, away)
-        if stage < 0 or other < 0 or (stage == t and other == i):
-            continue
-        if kind == CHANGE_AWAY:
-            if genes.away[stage, other] != genes.away[t, i]:
-                toggle(genes, changes, stage, other)
-        elif kind == CHANGE_INSERT:
-            if other < stage and not x.once[other]:
-                repeat(genes, changes, stage, other, n)
-        else:
-            at = np.searchsorted(genes.repeats[: genes.numbers[0]], stage * n + other)
-            if at < genes.numbers[0] and genes.repeats[at] == stage * n + other:
-                unrepeat(genes, changes, at, n)
-
-
-@njit(cache=True, nogil=True)
-def change_blocks(x: Instance, genes: Genes, changes: np.ndarray, random: np.ndarray) -> None:
-    """Change more blocks like the one of this move: the next ones, or every second, ..., on one side or on both."""
-    n_changes, n_blocks, k = changes[0, 0], x.blocks[4], -1
-    for c in range(1, n_changes + 1):
-        k = max(k, block_of(x.blocks, changes[c, 1]))
-    if k < 0 or n_changes > MOST_IN_ONE:
-        return
-    stride, side = 1 + below(random, MOST_STRIDE), below(random, 3)
-    reach = 1 + int((n_blocks - 1) * uniform(random) ** 2)
-    for away in range(stride, reach + 1, stride):
-        if side != 1 and k + away < n_blocks:
-            change_alike(x, genes, changes, away, n_changes)
-        if side != 0 and k - away >= 0:
-            change_alike(x, genes, changes, -away, n_changes)
-
-
-@njit(cache=True, nogil=True)
-def change_repeat(x: Instance, genes: Genes, changes: np.ndarray, copies: bool, random: np.ndarray) -> None:
+def change_repeat(x: Instance, genes: Genes, toggles: np.ndarray, copies: bool, random: np.ndarray) -> None:
     """A repeat goes, moves to another stage, or a copy takes its place."""
     n = len(x.once)
     at = below(random, genes.numbers[0])
     t, i = genes.repeats[at] // n, genes.repeats[at] % n
-    unrepeat(genes, changes, at, n)
+    remove(genes, at)
     u = uniform(random)
     if u < 0.35:
         away = 1 + int(-3 * np.log(uniform(random) + 1e-9))
         other = t + away if uniform(random) < 0.5 else t - away
         if i < other < n:
-            repeat(genes, changes, other, i, n)
+            insert(genes, other, i, n)
     elif u < 0.65 and copies:
         for e in range(x.out_start[i], x.out_start[i + 1]):
             if not genes.away[t, x.out_ids[e]]:
-                toggle(genes, changes, t, x.out_ids[e])
+                toggle(genes, toggles, t, x.out_ids[e])
     elif u < 0.75:
         while at < genes.numbers[0] and genes.repeats[at] // n == t and uniform(random) < 0.6:
-            unrepeat(genes, changes, at, n)
+            remove(genes, at)
 
 
 @njit(cache=True, nogil=True)
@@ -552,7 +444,7 @@ def pick_gap(x: Instance, work: Work, budget: int, random: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def repeat_with_inputs(
-    x: Instance, genes: Genes, changes: np.ndarray, t: int, i: int, copies: bool, random: np.ndarray
+    x: Instance, genes: Genes, toggles: np.ndarray, t: int, i: int, copies: bool, random: np.ndarray
 ) -> None:  # fmt: skip
     """Run an operation again in a stage; perhaps also what makes its inputs, or fetch these."""
     n, todo = len(x.once), np.empty(64, np.int64)
@@ -560,7 +452,7 @@ def repeat_with_inputs(
     while n_todo > 0:
         n_todo, depth = n_todo - 1, depth + 1
         k = todo[n_todo]
-        repeat(genes, changes, t, k, n)
+        insert(genes, t, k, n)
         for e in range(x.in_start[k], x.in_start[k + 1]):
             v, u = x.in_ids[e], uniform(random)
             made = x.producer[v]
@@ -568,12 +460,12 @@ def repeat_with_inputs(
                 todo[n_todo] = made
                 n_todo += 1
             elif u < 0.5 and copies and not genes.away[t, v]:
-                toggle(genes, changes, t, v)
+                toggle(genes, toggles, t, v)
 
 
 @njit(cache=True, nogil=True)
 def change_gap(
-    x: Instance, genes: Genes, work: Work, changes: np.ndarray, budget: int, repeats: bool, copies: bool,
+    x: Instance, genes: Genes, work: Work, toggles: np.ndarray, budget: int, repeats: bool, copies: bool,
     random: np.ndarray,
 ) -> None:  # fmt: skip
     """A value is held instead of away, or away or made again instead of held."""
@@ -585,14 +477,14 @@ def change_gap(
     i = int(x.producer[v])
     may_repeat = repeats and i < t < n and not x.once[i]
     if gap[AWAY, j]:
-        toggle(genes, changes, t, v)
+        toggle(genes, toggles, t, v)
         if may_repeat and uniform(random) < 0.5:
-            repeat(genes, changes, t, i, n)
+            insert(genes, t, i, n)
     elif copies and (uniform(random) < 0.5 or not may_repeat):
         if at[STAGE, gap[FROM, j]] < t and not genes.away[t, v]:
-            toggle(genes, changes, t, v)
+            toggle(genes, toggles, t, v)
     elif may_repeat:
-        repeat_with_inputs(x, genes, changes, t, i, copies, random)
+        repeat_with_inputs(x, genes, toggles, t, i, copies, random)
 
 
 @njit(cache=True, nogil=True)
@@ -641,7 +533,7 @@ def anneal(
     work, other = works
     fixed, budget, host = limits
     repeats, copies = rules
-    none, changes = np.zeros((0, 2), np.int64), np.zeros((MOST_CHANGES + 1, 3), np.int64)
+    none, toggles = np.zeros((0, 2), np.int64), np.zeros((MOST_TOGGLES + 1, 2), np.int64)
     decode(x, genes, work, fixed, budget, host, none, np.inf)
     if work.found[MOST_EXCESS] <= 0 and work.found[MAKESPAN] < least:
         least = float(work.found[MAKESPAN])
@@ -650,17 +542,15 @@ def anneal(
     for move in range(moves):
         n_old, margin = genes.numbers[0], genes.numbers[1]
         old[:n_old] = genes.repeats[:n_old]
-        changes[0, 0] = 0
+        toggles[0, 0] = 0
         for _ in range(1 if uniform(random) < 0.6 else 2):
             u = uniform(random)
             if u < 0.03 and copies:
                 change_margin(genes, total, random)
             elif u < 0.3 and repeats and genes.numbers[0] > 0:
-                change_repeat(x, genes, changes, copies, random)
+                change_repeat(x, genes, toggles, copies, random)
             else:
-                change_gap(x, genes, work, changes, budget, repeats, copies, random)
-        if x.blocks[4] > 0 and uniform(random) < IN_BLOCKS:
-            change_blocks(x, genes, changes, random)
+                change_gap(x, genes, work, toggles, budget, repeats, copies, random)
         enough = now - hot * (cold / hot) ** (move / moves) * np.log(uniform(random) + 1e-300)
         decode(x, genes, other, fixed, budget, host, none, enough)
         new = float(other.found[MAKESPAN])
@@ -668,17 +558,16 @@ def anneal(
             new = energy(other, price)
         if new <= enough:
             now, work, other = new, other, work
-            for k in range(1, changes[0, 0] + 1):
-                if changes[k, 0] == CHANGE_AWAY and since[0, 0] < len(since) - 1:
+            for k in range(1, toggles[0, 0] + 1):
+                if since[0, 0] < len(since) - 1:
                     since[0, 0] += 1
-                    since[since[0, 0]] = changes[k, 1:]
+                    since[since[0, 0]] = toggles[k]
             if work.found[MOST_EXCESS] <= 0 and work.found[MAKESPAN] < least:
                 least = float(work.found[MAKESPAN])
                 take_over(best, genes, since)
             continue
-        for k in range(changes[0, 0], 0, -1):
-            if changes[k, 0] == CHANGE_AWAY:
-                genes.away[changes[k, 1], changes[k, 2]] ^= True
+        for k in range(toggles[0, 0], 0, -1):
+            genes.away[toggles[k, 0], toggles[k, 1]] ^= True
         genes.repeats[:n_old] = old[:n_old]
         genes.numbers[0], genes.numbers[1] = n_old, margin
     return least
@@ -686,7 +575,7 @@ def anneal(
 
 def instance_of(graph: Graph, link: Link) -> Instance:
     """The arrays of a graph."""
-    operations, values, blocks = graph.operations, graph.values, find_repeats(graph)
+    operations, values = graph.operations, graph.values
     kept = [v for v, value in enumerate(values) if value.keep]
     inputs, outputs = (
         _lists([*(op.inputs for op in operations), kept]),
@@ -700,7 +589,6 @@ def instance_of(graph: Graph, link: Link) -> Instance:
         _integers([*(op.workspace_bytes for op in operations), 0]), _integers(graph.producer),
         np.array([op.run_once for op in operations], np.bool_),
         np.array([_integers(row) for row in zip(*rows, strict=True)]).reshape(4, -1),
-        np.zeros(5, np.int64) if blocks is None else _integers(astuple(blocks)),
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ together. The best starts go on, at lower temperatures.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -36,11 +37,13 @@ from remat.solvers.search import evict, in_turns
 # after the starts, for a plan without them.
 RULES_SHARE, MOST_RULES, EXPLORE_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, 0.45, (0.4, 0.6, 1.0), 0.4
 BLOCKS_SHARE = 0.15  # of what is left of the time, for plans of a block that repeats
+BLOCKS_S_EACH = 3e-3  # seconds for each operation that must be left: the starts take half of them on an idle processor
 RULES_S_EACH = 1e-3  # for each operation, that the first three plans of all rules take, up to the most
 # For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
 LARGER_PART, LARGER_ROOM = 0.25, 20  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.1, 0.2, 0.3, 0.5)  # budgets at first, as shares of the way from the budget to the plain peak
+LARGER_OF_BLOCKS, BLOCKS_REFINED = [0.1, 0.3, 0.5, 0.7, 0.9], 5  # the same of plans of blocks
 MOST_REFINED = 3  # times that budgets next to the best one are tried
 # Of the time for such a plan, for its first annealing; and of that, for copies alone: its repeats are good.
 BRIEF, ALONE = 1.5, 0.7
@@ -215,36 +218,66 @@ class _Run:
     def _explored(self) -> list[_Start]:
         """Starts from plans for larger budgets, annealed for a moment; then more next to the best one."""
         context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
-        ends, blocks = context.share_ends(EXPLORE_SHARE), None
-        if len(self.graph) >= LARGE and not context.repeats:  # as the search without copies
-            until = context.share_ends(BLOCKS_SHARE)
-            blocks = BlockPlans.of(self.graph, seed=context.options.seed, threads=self.threads, deadline=until)
-        starts, tried = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0)], {0.0, 1.0}
-        near: Sequence[float] = LARGER
-        for _ in range(1 + MOST_REFINED):
-            tried.update(near)
-            # The others are dropped at once: of a large graph, each takes up to 200 MB.
-            starts = sorted([*starts, *self._larger(near, blocks)], key=lambda start: start.search.least)[: GO_ON[0]]
-            if time.monotonic() >= ends or self._is_over():
+        ends = context.share_ends(EXPLORE_SHARE)
+        starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0)]
+        of_blocks = self._of_blocks(ends)
+        if of_blocks:
+            return starts + of_blocks
+        starts += self._larger(LARGER)
+        for _ in range(MOST_REFINED):
+            if not starts or time.monotonic() >= ends or self._is_over():
                 break
-            best, shares = starts[0].share, sorted(tried)
-            at = shares.index(best)
-            near = [(best + other) / 2 for other in (*shares[max(0, at - 1) : at], *shares[at + 1 : at + 2])]
+            best = min(starts, key=lambda start: start.search.least).share
+            starts += self._larger(_next_to(best, {start.share for start in starts}))
         return starts
 
-    def _larger(self, shares: Sequence[float], blocks: BlockPlans | None) -> list[_Start]:
-        """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak.
+    def _of_blocks(self, ends: float) -> list[_Start]:
+        """Starts from plans for larger budgets in which each block follows one of the plans of a block.
 
-        Where blocks repeat, these are plans in which each follows one of the plans of a block.
+        Such a plan and its copies take a moment, so that many budgets are compared as they are. None on small graphs,
+        without repeated blocks, and in a run that repeats exactly, as in the search without copies.
         """
-        problem, peak, starts = self.context.problem, plain_peak(self.graph), list[_Start]()
+        context, found = self.context, list[tuple[float, float, Plan]]()
+        has_time = context.remaining_s() >= BLOCKS_S_EACH * len(self.graph)
+        if len(self.graph) < LARGE or context.repeats or not has_time or self._is_over():
+            return []
+        until, seed = context.share_ends(BLOCKS_SHARE), context.options.seed
+        blocks = BlockPlans.of(self.graph, seed=seed, threads=self.threads, deadline=until)
+        if blocks is None:
+            return []
+        search, shares = self._start(None, seed).search, LARGER_OF_BLOCKS
+        for _ in range(1 + BLOCKS_REFINED):
+            for share in shares:
+                if self._is_over() or time.monotonic() >= ends:
+                    break
+                plan = blocks.within(self._budget(share))
+                if plan is not None:
+                    search.load(plan)
+                    search.offload_greedily(self._is_over)
+                    search.run(HOT, COLD, 0)  # finds its makespan
+                    found.append((search.least, share, plan))
+            if not found:
+                return []
+            found.sort(key=lambda each: each[:2])
+            shares = _next_to(found[0][1], {0.0, 1.0, *(share for _, share, _ in found)})
+        starts = [start for _, share, plan in found[: GO_ON[0]] for start in self._begun(plan, share)]
+        if starts and starts[0].search.least < math.inf:
+            self._offer(starts[0].search.best_plan())
+        return starts
+
+    def _budget(self, share: float) -> int:
+        """The budget so far on the way from the problem's to the plain peak."""
+        budget = self.context.problem.budget_bytes
+        return budget + int(share * (plain_peak(self.graph) - budget))
+
+    def _larger(self, shares: Sequence[float]) -> list[_Start]:
+        """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak."""
+        starts = list[_Start]()
         own = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         for share in shares:
             if not self._is_over():
-                budget = problem.budget_bytes + int(share * (peak - problem.budget_bytes))
-                wider = Problem(self.graph, budget, Scope.STAGED)
-                plan = self.solve_plain(wider, own) if blocks is None else blocks.within(budget)
-                starts += self._begun(plan, share)
+                wider = Problem(self.graph, self._budget(share), Scope.STAGED)
+                starts += self._begun(self.solve_plain(wider, own), share)
         if starts and not self._is_over():
             lasts = BRIEF * own * len(starts)
             self._round(starts, time.monotonic() + lasts * self.context.options.time_limit_s, lasts, ALONE)
@@ -337,3 +370,9 @@ class _Run:
         full = self.context.problem.graph
         plan = choice.lift(plan) if choice is not None else replace(plan, graph_sha256=full.sha256())
         self.context.offer(plan, self.strategy.name)
+
+
+def _next_to(best: float, shares: Collection[float]) -> list[float]:
+    """Halfway from the best of the shares to those next to it."""
+    others = max((s for s in shares if s < best), default=None), min((s for s in shares if s > best), default=None)
+    return [(best + other) / 2 for other in others if other is not None]
