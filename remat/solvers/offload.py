@@ -220,7 +220,7 @@ class _Run:
         context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
         ends = context.share_ends(EXPLORE_SHARE)
         starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0)]
-        of_blocks = self._of_blocks(ends)
+        of_blocks = self._of_blocks()
         if of_blocks:
             return starts + of_blocks
         starts += self._larger(LARGER)
@@ -231,7 +231,7 @@ class _Run:
             starts += self._larger(_next_to(best, {start.share for start in starts}))
         return starts
 
-    def _of_blocks(self, ends: float) -> list[_Start]:
+    def _of_blocks(self) -> list[_Start]:
         """Starts from plans for larger budgets in which each block follows one of the plans of a block.
 
         Such a plan and its copies take a moment, so that many budgets are compared as they are. None on small graphs,
@@ -248,22 +248,21 @@ class _Run:
         search, shares = self._start(None, seed).search, LARGER_OF_BLOCKS
         for _ in range(1 + BLOCKS_REFINED):
             for share in shares:
-                if self._is_over() or time.monotonic() >= ends:
+                if self._is_over():
                     break
                 plan = blocks.within(self._budget(share))
                 if plan is not None:
                     search.load(plan)
                     search.offload_greedily(self._is_over)
                     search.run(HOT, COLD, 0)  # finds its makespan
+                    if search.least < min((least for least, *_ in found), default=math.inf):
+                        self._offer(search.best_plan())
                     found.append((search.least, share, plan))
             if not found:
                 return []
             found.sort(key=lambda each: each[:2])
             shares = _next_to(found[0][1], {0.0, 1.0, *(share for _, share, _ in found)})
-        starts = [start for _, share, plan in found[: GO_ON[0]] for start in self._begun(plan, share)]
-        if starts and starts[0].search.least < math.inf:
-            self._offer(starts[0].search.best_plan())
-        return starts
+        return [start for _, share, plan in found[: GO_ON[0]] for start in self._begun(plan, share)]
 
     def _budget(self, share: float) -> int:
         """The budget so far on the way from the problem's to the plain peak."""
