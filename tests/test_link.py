@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -501,6 +502,36 @@ def test_a_link_without_bandwidth_changes_no_step() -> None:
     assert plain.plan is not None
     assert none.plan is not None
     assert plain.plan.document() == none.plan.document()
+
+
+@pytest.mark.long
+def test_starts_are_chains_of_blocks_with_copies() -> None:
+    graph, link = replace(step_of(130), cost_unit="ns"), Link(3 * 10**9, 3 * 10**9, latency_s=0)
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    found = remat.solve(
+        graph, least + int(0.3 * (most - least)), link=link, time_limit_s=25, threads=2, target_gap=0.01
+    )
+    assert found.overhead is not None
+    assert found.overhead < 0.024  # about that of the best chain
+
+
+@pytest.mark.long
+def test_several_threads_anneal_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, run = list[float](), OffloadSearch.run
+
+    def noted(search: OffloadSearch, *args: Any, **options: Any) -> None:
+        times.append(time.monotonic())
+        run(search, *args, **options)
+
+    monkeypatch.setattr(OffloadSearch, "run", noted)
+    graph, limit_s = random_chain(40, 3), 3.0
+    least, most = graph.largest_working_set()[0], plain_peak(graph)
+    began = time.monotonic()
+    remat.solve(
+        graph, least + int(0.3 * (most - least)), link=Link(2 * 10**8, 2 * 10**8), time_limit_s=limit_s, threads=3,
+        target_gap=0.0,
+    )  # fmt: skip
+    assert max(times) > began + 0.8 * limit_s
 
 
 @pytest.mark.parametrize("rate", [10**8, 10**9, 10**11])

@@ -291,6 +291,16 @@ def fetch(
     return k, blocked
 
 
+@njit(cache=True, nogil=True, inline="always")
+def next_fetch(work: Work, k: int, n: int) -> tuple[int, int, int, int]:
+    """Of the k-th of `n` copies from the host: where its gap begins and ends, when it must begin, and its value."""
+    found = INFINITE, INFINITE, INFINITE, 0
+    if k < n:
+        j, gap = work.fetched[k], work.gap
+        found = int(gap[FROM, j]), int(gap[TO, j]), int(gap[LATEST, j]), int(gap[VALUE, j])
+    return found
+
+
 @njit(cache=True, nogil=True)
 def copy_out(x: Instance, work: Work, q: int, steps: np.ndarray) -> None:
     """After the computation at `q`: copies to the host, and frees of what is away from now on."""
@@ -321,7 +331,7 @@ def decode(
 
     It ends as soon as the makespan is certainly above `enough`, and finds such a makespan then, and nothing else.
     """
-    at, gap, fetched, clock, found = work.at, work.gap, work.fetched, work.clock, work.found
+    at, clock, found = work.at, work.clock, work.found
     n_runs = sequence(x, genes, at)
     end = at[BEGINS, n_runs]
     found[MOST_EXCESS] = 0
@@ -331,7 +341,7 @@ def decode(
     n_gaps = lay_out(x, genes, work, n_runs, fixed)
     n = plan_fetches(x, work, n_runs, n_gaps)
     k, blocked, most, total, margin, writes = 0, -1, 0, 0, genes.numbers[1], len(steps) > 0
-    to, latest = (gap[TO, fetched[0]], gap[LATEST, fetched[0]]) if n > 0 else (INFINITE, INFINITE)
+    first, to, latest, v = next_fetch(work, 0, n)
     clock[:] = 0
     for q in range(n_runs + 1):
         cost = at[BEGINS, q + 1] - at[BEGINS, q]
@@ -342,9 +352,11 @@ def decode(
         if excess > 0:
             most, total = max(most, excess), total + excess
         late_by = clock[TIME] - at[BEGINS, q] - margin
-        if k < n and (to <= q or (q > blocked and is_due(clock, cost, latest + late_by))):
+        # `fetch` would find the same; a call takes longer than all else that is done for a computation.
+        may_come = first < q and q > blocked and work.of[OUT_DONE, v] <= clock[TIME]
+        if to <= q or (may_come and is_due(clock, cost, latest + late_by)):
             k, blocked = fetch(x, work, q, k, n, late_by, blocked, budget, steps)
-            to, latest = (gap[TO, fetched[k]], gap[LATEST, fetched[k]]) if k < n else (INFINITE, INFINITE)
+            first, to, latest, v = next_fetch(work, k, n)
         clock[TIME] = max(clock[TIME], at[ARRIVES, q]) + cost
         if writes:
             write(steps, clock, COMPUTE, int(at[RUN, q]))

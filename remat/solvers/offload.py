@@ -7,9 +7,10 @@ together. The best starts go on, at lower temperatures.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,9 @@ from remat.plan import Plan, Scope
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy, strategies
 from remat.search.anneal import on_threads
+from remat.search.chain import BlockPlans
 from remat.search.choices import Choice, Choices, choice_of
+from remat.search.kernel import LARGE
 from remat.search.offload import COLD, HOT, WARM, OffloadSearch
 from remat.search.ready import is_offload_ready, ready_by
 from remat.simulator import plain_peak
@@ -33,11 +36,14 @@ from remat.solvers.search import evict, in_turns
 # Shares of the time: for plans by rules, for looking for starts, for each round of annealing; and, if copies do not pay
 # after the starts, for a plan without them.
 RULES_SHARE, MOST_RULES, EXPLORE_SHARE, ROUND_SHARES, RETURN_SHARE = 0.1, 0.4, 0.45, (0.4, 0.6, 1.0), 0.4
+BLOCKS_SHARE = 0.15  # of what is left of the time, for plans of a block that repeats
+BLOCKS_S_EACH = 3e-3  # seconds for each operation that must be left: the starts take half of them on an idle processor
 RULES_S_EACH = 1e-3  # for each operation, that the first three plans of all rules take, up to the most
 # For a plan without copies: at least a share of the time, and the seconds that a good plan needs; all if they are most.
 PLAIN_SHARE, PLAIN_S, PLAIN_S_EACH, MOST_PLAIN = 0.1, 0.8, 1.2e-3, 0.75
 LARGER_PART, LARGER_ROOM = 0.25, 20  # of that time, for the plan of each larger budget; and a part of the rest at most
 LARGER = (0.1, 0.2, 0.3, 0.5)  # budgets at first, as shares of the way from the budget to the plain peak
+LARGER_OF_BLOCKS, BLOCKS_REFINED = [0.1, 0.3, 0.5, 0.7, 0.9], 5  # the same of plans of blocks
 MOST_REFINED = 3  # times that budgets next to the best one are tried
 # Of the time for such a plan, for its first annealing; and of that, for copies alone: its repeats are good.
 BRIEF, ALONE = 1.5, 0.7
@@ -213,24 +219,63 @@ class _Run:
         """Starts from plans for larger budgets, annealed for a moment; then more next to the best one."""
         context, once = self.context, Plan.from_order(self.graph, range(len(self.graph)))
         ends = context.share_ends(EXPLORE_SHARE)
-        starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0), *self._larger(LARGER)]
+        starts = [*self._begun(context.incumbent.plan), *self._begun(once, 1.0)]
+        of_blocks = self._of_blocks()
+        if of_blocks:
+            return starts + of_blocks
+        starts += self._larger(LARGER)
         for _ in range(MOST_REFINED):
             if not starts or time.monotonic() >= ends or self._is_over():
                 break
-            best, shares = min(starts, key=lambda start: start.search.least).share, sorted({s.share for s in starts})
-            at = shares.index(best)
-            near = [(best + other) / 2 for other in (*shares[max(0, at - 1) : at], *shares[at + 1 : at + 2])]
-            starts += self._larger(near)
+            best = min(starts, key=lambda start: start.search.least).share
+            starts += self._larger(_next_to(best, {start.share for start in starts}))
         return starts
+
+    def _of_blocks(self) -> list[_Start]:
+        """Starts from plans for larger budgets in which each block follows one of the plans of a block.
+
+        Such a plan and its copies take a moment, so that many budgets are compared as they are. None on small graphs,
+        without repeated blocks, and in a run that repeats exactly, as in the search without copies.
+        """
+        context, found = self.context, list[tuple[float, float, Plan]]()
+        has_time = context.remaining_s() >= BLOCKS_S_EACH * len(self.graph)
+        if len(self.graph) < LARGE or context.repeats or not has_time or self._is_over():
+            return []
+        until, seed = context.share_ends(BLOCKS_SHARE), context.options.seed
+        blocks = BlockPlans.of(self.graph, seed=seed, threads=self.threads, deadline=until)
+        if blocks is None:
+            return []
+        search, shares = self._start(None, seed).search, LARGER_OF_BLOCKS
+        for _ in range(1 + BLOCKS_REFINED):
+            for share in shares:
+                if self._is_over():
+                    break
+                plan = blocks.within(self._budget(share))
+                if plan is not None:
+                    search.load(plan)
+                    search.offload_greedily(self._is_over)
+                    search.run(HOT, COLD, 0)  # finds its makespan
+                    if search.least < min((least for least, *_ in found), default=math.inf):
+                        self._offer(search.best_plan())
+                    found.append((search.least, share, plan))
+            if not found:
+                return []
+            found.sort(key=lambda each: each[:2])
+            shares = _next_to(found[0][1], {0.0, 1.0, *(share for _, share, _ in found)})
+        return [start for _, share, plan in found[: GO_ON[0]] for start in self._begun(plan, share)]
+
+    def _budget(self, share: float) -> int:
+        """The budget so far on the way from the problem's to the plain peak."""
+        budget = self.context.problem.budget_bytes
+        return budget + int(share * (plain_peak(self.graph) - budget))
 
     def _larger(self, shares: Sequence[float]) -> list[_Start]:
         """Annealed starts from plans for budgets that are so far on the way from the budget to the plain peak."""
-        problem, peak, starts = self.context.problem, plain_peak(self.graph), list[_Start]()
+        starts = list[_Start]()
         own = min(LARGER_PART * self.plain_share, (1 - self.plain_share) / LARGER_ROOM)
         for share in shares:
             if not self._is_over():
-                budget = problem.budget_bytes + int(share * (peak - problem.budget_bytes))
-                wider = Problem(self.graph, budget, Scope.STAGED)
+                wider = Problem(self.graph, self._budget(share), Scope.STAGED)
                 starts += self._begun(self.solve_plain(wider, own), share)
         if starts and not self._is_over():
             lasts = BRIEF * own * len(starts)
@@ -283,8 +328,8 @@ class _Run:
                 else:
                     self._cool(start, slice_s, moves)
 
-        self.stopped = threading.Event()  # of this round
         on_threads(work, threads, self.stopped)
+        self.stopped = threading.Event()  # `on_threads` leaves it set, and the next round would end at once
         for start in todo[len(starts) :]:
             starts[0].search.take_best(start.search)
 
@@ -324,3 +369,9 @@ class _Run:
         full = self.context.problem.graph
         plan = choice.lift(plan) if choice is not None else replace(plan, graph_sha256=full.sha256())
         self.context.offer(plan, self.strategy.name)
+
+
+def _next_to(best: float, shares: Collection[float]) -> list[float]:
+    """Halfway from the best of the shares to those next to it."""
+    others = max((s for s in shares if s < best), default=None), min((s for s in shares if s > best), default=None)
+    return [(best + other) / 2 for other in others if other is not None]
