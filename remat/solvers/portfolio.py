@@ -29,6 +29,7 @@ from remat.solvers.search import (
     COLD,
     DEADLINE_MARGIN_S,
     FIRST_CYCLE_S,
+    HOT,
     SMALL,
     WARM,
     evict,
@@ -49,7 +50,7 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
 # One annealing of all that time finds better plans on a large graph than several short ones. From `SMALL` operations on
-# restricted MILPs find little, and the search has more of the time.
+# restricted MILPs find little, unless eviction finds a poor plan, and the search has more of the time.
 SEARCH_SHARES_LARGE, SEARCH_SHARES_HUGE, PROOF_ENDS, PROOF_ENDS_LARGE = (0.75,), (0.88,), 0.7, 0.9
 FIRST_TURN_SHARE, LAST_TURN_SHARE, SHORTEST_TURN_S = 0.35, 0.5, 0.2  # of the time that is left then, for each turn
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
@@ -97,8 +98,9 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan. Ends at
     `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope.
     Scope free begins with what scope staged finds, then searches on several topological orders, and its proof has
-    windows only. With ``deterministic=True`` (or a
-    work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
+    windows only. With one thread the proof follows the search; on a graph of `SMALL` operations and more it has turns
+    in the last eighth of the time (`_Run._last_turns`), unless eviction finds a poor plan. It follows too with
+    ``deterministic=True`` (or a work limit): the time limit then gives the number of moves, and the plan is the
     search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
     that the time limit ends counts for nothing.
     """
@@ -424,7 +426,7 @@ class _Run:
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
         self._starts(context)
         is_large = self.columns > WHOLE_COLUMNS
-        is_huge = is_large and len(context.problem.graph) >= SMALL
+        is_huge = is_large and len(context.problem.graph) >= SMALL and self.hot != HOT
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES_LARGE if is_large else SEARCH_SHARES
         for step, share in enumerate(SEARCH_SHARES_HUGE if is_huge else shares):
             before = context.incumbent.cost
@@ -441,7 +443,8 @@ class _Run:
         if is_closed(context.incumbent.gap):
             self._in_turn(context)
         elif not is_huge and not self._done():
-            self.search(context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan), 1)
+            more = context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan)
+            self.search(more, 1, hot=WARM)
 
     def _last_turns(self) -> None:
         """Proof and search in turns: each has one, then the one that closed more of the gap per second in its last."""

@@ -36,10 +36,12 @@ FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the 
 # eviction finds no plan or a poor one.
 HOT, MEDIUM, WARM, MOVES = 1.0, 0.3, 0.1, 5000
 INTERVALS = 0.0
-REST = ((0.15, INTERVALS), (0.15, WARM), (0.15, INTERVALS), (0.15, WARM))  # of a cycle, after a sequence: shares
+# Steps of a cycle: shares of its time, with INTERVALS or the first temperature of a sequence.
+HOT_CYCLE = ((0.55, HOT), (0.2, INTERVALS), (0.25, WARM))
+AFTER = ((0.15, INTERVALS), (0.15, WARM), (0.15, INTERVALS), (0.15, WARM))  # a medium or warm sequence
 SMALL, SMALL_CYCLE = 600, ((0.85, INTERVALS), (0.15, WARM))  # a graph of fewer operations has one cycle
-SHORT_SEARCH_S = 1.0  # in less time a hot sequence does not cool down
-POOR = 1.5  # costs of every operation once, from which on a plan by eviction is a poor one
+SHORT_SEARCH_S = 1.0  # in less time a warm sequence alone is better
+POOR = 1.55  # costs of every operation once, from which on a plan by eviction is a poor one
 SEED_STEP = 104_729  # between the seeds of cycles
 DEADLINE_MARGIN_S = 0.05  # for the last simulation
 ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longer than loading the compiled online one
@@ -52,6 +54,7 @@ def search(problem: Problem, context: Context) -> Outcome:
 
     A move of intervals drops a value, holds it, or moves a repeat (`remat.search.kernel`). A move of sequences puts or
     takes single computations, as FastSA's (`remat.search.sequence`); it pays on graphs of `SMALL` operations and more.
+    There sequences begin from the plan by eviction, unless that is poor (`first_heat`).
 
     If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any. On a large graph whose
     blocks repeat, it starts from the cheapest chain of plans of one block (`remat.search.chain`), if that is better.
@@ -159,9 +162,10 @@ class _Cycles:
     def run(self, start: np.ndarray | None, deadline: float, hot: float) -> Best:
         """The best plan; it fits if its `excess` is 0. The first sequence of a cycle begins `hot`."""
         seconds, is_small = deadline - time.monotonic(), len(self.graph) < SMALL
-        steps = SMALL_CYCLE if is_small else ((0.4, hot), *REST)
-        if not is_small and seconds < SHORT_SEARCH_S:
-            steps = REST[:2] if hot == HOT else ((1.0, WARM),)
+        if is_small or hot == HOT:
+            steps = SMALL_CYCLE if is_small else HOT_CYCLE
+        else:
+            steps = ((0.4, hot), *AFTER) if seconds >= SHORT_SEARCH_S else ((1.0, WARM),)
         n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, seconds) / FIRST_CYCLE_S)))
         if start is not None:
             self._take(start)
