@@ -9,7 +9,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -382,7 +384,7 @@ def test_a_poor_plan_to_start_from_does_not_replace_the_greedy(monkeypatch: pyte
 
 def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(monkeypatch) -> None:
     monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
-    monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
+    monkeypatch.setattr(portfolio._Run, "search", lambda *_, **__: None)
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides sooner
     graph = synthetic.layered(n=60)
     least = min_budget(graph, time_limit_s=5)
@@ -401,12 +403,60 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)  # a small problem's MILP decides it
     monkeypatch.setattr(search, "greedy_plans", lambda *_, **__: iter(()))
     monkeypatch.setattr(search, "online_plan", lambda *_: None)
-    monkeypatch.setattr(portfolio._Run, "search", lambda *_: None)
+    monkeypatch.setattr(portfolio._Run, "search", lambda *_, **__: None)
     monkeypatch.setattr(portfolio._Run, "prove", lambda *_: None)
     for threads in (1, 2):
         found = solve(graph, peak // 2, time_limit_s=10, threads=threads)
         assert found.stats["trajectory"][-1][2] == best.name
         assert found.cost == solve(graph, peak // 2, best.name).cost
+
+
+@pytest.mark.parametrize("gains", [{"proof": 3, "search": 1}, {"proof": 1, "search": 3}])
+def test_the_last_of_the_time_goes_to_what_has_closed_more_of_the_gap(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, int]
+) -> None:
+    """Each has one turn first, the proof before the search, and both go on from the best plan."""
+    graph = synthetic.chain(n=40, varied=True)
+    run, turns = portfolio._Run(context_of(graph, plain_peak(graph), seconds=2.0)), list[str]()
+    known = SimpleNamespace(gap=0.5, plan=None)
+    monkeypatch.setattr(portfolio._Run, "_done", lambda self: len(turns) == 5)
+    object.__setattr__(run.context, "incumbent", known)
+
+    def turn(name: str) -> None:
+        turns.append(name)
+        time.sleep(0.02)
+        known.gap -= 0.01 * gains[name]
+
+    monkeypatch.setattr(portfolio._Run, "prove", lambda self, context: turn("proof"))
+    heats = list[float]()
+    monkeypatch.setattr(portfolio._Run, "search", lambda self, *_, hot: (turn("search"), heats.append(hot)))
+    run._last_turns()
+    more = max(gains, key=lambda name: gains[name])
+    assert turns == ["proof", "search", more, more, more]
+    assert set(heats) == {search.WARM}
+
+
+@pytest.mark.parametrize(("cost", "heat"), [(None, search.HOT), (200, search.HOT), (120, search.MEDIUM)])
+def test_sequences_begin_from_the_best_plan_unless_eviction_finds_a_poor_one(cost: int | None, heat: float) -> None:
+    assert search.first_heat(Graph.from_nodes("one", [[]], [1], [100]), cost) == heat
+
+
+def test_a_search_that_goes_on_begins_neither_from_blocks_nor_from_every_operation_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, begun = synthetic.chain(n=350), list[tuple[bool, float]]()
+    start = next(greedy_plans(graph, plain_peak(graph) * 3 // 4))
+    monkeypatch.setattr(search, "_cheaper_by_blocks", lambda *_: begun.append((True, -1.0)))
+    monkeypatch.setattr(search, "SHORT_SEARCH_S", 0.0)
+    monkeypatch.setattr(
+        search._Cycles, "_sequences", lambda self, order, hot, *_: begun.append((order is not None, hot))
+    )
+    for heat in (search.HOT, search.WARM):
+        context = context_of(graph, plain_peak(graph) * 3 // 4, seconds=0.5, warm_start=start)
+        begun.clear()
+        search.search_staged(context, 1, hot=heat)
+        again = [(True, -1.0), (False, search.HOT)] if heat == search.HOT else [(True, search.WARM)]
+        assert begun[: len(again) + 1] == [*again, (True, search.WARM)]
 
 
 def test_the_price_rises_over_calls_that_are_shorter_than_its_window():

@@ -98,9 +98,10 @@ class Refiner:
             self.fresh += 1
 
     def run(
-        self, deadline: float, threads: int, should_stop: Callable[[], bool], *, in_vain: int | None = None
-    ) -> None:
-        """Refine the best plan until `deadline`.
+        self, deadline: float, threads: int, should_stop: Callable[[], bool], *, in_vain: int | None = None,
+        is_beside: bool = False,
+    ) -> None:  # fmt: skip
+        """Refine the best plan until `deadline`; `is_beside` says that a search runs in other threads.
 
         Returns early when nothing is left to try, or after `in_vain` models in a row without a better plan from anyone.
         """
@@ -108,9 +109,9 @@ class Refiner:
         def stop() -> bool:
             return should_stop() or self.context.is_solved() or time.monotonic() > deadline - LEAST_S
 
-        # The search needs a moment to find plans worth merging.
+        # A search that runs beside needs a moment to find plans worth merging.
         patience = time.monotonic() + min(PATIENCE * (deadline - time.monotonic()), PATIENCE_S)
-        while not self.solves and time.monotonic() < patience and not stop():
+        while is_beside and not self.solves and time.monotonic() < patience and not stop():
             time.sleep(WAIT_S)
         failures = 0
         while not stop() and (in_vain is None or failures < in_vain):

@@ -25,10 +25,15 @@ from remat.solvers._milp_restricted import Refiner
 from remat.solvers._milp_trimmed import solve_trimmed
 from remat.solvers.search import (
     COLD,
+    DEADLINE_MARGIN_S,
+    FIRST_CYCLE_S,
+    HOT,
     SMALL,
+    WARM,
     evict,
     evict_greedily,
     family_plans,
+    first_heat,
     fixed_moves,
     lean_plan,
     quick_plan,
@@ -44,8 +49,10 @@ SMALL_SHARE = 0.8  # of the time, for a small MILP
 # Shares of the time at which the steps of the search end, if one thread does search and proof. The search continues
 # while each step lowers the cost by STILL_FALLING, because the proof should begin from a good plan.
 SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (0.02,), 0.02
-# One annealing of all that time finds better plans on a large graph than several short ones.
-SEARCH_SHARES_LARGE, PROOF_ENDS, PROOF_ENDS_LARGE = (0.75,), 0.7, 0.9
+# One annealing of all that time finds better plans on a large graph than several short ones. From `SMALL` operations on
+# restricted MILPs find little, unless eviction finds a poor plan, and the search has more of the time.
+SEARCH_SHARES_LARGE, SEARCH_SHARES_HUGE, PROOF_ENDS, PROOF_ENDS_LARGE = (0.75,), (0.88,), 0.7, 0.9
+FIRST_TURN_SHARE, LAST_TURN_SHARE, SHORTEST_TURN_S = 0.35, 0.5, 0.2  # of the time that is left then, for each turn
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
@@ -90,8 +97,9 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
     relaxation in integers, the staged LP and the trimmed MILP of the whole problem from the best plan. Ends at
     `target_gap` or at the time limit; Ctrl-C returns the best plan. Very small graphs are solved by A*, in every scope.
     Scope free begins with what scope staged finds, then searches on several topological orders, and its proof has
-    windows only. With ``deterministic=True`` (or a
-    work limit) the proof follows the search. The time limit then gives the number of moves, and the plan is the
+    windows only. With one thread the proof follows the search; on a graph of `SMALL` operations and more it has turns
+    in the last eighth of the time (`_Run._last_turns`), unless eviction finds a poor plan. It follows too with
+    ``deterministic=True`` (or a work limit): the time limit then gives the number of moves, and the plan is the
     search's unless the proof ends with an optimum. The proof's work is counted as well (states, columns, nodes); a MILP
     that the time limit ends counts for nothing.
     """
@@ -104,6 +112,7 @@ def portfolio(problem: Problem, context: Context) -> Outcome:
         evict(context)
     if context.is_solved():
         return run.outcome()
+    run.hot = first_heat(graph, context.incumbent.cost)
     if len(graph) <= EXHAUSTIVE_OPERATIONS and run.exhaust():
         return run.outcome()
     if not (ready_by(context.deadline) if context.repeats else is_ready()):
@@ -136,6 +145,8 @@ class _Run:
         self.stopped = threading.Event()
         self.is_compiled: Callable[[], bool] = lambda: False  # the search became ready, so that proofs without it end
         self.refiner = Refiner(context)
+        self.hot: float | None = None  # with which temperature the search begins, see `search_staged`
+        self.is_beside = False  # a search runs in other threads
         self.windows = WindowBound(context.problem, tries=1 if context.repeats else TRIES)
         self.integers = WindowIntegers(self.windows, context.incumbent)
 
@@ -187,8 +198,11 @@ class _Run:
         aside = context.about(staged, own).with_options(warm_start=best.plan, least_gain=STAGED_GAIN)
         context.run_strategy(aside.until(context.share_ends(share)), "portfolio", {}, isolate=False)
 
-    def search(self, context: Context, threads: int) -> None:
-        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`, if it is ready."""
+    def search(self, context: Context, threads: int, *, hot: float | None = None) -> None:
+        """Search in the problem's scope until the limits of `context`, an optimum, or `stopped`, if it is ready.
+
+        `hot`: see `search_staged`; by default as the plan by eviction tells.
+        """
         if not is_ready():
             time.sleep(IDLE_S)  # a proof that asks for a search has little else to do
             return
@@ -199,7 +213,10 @@ class _Run:
                     context.offer(start, "search")
             search_free(context, threads, should_stop=lambda: self._done(context))
         else:
-            best = search_staged(context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add)
+            best = search_staged(
+                context, threads, should_stop=self.stopped.is_set, on_round=self.refiner.add,
+                hot=self.hot if hot is None else hot,
+            )  # fmt: skip
             self.stats["moves"] = self.stats.get("moves", 0) + best.moves
 
     def _prove_free(self, context: Context) -> None:
@@ -244,7 +261,7 @@ class _Run:
         elif not done():
             share = REFINE_SHARE if self.columns <= WHOLE_COLUMNS else REFINE_SHARE_LARGE
             until = time.monotonic() + share * context.remaining_s()
-            refiner.run(until, context.options.threads, done, in_vain=IN_VAIN)
+            refiner.run(until, context.options.threads, done, in_vain=IN_VAIN, is_beside=self.is_beside)
         if done():
             return
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
@@ -271,12 +288,14 @@ class _Run:
                 self._window_integers(context)
                 self.is_settled = self.integers.ended or time.monotonic() - began < IDLE_S
                 continue
-            self.refiner.run(_turn_ends(context), context.options.threads, done, in_vain=IN_VAIN)
+            ends, threads = _turn_ends(context), context.options.threads
+            self.refiner.run(ends, threads, done, in_vain=IN_VAIN, is_beside=self.is_beside)
             if not done():
                 self._window_integers(context.until(_turn_ends(context)))
             if not done() and known == (best.cost, best.bound):
-                seed = context.options.seed + SEED_STEP * turns
-                self.search(context.with_options(seed=seed, warm_start=best.plan).until(_turn_ends(context)), 1)
+                other = context.with_options(seed=context.options.seed + SEED_STEP * turns, warm_start=best.plan)
+                ends = _turn_ends(context)
+                self.search(other.until(ends), 1, hot=WARM if ends - time.monotonic() < FIRST_CYCLE_S else None)
 
     def _lean_plan(self, context: Context) -> None:
         """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
@@ -392,21 +411,42 @@ class _Run:
         self._window_bound(context.until(context.share_ends(FIRST_BOUND_SHARE)), rounds=1)
         self._starts(context)
         is_large = self.columns > WHOLE_COLUMNS
+        is_huge = is_large and len(context.problem.graph) >= SMALL and self.hot != HOT
         shares = SEARCH_SHARES_SMALL if self.is_small() else SEARCH_SHARES_LARGE if is_large else SEARCH_SHARES
-        for step, share in enumerate(shares):
+        for step, share in enumerate(SEARCH_SHARES_HUGE if is_huge else shares):
             before = context.incumbent.cost
             self.search(context.with_options(warm_start=context.incumbent.plan).until(began + share * seconds), 1)
             after = context.incumbent.cost or 0
             has_settled = step > 0 and before is not None and after > (1 - STILL_FALLING) * before
             if self._done() or has_settled or context.remaining_s() <= 0:
                 break
-        if not self._done() and context.remaining_s() > 0:
+        if is_huge:
+            self._last_turns()
+        elif not self._done() and context.remaining_s() > 0:
             until = began + (PROOF_ENDS_LARGE if is_large else PROOF_ENDS) * seconds
             self._at_most_until_the_deadline(lambda: self.prove(context.until(until)))
         if is_closed(context.incumbent.gap):
             self._in_turn(context)
-        elif not self._done():
-            self.search(context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan), 1)
+        elif not is_huge and not self._done():
+            more = context.with_options(seed=context.options.seed + 1, warm_start=context.incumbent.plan)
+            self.search(more, 1, hot=WARM)
+
+    def _last_turns(self) -> None:
+        """Proof and search in turns: each has one, then the one that closed more of the gap per second in its last."""
+        context, gains, n = self.context, dict[bool, float](), 0  # [whether it is the proof]
+        while not self._done() and not is_closed(context.incumbent.gap) and context.remaining_s() > DEADLINE_MARGIN_S:
+            is_proof = not gains or (len(gains) == 2 and gains[True] > gains[False])
+            share = LAST_TURN_SHARE if gains else FIRST_TURN_SHARE
+            began, before, n = time.monotonic(), context.incumbent.gap, n + 1
+            ends = min(context.deadline, max(context.share_ends(share), began + SHORTEST_TURN_S))
+            if is_proof:
+                self._at_most_until_the_deadline(partial(self.prove, context.until(ends)))
+            else:
+                more = context.with_options(seed=context.options.seed + n, warm_start=context.incumbent.plan)
+                self.search(more.until(ends), 1, hot=WARM)
+            gained = (1.0 if before is None else before) - (context.incumbent.gap or 0.0)
+            seconds = time.monotonic() - began
+            gains[is_proof] = gained / seconds if seconds > IDLE_S else -1.0  # a turn with nothing to do
 
     def _prove_aside(self) -> None:
         """Prove step by step, by counted work; change the plan only if a step solves the problem.
@@ -461,6 +501,7 @@ class _Run:
         prover = _Thread(prove, daemon=False)
         threads = context.options.threads - 1
         searcher = _Thread(lambda: self.search(context.with_options(warm_start=context.incumbent.plan), threads))
+        self.is_beside = True
         try:
             searcher.start()
             prover.start()

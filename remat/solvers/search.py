@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,10 +35,17 @@ BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
 FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
-# Of a cycle, for sequences from every operation once, intervals and sequences from the best plan.
-CYCLE_SHARES = (0.55, 0.2, 0.25)
-SMALL, SMALL_SHARES = 600, (0.0, 0.85, 0.15)  # a graph of fewer operations has one cycle, nearly all for intervals
-HOT, WARM, MOVES = 1.0, 0.1, 5000  # of sequences: the first temperatures, and most moves per operation
+# Of sequences: the first temperatures, and most moves per operation. A hot one begins from every operation once, the
+# others from the best plan. A medium one cools to better plans on networks; a hot one does so on random graphs, where
+# eviction finds no plan or a poor one.
+HOT, MEDIUM, WARM, MOVES = 1.0, 0.3, 0.1, 5000
+INTERVALS = 0.0
+# Steps of a cycle: shares of its time, with INTERVALS or the first temperature of a sequence.
+HOT_CYCLE = ((0.55, HOT), (0.2, INTERVALS), (0.25, WARM))
+AFTER = ((0.15, INTERVALS), (0.15, WARM), (0.15, INTERVALS), (0.15, WARM))  # a medium or warm sequence
+SMALL, SMALL_CYCLE = 600, ((0.85, INTERVALS), (0.15, WARM))  # a graph of fewer operations has one cycle
+SHORT_SEARCH_S = 1.0  # in less time a warm sequence alone is better
+POOR = 1.55  # costs of every operation once, from which on a plan by eviction is a poor one
 # In scope free: of the time or moves, for orders alone, and for sequences from them. There the temperature follows the
 # time alone.
 ORDER_SHARE, FREE_SHARE, ENDLESS = 0.3, 0.35, 1 << 60
@@ -58,6 +64,7 @@ def search(problem: Problem, context: Context) -> Outcome:
 
     A move of intervals drops a value, holds it, or moves a repeat (`remat.search.kernel`). A move of sequences puts or
     takes single computations, as FastSA's (`remat.search.sequence`); it pays on graphs of `SMALL` operations and more.
+    There sequences begin from the plan by eviction, unless that is poor (`first_heat`).
 
     If greedy eviction finds no plan, it starts from the cheapest baseline that fits, if any. On a large graph whose
     blocks repeat, it starts from the cheapest chain of plans of one block (`remat.search.chain`), if that is better.
@@ -93,13 +100,15 @@ def search(problem: Problem, context: Context) -> Outcome:
 
 def search_staged(
     context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False,
-    on_round: Callable[[np.ndarray, int], None] | None = None, is_alone: bool = False,
+    on_round: Callable[[np.ndarray, int], None] | None = None, is_alone: bool = False, hot: float | None = None,
 ) -> Best:  # fmt: skip
     """Greedy eviction, then annealing until the context's limits; offers each better plan at once.
 
     Args:
         on_round: gets the best plan of each round, see `Calls`.
         is_alone: nothing else looks for the plan of the smallest budget known where eviction finds none.
+        hot: the first temperature of sequences, see `HOT`; by default as the first plan tells (`first_heat`). With WARM
+            nothing begins anew, from blocks neither, because a search before has left the warm start.
     """
     graph = context.problem.graph
     if context.is_over():
@@ -114,16 +123,19 @@ def search_staged(
             return None  # a run that repeats exactly takes no plans of others
         return known[0].order, known[1]
 
-    start = first_order(context)
+    evicted = _evicted(context)
+    if hot is None:
+        hot = first_heat(graph, None if evicted is None else simulate(graph, evicted).cost)
+    start = _order(evicted or _cheapest_of_families(context))
     if start is None and is_alone and not context.repeats:
         least = lean_plan(context)
         fits = least.bytes <= context.problem.budget_bytes and least.plan.scope is Scope.STAGED
         start = least.plan.order if fits else None
     if start is not None:
         offer(start, 0)
-    cheaper = _cheaper_by_blocks(context, start, threads)
+    cheaper = None if hot == WARM else _cheaper_by_blocks(context, start, threads)
     if cheaper is not None:
-        start = cheaper
+        start, hot = cheaper, WARM  # more heat would break up what the blocks have in common
         offer(start, 0)
 
     calls = Calls(offer, lambda: should_stop() or context.is_solved(), adopt, on_round)
@@ -137,7 +149,12 @@ def search_staged(
     deadline = context.deadline - DEADLINE_MARGIN_S
     if context.repeats:
         return stages(start, deadline, context.options.seed)
-    return _Cycles(context, threads, offer, calls.should_stop).run(start, deadline, stages)
+    return _Cycles(context, threads, offer, calls.should_stop).run(start, deadline, hot, stages)
+
+
+def first_heat(graph: Graph, cost: int | None) -> float:
+    """With which temperature sequences begin where a plan by eviction has this cost; None without one that fits."""
+    return HOT if cost is None or cost > POOR * graph.total_cost else MEDIUM
 
 
 def search_free(context: Context, threads: int, *, should_stop: Callable[[], bool] = lambda: False) -> Best:
@@ -181,8 +198,8 @@ def search_free(context: Context, threads: int, *, should_stop: Callable[[], boo
 class _Cycles:
     """Two annealers in turn, in cycles that double in length.
 
-    A cycle anneals sequences from every operation once, then intervals from the best plan, then sequences from the best
-    plan. Each annealer improves plans that the other cannot.
+    A cycle anneals a sequence from every operation once or from the best plan, then intervals and sequences in turn
+    from the best plan. Each annealer improves plans that the other cannot.
     """
 
     context: Context
@@ -191,32 +208,40 @@ class _Cycles:
     should_stop: Callable[[], bool]
     best: Best = field(default_factory=Best)
 
-    def run(self, start: np.ndarray | None, deadline: float, stages: Stages) -> Best:
-        """The best plan; it fits if its `excess` is 0."""
-        now = time.monotonic()
-        is_small = len(self.graph) < SMALL
-        shares = SMALL_SHARES if is_small else CYCLE_SHARES
-        n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, deadline - now) / FIRST_CYCLE_S)))
+    def run(self, start: np.ndarray | None, deadline: float, hot: float, stages: Stages) -> Best:
+        """The best plan; it fits if its `excess` is 0. The first sequence of a cycle begins `hot`."""
+        seconds, is_small = deadline - time.monotonic(), len(self.graph) < SMALL
+        if is_small or hot == HOT:
+            steps = SMALL_CYCLE if is_small else HOT_CYCLE
+        else:
+            steps = ((0.4, hot), *AFTER) if seconds >= SHORT_SEARCH_S else ((1.0, WARM),)
+        n = 1 if is_small else max(1, round(math.log2(1 + max(0.0, seconds) / FIRST_CYCLE_S)))
         if start is not None:
             self.take(start)
         index = 0
         while (began := time.monotonic()) < deadline and not self.should_stop():
             share = 1 / (2 ** (n - index) - 1) if index < n else 1.0
-            at = [began + share * x * (deadline - began) for x in itertools.accumulate((0.0, *shares))]
-            self._cycle(start, at, self.context.options.seed + SEED_STEP * index, stages)
+            seed = self.context.options.seed + SEED_STEP * index
+            self._cycle(start, steps, began + share * (deadline - began), seed, stages)
             index += 1
         return self.best
 
-    def _cycle(self, start: np.ndarray | None, at: Sequence[float], seed: int, stages: Stages) -> None:
-        """One cycle, whose three steps begin and end `at` these times. Sequences without time are left out."""
-        if at[1] > at[0]:
-            self.sequences(None, HOT, at[1], seed)
-        found = stages(start if self.best.order is None else self.best.order, at[2], seed)
-        self.best.moves += found.moves
-        if found.order is not None:
-            self.best.offer(found.order, found.cost, found.excess)
-        if at[3] > at[2]:
-            self.sequences(self.best.order, WARM, at[3], seed + 1)
+    def _cycle(
+        self, start: np.ndarray | None, steps: Sequence[tuple[float, float]], deadline: float, seed: int,
+        stages: Stages,
+    ) -> None:  # fmt: skip
+        """One cycle, whose steps have their shares of the time until the deadline."""
+        began, whole, done = time.monotonic(), sum(share for share, _ in steps), 0.0
+        for i, (share, hot) in enumerate(steps):
+            done += share
+            ends = began + done / whole * (deadline - began)
+            if hot == INTERVALS:
+                found = stages(start if self.best.order is None else self.best.order, ends, seed + i)
+                self.best.moves += found.moves
+                if found.order is not None:
+                    self.best.offer(found.order, found.cost, found.excess)
+            else:
+                self.sequences(None if hot == HOT else self.best.order, hot, ends, seed + i)
 
     def take(self, order: np.ndarray) -> None:
         """Take a plan as the best one, if it is."""
@@ -313,21 +338,31 @@ def first_order(context: Context) -> np.ndarray | None:
 
     None if there is none.
     """
+    return _order(_evicted(context) or _cheapest_of_families(context))
+
+
+def _order(plan: Plan | None) -> np.ndarray | None:
+    return None if plan is None else plan.order
+
+
+def _evicted(context: Context) -> Plan | None:
+    """The warm start if it is staged, or the cheapest plan of fast evictions that fits; None if there is none."""
     warm = context.options.warm_start
     if warm is not None and warm.scope is Scope.STAGED:
-        return warm.order
+        return warm
     graph, budget_bytes = context.problem.graph, context.problem.budget_bytes
     most_s = SHORT_S if context.options.work_limit is None else math.inf  # a run that repeats tries all
     starts = [
         *greedy_plans(graph, budget_bytes, deadline=context.deadline, most_s=most_s),
         online_plan(graph, budget_bytes, context.is_over),
     ]
-    found = _cheapest(context.problem, filter(None, starts))
-    if found is None:
-        found = _cheapest(
-            context.problem, (plan for _, plan in family_plans(context, context.share_ends(FAMILY_SHARE)))
-        )
-    return None if found is None else found.order
+    return _cheapest(context.problem, filter(None, starts))
+
+
+def _cheapest_of_families(context: Context) -> Plan | None:
+    """The cheapest plan of the baselines that fits; None if there is none."""
+    plans = family_plans(context, context.share_ends(FAMILY_SHARE))
+    return _cheapest(context.problem, (plan for _, plan in plans))
 
 
 def lean_plan(context: Context) -> MinBudget:
