@@ -45,7 +45,7 @@ HOT_CYCLE = ((0.55, HOT), (0.2, INTERVALS), (0.25, WARM))
 AFTER = ((0.15, INTERVALS), (0.15, WARM), (0.15, INTERVALS), (0.15, WARM))  # a medium or warm sequence
 SMALL, SMALL_CYCLE = 600, ((0.85, INTERVALS), (0.15, WARM))  # a graph of fewer operations has one cycle
 SHORT_SEARCH_S = 1.0  # in less time a warm sequence alone is better
-POOR = 1.55  # costs of every operation once, from which on a plan by eviction is a poor one
+POOR = 1.5  # costs of every operation once, from which on a plan by eviction is a poor one
 # In scope free: of the time or moves, for orders alone, and for sequences from them. There the temperature follows the
 # time alone.
 ORDER_SHARE, FREE_SHARE, ENDLESS = 0.3, 0.35, 1 << 60
@@ -58,7 +58,7 @@ Stages = Callable[
 COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
-@strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=2)
+@strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=3)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing from a greedy eviction, of retention intervals and of sequences of computations in turn.
 
