@@ -449,7 +449,7 @@ def test_a_search_that_goes_on_begins_neither_from_blocks_nor_from_every_operati
     monkeypatch.setattr(search, "_cheaper_by_blocks", lambda *_: begun.append((True, -1.0)))
     monkeypatch.setattr(search, "SHORT_SEARCH_S", 0.0)
     monkeypatch.setattr(
-        search._Cycles, "_sequences", lambda self, order, hot, *_: begun.append((order is not None, hot))
+        search._Cycles, "sequences", lambda self, order, hot, *_: begun.append((order is not None, hot))
     )
     for heat in (search.HOT, search.WARM):
         context = context_of(graph, plain_peak(graph) * 3 // 4, seconds=0.5, warm_start=start)

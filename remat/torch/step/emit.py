@@ -368,9 +368,12 @@ class _Emitter:
         return self._fetch(self._viewed(node))
 
     def _viewed(self, node: fx.Node) -> fx.Node:
-        """A node without views that change nothing: no half is differentiated, so that they are not needed."""
+        """A node without views that change nothing: no half is differentiated, so that they are not needed.
+
+        What works in place counts as a view elsewhere, but not here.
+        """
         same, viewed = node, node
-        while self._is_view(viewed):
+        while self._is_view(viewed) and getattr(viewed.target, "is_view", False):
             viewed = viewed.all_input_nodes[0]
             same = viewed if _layout(viewed) == _layout(node) else same
         return same
