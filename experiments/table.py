@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,10 @@ class Table:
         facts: Row = {"case_key": key_of(case), "measure": case.function, "date": datetime.date.today().isoformat()}
         facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
         facts |= {} if is_whole else {"unfinished": True}
-        is_own: Callable[[Row], bool] = lambda row: row["case_key"] == facts["case_key"] or _is_of(case, row)  # noqa: E731
+
+        def is_own(row: Row) -> bool:
+            return row["case_key"] == facts["case_key"] or _is_of(case, row)
+
         self.run.parent.mkdir(parents=True, exist_ok=True)
         with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
             fcntl.flock(lock, fcntl.LOCK_EX)

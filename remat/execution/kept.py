@@ -16,7 +16,7 @@ from remat.files import digest_of, read_json, sealed, unsealed, write_text
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy
-from remat.simulator import simulate
+from remat.simulator import Trace, simulate
 
 FORMAT = "remat-kept-plan/1"
 
@@ -31,8 +31,8 @@ def path_of(folder: Path, graph: Graph, budget_bytes: int, strategy: str, option
     return folder / f"{digest_of(asked)[:40]}.plan.json"
 
 
-def kept_plan(path: Path, graph: Graph, budget_bytes: int, scope: Scope) -> Plan | None:
-    """The plan of a file; None if there is no file, or it holds no plan of the graph within budget and scope."""
+def kept_plan(path: Path, graph: Graph, budget_bytes: int, scope: Scope) -> tuple[Plan, Trace] | None:
+    """The plan of a file, simulated; None if there is no file, or it holds no plan within budget and scope."""
     try:
         if not path.exists():
             return None
@@ -43,8 +43,9 @@ def kept_plan(path: Path, graph: Graph, budget_bytes: int, scope: Scope) -> Plan
     except (InvalidInput, InvalidPlan) as error:
         warn(f"{error}; searching again")
         return None
-    fits = simulate(graph, plan).peak_bytes <= budget_bytes and scope.contains(plan.scope)
-    return plan if fits and document.get("graph_sha256") == graph.sha256() else None
+    trace = simulate(graph, plan)
+    fits = trace.peak_bytes <= budget_bytes and scope.contains(plan.scope)
+    return (plan, trace) if fits and document.get("graph_sha256") == graph.sha256() else None
 
 
 def keep_plan(path: Path, graph: Graph, plan: Plan) -> None:

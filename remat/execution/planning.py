@@ -185,14 +185,15 @@ def find_plan(graph: Graph, budget_bytes: int, options: PlanOptions, known: Iter
         return solve(graph, budget_bytes, options.strategy, link=options.link, **how, warm_start=start)
 
     best = cheapest_fitting(graph, known, budget_bytes)
-    path = path_of(options.cache_folder, graph, budget_bytes, options.strategy, options.of_search())
-    keeps = options.strategy == DEFAULT_STRATEGY and options.link is None
-    kept = _kept(path, graph, budget_bytes, options, best) if keeps else None
-    if kept is not None:
-        return kept
+    path = None
+    if options.strategy == DEFAULT_STRATEGY and options.link is None:
+        path = path_of(options.cache_folder, graph, budget_bytes, options.strategy, options.of_search())
+        if (kept := _kept(path, graph, budget_bytes, options, best)) is not None:
+            return kept
     began_s = time.process_time()
     solution = solved(best, options.time_limit_s)
-    if keeps and solution.plan is not None and _is_final(solution, time.process_time() - began_s, options.time_limit_s):
+    used_s = time.process_time() - began_s
+    if path is not None and solution.plan is not None and _is_final(solution, used_s, options.time_limit_s):
         keep_plan(path, graph, solution.plan)
     if solution.plan is None and solution.status is not Status.INFEASIBLE:
         least = min_budget(graph, options.scope, time_limit_s=DESCRIBE_SECONDS)  # minimizes only memory, not cost
@@ -218,10 +219,10 @@ def _is_final(solution: Solution, used_s: float, time_limit_s: float) -> bool:
 def _kept(path: Path, graph: Graph, budget_bytes: int, options: PlanOptions, best: Plan | None) -> Solution | None:
     """The plan of a file as a solution; None if there is none, or `best` costs less."""
     scope = parse_scope(options.scope)
-    plan = kept_plan(path, graph, budget_bytes, scope)
-    if plan is None:
+    found = kept_plan(path, graph, budget_bytes, scope)
+    if found is None:
         return None
-    trace = simulate(graph, plan)
+    plan, trace = found
     if best is not None and simulate(graph, best).cost < trace.cost:
         return None
     overhead = trace.cost / graph.total_cost - 1 if graph.total_cost else 0.0

@@ -736,13 +736,9 @@ def take_back(instance, state, change, b, d):
 def anneal(instance, state, budget, hot, moves, floor):
     """Moves at one temperature, in units of cost; returns how many were taken. `floor`: the least price of a byte."""
     n_values, n_stages = instance.size.shape[0], state.option.shape[0]
-    change, work, more, picked = (
-        no_change(n_values, n_stages),
-        workspace(n_values, instance.over.shape[0]),
-        np.zeros(4),
-        np.zeros(4),
-    )
-    dirty, stages, old, out, reals, taken = change.dirty, change.stages, change.old, np.zeros(4), state.reals, 0
+    change, work = no_change(n_values, n_stages), workspace(n_values, instance.over.shape[0])
+    more, picked, out = np.zeros(4), np.zeros(4), np.zeros(4)
+    dirty, stages, old, reals, taken = change.dirty, change.stages, change.old, state.reals, 0
     # Taken out of the instance once: most stages are evaluated in a few hundred instructions.
     costs, excesses, exacts, exact_excesses = state.cost, state.excess, state.exact_cost, state.exact_excess
     runs_at, total, option, options, base = state.runs_at, state.total, state.option, instance.options, instance.base

@@ -492,10 +492,6 @@ class _ChoiceSearch:
         calls = tuple(plan.order.tolist())
         return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
 
-    def plan_of(self, trial: _Trial) -> Plan | None:
-        """The plan of a trial; None if it does not fit."""
-        return self._lifted(trial.choice, trial.order)[0] if trial.score[0] == 0 else None
-
     def _lifted(self, choice: Choice, order: np.ndarray) -> tuple[Plan, int, int]:
         """(plan, cost, peak) in the full graph."""
         budget_bytes = self.context.problem.budget_bytes

@@ -21,10 +21,10 @@ LEAST_S, SHORTEST_S = 0.1, 1e-3  # the shortest run; the resolution of a clock
 SEED_STEP = 15_485_863  # between the seeds of runs
 
 
-def is_enough(
-    costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float, patience_s: float = PATIENCE_S
-) -> bool:
-    """Whether more time is not worth it.
+def enough_at(
+    costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float, patience_s: float
+) -> float:  # fmt: skip
+    """Seconds since the start from which on more time is not worth it, if nothing is found until then.
 
     So it is if the gap is at most `least_gain`, or if the cost has fallen by no more than that share for half of the
     time, and for the longer the wider the gap is.
@@ -35,13 +35,6 @@ def is_enough(
         now: seconds since the start.
         patience_s: without a gain, for a gap of `least_gain`.
     """
-    return enough_at(costs, bound, now, least_gain, patience_s) <= now
-
-
-def enough_at(
-    costs: Sequence[tuple[float, int]], bound: int, now: float, least_gain: float, patience_s: float
-) -> float:  # fmt: skip
-    """Seconds since the start after which more time is not worth it unless something is found; see `is_enough`."""
     if not costs:
         return math.inf
     cost = costs[-1][1]

@@ -18,7 +18,7 @@ from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import Planner
 from remat.torch.step import aot
 from remat.torch.step.branches import Arguments, Values, describe_inputs
-from remat.torch.step.capture import Halfway, Halves, TrainingGraph, calling, compiling
+from remat.torch.step.capture import Halfway, Halves, TrainingGraph, called_by, compiling
 from remat.torch.step.emit import emit
 from remat.torch.step.refusals import causes, check_given_tensors, refusals
 from remat.torch.step.sums import Sums
@@ -98,14 +98,12 @@ class InOneGraph:
         def call() -> Any:
             return self.calls(self.model, args, kwargs, own.values, parameters, updates.trained())
 
-        before, calling.call = calling.call, own
         try:
-            outputs = compiling(call, trace_settings(self.model), own.values)
+            with called_by(own):
+                outputs = compiling(call, trace_settings(self.model), own.values)
         except Exception:  # what explains it is entered only now, because each step would pay for it
             with causes(self.model, args, kwargs), refusals("this step cannot be executed under a plan"):
                 raise
-        finally:
-            calling.call = before
         own.note_first_step()
 
         def watch(node: Any) -> None:

@@ -86,17 +86,18 @@ class Eager(Backend):
             raise
         except Exception as error:  # fake tensors do not support everything that compiles
             return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
+        is_kept = planner.outside.given is None
+        if is_kept:
+            known[planner.outside] = plain
         planner.resident.left_bytes = plain.left_bytes
         if plain.returns_loss:
             planner.loss_needs = OWN_LOSS
-        places, traced = frozenset(trace_settings(model).places), None
-        if places:
-            traced = known.get((planner.outside, places)) or plain_step(
-                model, args, kwargs, planner.outside, traced_at=places
-            )
+        if places := frozenset(trace_settings(model).places):
+            key = planner.outside, places
+            traced = known.get(key) or plain_step(model, args, kwargs, planner.outside, traced_at=places)
+            if is_kept:
+                known[key] = traced
             _warn_if_traced_differs(model, plain, traced, places)
-        if planner.outside.given is None:
-            known |= {planner.outside: plain, (planner.outside, places): traced}
         # Measure also the operations of the plan: the process that measures takes seconds to start.
         calls = calls_graph(planner.name, plain.signatures)
         both = Graph(planner.name, (*calls.operations, *operations), ())
