@@ -126,7 +126,7 @@ def _lengths_of(row: Row) -> list[str]:
 
 def _trained(row: Row) -> list[str]:
     return [
-        _logits(row), str(row["length"]), _gb(row["plain_measured_bytes"]), _gb(row["measured_bytes"]),
+        _logits(row), f"{row['length']:,}", _gb(row["plain_measured_bytes"]), _gb(row["measured_bytes"]),
         _gb(row["budget_bytes"]), f"{row['overhead']:.2%}", f"x {row['processor_ratio']:.2f}",
         f"{row['difference']:.1e}",
     ]  # fmt: skip
