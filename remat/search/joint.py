@@ -30,6 +30,7 @@ from remat.randomness import below, random_state, uniform
 
 MOST_REPEATS = 12  # of one value
 COST, EXCESS, EXACT_COST, EXACT_EXCESS, PRICE, BEST = range(N_REALS := 6)
+HOLDS, RUNS = 1, 2  # a stage to evaluate: only values that no run touches are held or not; or it runs otherwise
 OVER, NEVER = 1e30, 1e15  # a price at which nothing above the budget pays; bytes above every budget
 HOT, WARM, COLD = 1e-3, 1.5e-4, 4e-5  # temperatures, as shares of the least cost: first, first from a plan, last
 # The least price of a byte, as a share of the least cost over the budget; the price at the beginning, over the least.
@@ -104,6 +105,9 @@ class State(NamedTuple):
         held: [V, T + 1] whether a value is there when a stage begins; bits: the same as bit sets; total: [T + 1] bytes.
         n_runs, runs: stages in which a value is run again.
         cost, excess: [T] priced; exact_cost, exact_excess: [T] with implementations that fit.
+        touched: [T] bit sets of the values that the runs and the backward operation of a stage read or make.
+        fastest: [T, 3] of a stage with runs: its cost with the fastest implementations, the most bytes that these need
+            beside those held when the stage begins, and whether it has no others.
         reals: [N_REALS] sums, the price of a byte, the cost of the best.
         best_*: genes of the best plan. random: the generator's state.
     """
@@ -122,6 +126,8 @@ class State(NamedTuple):
     excess: np.ndarray
     exact_cost: np.ndarray
     exact_excess: np.ndarray
+    touched: np.ndarray
+    fastest: np.ndarray
     reals: np.ndarray
     best_stored: np.ndarray
     best_early: np.ndarray
@@ -253,6 +259,15 @@ def add(out, picked):
     out[3] = max(out[3], picked[3])
 
 
+@njit(cache=True, inline="always")
+def note(instance, fastest, first, end, held):
+    """Add a run with its fastest implementation to the sums of a stage; `held`: bytes beside its workspace."""
+    fastest[0] += instance.pick_cost[first]
+    fastest[1] = max(fastest[1], held + instance.pick_bytes[first])
+    if end > first + 1:
+        fastest[2] = 0.0
+
+
 @njit(cache=True)
 def forward(instance, state, budget, price, names, out, picked):
     """Cost and excess of stage 0, the forward pass: out[0..1] priced, out[2..3] exact; what it picked, in `names`."""
@@ -297,9 +312,10 @@ def stage(instance, state, t, budget, price, work, out, picked):
     """
     o = instance.options[t] + state.option[t]
     n = runs_of(instance, state, t, instance.reads[o], work)
-    left = work.left
-    mem = instance.base[t] + state.total[t]
+    left, fastest, touched = work.left, state.fastest[t], state.touched[t]
+    at_first = mem = instance.base[t] + state.total[t]
     out[:] = 0.0
+    fastest[0], fastest[1], fastest[2] = 0.0, -NEVER, 1.0
     for r in range(n - 1, -1, -1):
         i = work.runs[r]
         over = instance.over[i]
@@ -312,7 +328,8 @@ def stage(instance, state, t, budget, price, work, out, picked):
                 duplicate += instance.size[v] if there else 0
             elif left[v] > 0 and not there:
                 if extra > 0:  # no implementation makes two
-                    out[1] = out[3] = NEVER
+                    out[1] = out[3] = fastest[1] = NEVER
+                    fastest[2] = 0.0
                 extra = v - instance.first_extra[i] + 1
                 making += instance.size[v]
         kind = instance.kinds[i] + extra
@@ -321,6 +338,7 @@ def stage(instance, state, t, budget, price, work, out, picked):
         if in_place:
             making -= instance.size[over]
             p, e = instance.over_pick[kind], instance.over_pick[kind + 1]
+        note(instance, fastest, p, e, mem + making - at_first)
         work.names[r] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
         add(out, picked)
         mem += making - duplicate
@@ -332,14 +350,27 @@ def stage(instance, state, t, budget, price, work, out, picked):
         for v in range(instance.outputs[i], instance.first_extra[i]):
             if left[v] == 0:
                 mem -= instance.size[v]
-    work.names[n] = pick(
-        instance.pick_cost, instance.pick_bytes, instance.option_pick[o], instance.option_pick[o + 1],
-        budget - mem - instance.option_bytes[o], price, picked,
-    )  # fmt: skip
+    p, e, making = instance.option_pick[o], instance.option_pick[o + 1], instance.option_bytes[o]
+    note(instance, fastest, p, e, mem + making - at_first)
+    work.names[n] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
     add(out, picked)
+    for w in range(touched.shape[0]):
+        touched[w] = instance.reads[o, w]
     for j in range(work.n[0]):
-        work.seen[work.list[j]] = False
+        v = work.list[j]
+        work.seen[v] = False
+        touched[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
     return n
+
+
+@njit(cache=True, inline="always")
+def shifted(instance, state, t, budget, out):
+    """Cost and excess of a stage with runs that only holds more or less than before; False if it must run again."""
+    fastest = state.fastest[t]
+    over = instance.base[t] + state.total[t] + fastest[1] - budget
+    out[0] = out[2] = fastest[0]
+    out[1] = out[3] = max(0.0, over)
+    return over <= 0 or fastest[2] > 0
 
 
 @njit(cache=True, inline="always")
@@ -385,15 +416,17 @@ def column(instance, state, v, col, flags, found):
 @njit(cache=True, inline="always")
 def set_column(instance, state, v, col, dirty):
     """Let a value be there where `col` says; marks the stages that this touches."""
-    bit = np.uint64(1) << np.uint64(v & 63)
-    for t in range(1, col.shape[0]):
-        if col[t] != state.held[v, t]:
-            state.held[v, t] = col[t]
-            state.bits[t, v >> 6] ^= bit
-            state.total[t] += instance.size[v] if col[t] else -instance.size[v]
-            dirty[t - 1] = True
-            if t < dirty.shape[0]:
-                dirty[t] = True
+    bit, n_stages, begins = np.uint64(1) << np.uint64(v & 63), dirty.shape[0], False
+    for t in range(n_stages):  # from its beginning, t, to its end, t + 1
+        ends = col[t + 1] != state.held[v, t + 1]
+        if begins or ends:
+            passes = begins and ends and col[t] == col[t + 1] and not has(state.touched[t], v)
+            dirty[t] = max(dirty[t], HOLDS if passes else RUNS)
+        if ends:
+            state.held[v, t + 1] = col[t + 1]
+            state.bits[t + 1, v >> 6] ^= bit
+            state.total[t + 1] += instance.size[v] if col[t + 1] else -instance.size[v]
+        begins = ends
 
 
 @njit(cache=True, inline="always")
@@ -610,10 +643,11 @@ class Change(NamedTuple):
     """What a move changes, so that it can be taken back: V values, T stages.
 
     Attributes:
-        touched: [V] values to look at; dirty: [T] stages to evaluate.
+        touched: [V] values to look at; dirty: [T] stages to evaluate, `HOLDS` or `RUNS`.
         log, options_log: genes and options before, as `undo_genes` reads them.
         changed: values that are there in other stages; old_n, old_runs, old_col: their runs and stages before.
-        stages: those evaluated; old: their costs and excesses before.
+        stages: those evaluated; old: their costs and excesses before, what they had `fastest`, and whether that changed.
+        old_touched: values that they touched before.
         col, flags, found, candidates: working space of `column` and `flip`.
     """
 
@@ -627,6 +661,7 @@ class Change(NamedTuple):
     old_col: np.ndarray
     stages: np.ndarray
     old: np.ndarray
+    old_touched: np.ndarray
     col: np.ndarray
     flags: np.ndarray
     found: np.ndarray
@@ -634,14 +669,14 @@ class Change(NamedTuple):
 
 
 @njit(cache=True)
-def no_change(n_values, n_stages):
+def no_change(n_values, n_stages, n_words):
     """Room for a change."""
     return Change(
-        np.zeros(n_values, np.bool_), np.zeros(n_stages, np.bool_), np.zeros((8 * n_values + 64, 2), np.int64),
+        np.zeros(n_values, np.bool_), np.zeros(n_stages, np.int8), np.zeros((8 * n_values + 64, 2), np.int64),
         np.zeros((64, 2), np.int64), np.zeros(n_values, np.int64), np.zeros(n_values, np.int64),
         np.zeros((n_values, MOST_REPEATS), np.int64), np.zeros((n_values, n_stages + 1), np.bool_),
-        np.zeros(n_stages, np.int64), np.zeros((n_stages, 4)), np.zeros(n_stages + 1, np.bool_),
-        np.zeros(n_stages + 1, np.bool_), np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64),
+        np.zeros(n_stages, np.int64), np.zeros((n_stages, 8)), np.zeros((n_stages, n_words), np.uint64),
+        np.zeros(n_stages + 1, np.bool_), np.zeros(n_stages + 1, np.bool_), np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64),
     )  # fmt: skip
 
 
@@ -706,15 +741,15 @@ def derive(instance, state, change, m):
         set_column(instance, state, v, col, dirty)
         if not same:
             for j in range(state.n_runs[v]):
-                dirty[state.runs[v, j]] = True
+                dirty[state.runs[v, j]] = RUNS
             set_runs(state, v, k, found)
             for j in range(k):
-                dirty[found[j]] = True
+                dirty[found[j]] = RUNS
             i = instance.maker[v]
             for e in range(instance.in_start[i], instance.in_start[i + 1]):
                 touched[instance.in_ids[e]] = True
     for j in range(m):
-        dirty[change.options_log[j, 0]] = True
+        dirty[change.options_log[j, 0]] = RUNS
     return b
 
 
@@ -729,14 +764,29 @@ def take_back(instance, state, change, b, d):
         t = change.stages[j]
         state.cost[t], state.excess[t] = change.old[j, 0], change.old[j, 1]
         state.exact_cost[t], state.exact_excess[t] = change.old[j, 2], change.old[j, 3]
-    change.dirty[:] = False
+        if change.old[j, 7] > 0:
+            for i in range(3):
+                state.fastest[t, i] = change.old[j, 4 + i]
+            for w in range(state.touched.shape[1]):
+                state.touched[t, w] = change.old_touched[j, w]
+    change.dirty[:] = 0
+
+
+@njit(cache=True, inline="always")
+def keep_stage(state, t, old, old_touched):
+    """Remember what `stage` is about to write over."""
+    old[7] = 1.0
+    for i in range(3):
+        old[4 + i] = state.fastest[t, i]
+    for w in range(old_touched.shape[0]):
+        old_touched[w] = state.touched[t, w]
 
 
 @njit(cache=True, nogil=True)
 def anneal(instance, state, budget, hot, moves, floor):
     """Moves at one temperature, in units of cost; returns how many were taken. `floor`: the least price of a byte."""
     n_values, n_stages = instance.size.shape[0], state.option.shape[0]
-    change, work = no_change(n_values, n_stages), workspace(n_values, instance.over.shape[0])
+    change, work = no_change(n_values, n_stages, state.touched.shape[1]), workspace(n_values, instance.over.shape[0])
     more, picked, out = np.zeros(4), np.zeros(4), np.zeros(4)
     dirty, stages, old, reals, taken = change.dirty, change.stages, change.old, state.reals, 0
     # Taken out of the instance once: most stages are evaluated in a few hundred instructions.
@@ -752,15 +802,19 @@ def anneal(instance, state, budget, hot, moves, floor):
             continue
         more[:] = 0.0
         for t in range(n_stages):
-            if not dirty[t]:
+            how = dirty[t]
+            if how == 0:
                 continue
-            dirty[t] = False
+            dirty[t] = 0
             stages[d] = t
             old[d, 0], old[d, 1], old[d, 2], old[d, 3] = costs[t], excesses[t], exacts[t], exact_excesses[t]
+            old[d, 7] = 0.0
             if t == 0:
                 forward(instance, state, budget, price, work.names, out, picked)
             elif runs_at[t] > 0:
-                stage(instance, state, t, budget, price, work, out, picked)
+                if how == RUNS or not shifted(instance, state, t, budget, out):
+                    keep_stage(state, t, old[d], change.old_touched[d])
+                    stage(instance, state, t, budget, price, work, out, picked)
             else:  # as `evaluate`
                 o = options[t] + option[t]
                 quiet(
@@ -793,7 +847,7 @@ def anneal(instance, state, budget, hot, moves, floor):
 def refresh(instance, state, budget):
     """Derive everything from the genes, and evaluate every stage."""
     n_values, n_stages = instance.size.shape[0], state.option.shape[0]
-    dirty = np.zeros(n_stages, np.bool_)
+    dirty = np.zeros(n_stages, np.int8)
     col, flags = np.zeros(n_stages + 1, np.bool_), np.zeros(n_stages + 1, np.bool_)
     found = np.zeros(MOST_REPEATS, np.int64)
     work = workspace(n_values, instance.over.shape[0])
@@ -1098,7 +1152,8 @@ def _state(instance: Instance, seed: int = 0) -> State:
         np.zeros((n_values, n_stages + 1), np.bool_),
         np.zeros((n_stages + 1, words), np.uint64), np.zeros(n_stages + 1, np.int64), np.zeros(n_values, np.int64),
         np.zeros((n_values, MOST_REPEATS), np.int64), stages.copy(), np.zeros(n_stages), np.zeros(n_stages),
-        np.zeros(n_stages), np.zeros(n_stages), np.zeros(N_REALS), ones.copy(),
+        np.zeros(n_stages), np.zeros(n_stages), np.zeros((n_stages, words), np.uint64), np.zeros((n_stages, 3)),
+        np.zeros(N_REALS), ones.copy(),
         np.zeros(n_values, np.int64), np.zeros(again, np.bool_), stages.copy(), random_state(seed),
     )  # fmt: skip
 
