@@ -256,6 +256,19 @@ def test_a_mask_is_made_only_by_the_run_before_its_reader() -> None:
     assert cost == simulate(joint, plan).cost - 4 - 1  # the fast convolution, and one mask less
 
 
+def test_only_the_run_after_which_nobody_reads_its_input_writes_over_it() -> None:
+    graph = conv_relu()
+    relu = graph.operations[2]
+    mask, in_place = relu.implementations
+    relu = replace(relu, implementations=(mask, replace(in_place, cost=1)))
+    joint = replace(graph, operations=(*graph.operations[:2], relu, *graph.operations[3:]))
+    plan = Plan.from_order(joint, [0, 1, 2, 3, 1, 2, 4, 5], implementations=["", "", "", "", "", "", "", ""])
+    better, cost, peak_bytes = Choices(joint).with_fastest_that_fit(plan, 130)
+    assert better.choices == ("", "fast", "in_place", "", "fast", "", "", "")  # relu's backward reads the second y
+    trace = simulate(joint, better)
+    assert (trace.cost, trace.peak_bytes) == (cost, peak_bytes)
+
+
 def test_the_fastest_that_fit_are_judged_as_they_say() -> None:
     rng, changed = np.random.default_rng(0), 0
     for seed in range(400):

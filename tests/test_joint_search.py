@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from brute_force import optimum, random_step, with_implementations
 import remat
 from remat import Graph, Plan, simulate
 from remat.frontends.monet import load_costs
-from remat.search.joint import EXACT_COST, EXACT_EXCESS, JointSearch, anneal_jointly, prepare
+from remat.search.joint import EXACT_COST, EXACT_EXCESS, JointSearch, anneal_jointly, prepare, refresh
 
 pytestmark = pytest.mark.usefixtures("warm_search")
 GIB = 2**30
@@ -56,6 +57,34 @@ def test_small_graphs_are_solved_where_only_forward_operations_repeat() -> None:
                 below += cost < best and plans[-1].scope == "staged"
     assert below == 0
     assert equal > 20
+
+
+def with_siblings(rng: np.random.Generator) -> Graph:
+    """A step whose forward operations have up to two outputs, each read in the backward pass, at times by another."""
+    graph = random_step(rng, 14, multi_output=0.8)
+    forward = graph.operations[:7]
+    backward = [
+        replace(op, inputs=tuple(sorted({*op.inputs, *rng.choice([v for other in forward for v in other.outputs], 2)})))
+        for op in graph.operations[7:]
+    ]
+    return with_implementations(replace(graph, operations=(*forward, *backward)), rng)
+
+
+def test_what_it_counts_while_it_moves_is_what_a_count_from_the_genes_gives() -> None:
+    counted, rng = 0, np.random.default_rng(3)
+    for graph in (*cases(60), *(with_siblings(rng) for _ in range(120))):
+        prepared, least = prepare(graph), graph.largest_working_set()[0]
+        if prepared is None:
+            continue
+        for budget in (least, least + 4):
+            search = JointSearch(prepared, budget, 0)
+            search.run(0.3, 1_000)
+            moved = [each.copy() for each in (search.state.exact_cost, search.state.exact_excess, search.state.total)]
+            refresh(prepared.instance, search.state, search.budget)
+            again = (search.state.exact_cost, search.state.exact_excess, search.state.total)
+            assert all(np.array_equal(x, y) for x, y in zip(moved, again, strict=True))
+            counted += bool(search.state.runs_at.any())
+    assert counted > 50
 
 
 def test_runs_with_a_work_limit_repeat() -> None:

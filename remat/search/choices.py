@@ -225,9 +225,9 @@ class Choices:
     def with_fastest_that_fit(self, plan: Plan, budget_bytes: int) -> tuple[Plan, int, int]:
         """(plan, cost, peak) in which each computation has the cheapest implementation that serves and fits.
 
-        It serves if it reads and overwrites the same and makes what is read of this computation: a mask is needed only
-        from the last run before a reader of the mask. Such implementations differ in cost and in the memory of their
-        own computation only, so each computation can be decided independently.
+        It serves if it reads the same, overwrites the same or an input that nobody reads later, and makes what is read
+        of this computation: a mask is needed only from the last run before a reader of the mask. Such implementations
+        differ in cost and in the memory of their own computation only, so each one can be decided independently.
         """
         full = self.full
         trace = simulate(full, plan)
@@ -236,53 +236,58 @@ class Choices:
         order = plan.order.tolist()
         before = list(plan.choices) or [""] * len(order)
         choice, running, cost = list(before), trace.running_bytes.tolist(), trace.cost
-        read = self._read_of_each(order, before)
-        makes_less = False
+        read, ends = self._read_of_each(order, before)
+        frees_less = False
         for at, k in enumerate(order):
             if self._settled[k]:
                 continue
             implementation = full.implementation(k, choice[at])
             room = budget_bytes - running[at] + self._own_bytes(implementation, read[at])
             best = implementation
-            for other in self._serving(k, implementation, read[at]):
+            for other in self._serving(k, implementation, read[at], ends[at]):
                 if self._own_bytes(other, read[at]) <= room and other.cost < best.cost:
                     best = other
             if best is not implementation:
                 choice[at] = _label(best)
                 running[at] = budget_bytes - room + self._own_bytes(best, read[at])
                 cost += best.cost - implementation.cost
-                makes_less |= len(best.outputs) < len(implementation.outputs)
+                frees_less |= len(best.outputs) < len(implementation.outputs)
+                frees_less |= best.overwrites != implementation.overwrites
         if choice == before:
             return plan, cost, trace.peak_bytes
-        if makes_less:  # steps that free what is no longer made are gone too
+        if frees_less:  # steps that free what is no longer made, or is now overwritten, are gone too
             return Plan.from_order(full, order, plan.budget_bytes, choice), cost, max(running)
         named = iter(choice)
         implementations = tuple(next(named) if kind == COMPUTE else "" for kind in plan.kinds.tolist())
         return replace(plan, implementations=implementations if any(implementations) else ()), cost, max(running)
 
-    def _read_of_each(self, order: Sequence[int], names: Sequence[str]) -> list[set[int]]:
-        """[C] the outputs of each computation that are read, or kept to the end, before they are made again."""
+    def _read_of_each(self, order: Sequence[int], names: Sequence[str]) -> tuple[list[set[int]], list[set[int]]]:
+        """[C] outputs of each computation that are read, or kept to the end, before they are made again; inputs not."""
         needed = list(self._keep)
-        read = [set[int]() for _ in order]
+        read, ends = [set[int]() for _ in order], [set[int]() for _ in order]
         for at in range(len(order) - 1, -1, -1):
             implementation = self.full.implementation(order[at], names[at])
             read[at] = {v for v in implementation.outputs if needed[v]}
+            ends[at] = {v for v in implementation.inputs if not needed[v]}
             for v in implementation.outputs:
                 needed[v] = False
             for v in implementation.inputs:
                 needed[v] = True
-        return read
+        return read, ends
 
     def _own_bytes(self, implementation: Implementation, read: set[int]) -> int:
-        """Bytes that a computation needs for itself alone: its workspace, and outputs that nobody reads."""
-        return implementation.workspace_bytes + sum([self._size[v] for v in implementation.outputs if v not in read])
+        """Bytes that a computation needs for itself alone: workspace, unread outputs, less what it overwrites."""
+        unread = sum([self._size[v] for v in implementation.outputs if v not in read])
+        over = implementation.overwrites
+        return implementation.workspace_bytes + unread - (0 if over is None else self._size[over])
 
-    def _serving(self, k: int, implementation: Implementation, read: set[int]) -> list[Implementation]:
-        """Those of operation `k` that read and overwrite the same, and make of its outputs at least those in `read`."""
-        outputs = set(implementation.outputs)
+    def _serving(self, k: int, implementation: Implementation, read: set[int], ends: set[int]) -> list[Implementation]:
+        """Those of operation `k` that read the same, make at least `read`, and overwrite the same or one of `ends`."""
+        outputs, over = set(implementation.outputs), implementation.overwrites
         return [
             other for other in self.implementations[k]
-            if other.inputs == implementation.inputs and other.overwrites == implementation.overwrites
+            if other.inputs == implementation.inputs
+            and (other.overwrites == over or (over is None and other.overwrites in ends))
             and other.is_lossy == implementation.is_lossy and read <= set(other.outputs) <= outputs
         ]  # fmt: skip
 

@@ -105,7 +105,6 @@ class State(NamedTuple):
         held: [V, T + 1] whether a value is there when a stage begins; bits: the same as bit sets; total: [T + 1] bytes.
         n_runs, runs: stages in which a value is run again.
         cost, excess: [T] priced; exact_cost, exact_excess: [T] with implementations that fit.
-        touched: [T] bit sets of the values that the runs and the backward operation of a stage read or make.
         fastest: [T, 3] of a stage with runs: its cost with the fastest implementations, the most bytes that these need
             beside those held when the stage begins, and whether it has no others.
         reals: [N_REALS] sums, the price of a byte, the cost of the best.
@@ -126,7 +125,6 @@ class State(NamedTuple):
     excess: np.ndarray
     exact_cost: np.ndarray
     exact_excess: np.ndarray
-    touched: np.ndarray
     fastest: np.ndarray
     reals: np.ndarray
     best_stored: np.ndarray
@@ -312,7 +310,7 @@ def stage(instance, state, t, budget, price, work, out, picked):
     """
     o = instance.options[t] + state.option[t]
     n = runs_of(instance, state, t, instance.reads[o], work)
-    left, fastest, touched = work.left, state.fastest[t], state.touched[t]
+    left, fastest = work.left, state.fastest[t]
     at_first = mem = instance.base[t] + state.total[t]
     out[:] = 0.0
     fastest[0], fastest[1], fastest[2] = 0.0, -NEVER, 1.0
@@ -354,12 +352,8 @@ def stage(instance, state, t, budget, price, work, out, picked):
     note(instance, fastest, p, e, mem + making - at_first)
     work.names[n] = pick(instance.pick_cost, instance.pick_bytes, p, e, budget - mem - making, price, picked)
     add(out, picked)
-    for w in range(touched.shape[0]):
-        touched[w] = instance.reads[o, w]
     for j in range(work.n[0]):
-        v = work.list[j]
-        work.seen[v] = False
-        touched[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+        work.seen[work.list[j]] = False
     return n
 
 
@@ -415,12 +409,16 @@ def column(instance, state, v, col, flags, found):
 
 @njit(cache=True, inline="always")
 def set_column(instance, state, v, col, dirty):
-    """Let a value be there where `col` says; marks the stages that this touches."""
+    """Let a value be there where `col` says; marks the stages that this touches.
+
+    A stage that a value now passes, or passes no longer, runs as before: what reads the value there, or makes it, was
+    or is now another run, which marks the stage as well.
+    """
     bit, n_stages, begins = np.uint64(1) << np.uint64(v & 63), dirty.shape[0], False
     for t in range(n_stages):  # from its beginning, t, to its end, t + 1
         ends = col[t + 1] != state.held[v, t + 1]
         if begins or ends:
-            passes = begins and ends and col[t] == col[t + 1] and not has(state.touched[t], v)
+            passes = begins and ends and col[t] == col[t + 1]
             dirty[t] = max(dirty[t], HOLDS if passes else RUNS)
         if ends:
             state.held[v, t + 1] = col[t + 1]
@@ -646,8 +644,7 @@ class Change(NamedTuple):
         touched: [V] values to look at; dirty: [T] stages to evaluate, `HOLDS` or `RUNS`.
         log, options_log: genes and options before, as `undo_genes` reads them.
         changed: values that are there in other stages; old_n, old_runs, old_col: their runs and stages before.
-        stages: those evaluated; old: their costs and excesses before, what they had `fastest`, and whether that changed.
-        old_touched: values that they touched before.
+        stages: those evaluated; old: their costs and excesses before, `fastest`, and whether `stage` wrote over it.
         col, flags, found, candidates: working space of `column` and `flip`.
     """
 
@@ -661,7 +658,6 @@ class Change(NamedTuple):
     old_col: np.ndarray
     stages: np.ndarray
     old: np.ndarray
-    old_touched: np.ndarray
     col: np.ndarray
     flags: np.ndarray
     found: np.ndarray
@@ -669,14 +665,14 @@ class Change(NamedTuple):
 
 
 @njit(cache=True)
-def no_change(n_values, n_stages, n_words):
+def no_change(n_values, n_stages):
     """Room for a change."""
     return Change(
         np.zeros(n_values, np.bool_), np.zeros(n_stages, np.int8), np.zeros((8 * n_values + 64, 2), np.int64),
         np.zeros((64, 2), np.int64), np.zeros(n_values, np.int64), np.zeros(n_values, np.int64),
         np.zeros((n_values, MOST_REPEATS), np.int64), np.zeros((n_values, n_stages + 1), np.bool_),
-        np.zeros(n_stages, np.int64), np.zeros((n_stages, 8)), np.zeros((n_stages, n_words), np.uint64),
-        np.zeros(n_stages + 1, np.bool_), np.zeros(n_stages + 1, np.bool_), np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64),
+        np.zeros(n_stages, np.int64), np.zeros((n_stages, 8)), np.zeros(n_stages + 1, np.bool_),
+        np.zeros(n_stages + 1, np.bool_), np.zeros(MOST_REPEATS, np.int64), np.zeros(n_stages + 1, np.int64),
     )  # fmt: skip
 
 
@@ -767,26 +763,14 @@ def take_back(instance, state, change, b, d):
         if change.old[j, 7] > 0:
             for i in range(3):
                 state.fastest[t, i] = change.old[j, 4 + i]
-            for w in range(state.touched.shape[1]):
-                state.touched[t, w] = change.old_touched[j, w]
     change.dirty[:] = 0
-
-
-@njit(cache=True, inline="always")
-def keep_stage(state, t, old, old_touched):
-    """Remember what `stage` is about to write over."""
-    old[7] = 1.0
-    for i in range(3):
-        old[4 + i] = state.fastest[t, i]
-    for w in range(old_touched.shape[0]):
-        old_touched[w] = state.touched[t, w]
 
 
 @njit(cache=True, nogil=True)
 def anneal(instance, state, budget, hot, moves, floor):
     """Moves at one temperature, in units of cost; returns how many were taken. `floor`: the least price of a byte."""
     n_values, n_stages = instance.size.shape[0], state.option.shape[0]
-    change, work = no_change(n_values, n_stages, state.touched.shape[1]), workspace(n_values, instance.over.shape[0])
+    change, work = no_change(n_values, n_stages), workspace(n_values, instance.over.shape[0])
     more, picked, out = np.zeros(4), np.zeros(4), np.zeros(4)
     dirty, stages, old, reals, taken = change.dirty, change.stages, change.old, state.reals, 0
     # Taken out of the instance once: most stages are evaluated in a few hundred instructions.
@@ -813,7 +797,8 @@ def anneal(instance, state, budget, hot, moves, floor):
                 forward(instance, state, budget, price, work.names, out, picked)
             elif runs_at[t] > 0:
                 if how == RUNS or not shifted(instance, state, t, budget, out):
-                    keep_stage(state, t, old[d], change.old_touched[d])
+                    old[d, 4], old[d, 5], old[d, 6] = state.fastest[t, 0], state.fastest[t, 1], state.fastest[t, 2]
+                    old[d, 7] = 1.0
                     stage(instance, state, t, budget, price, work, out, picked)
             else:  # as `evaluate`
                 o = options[t] + option[t]
@@ -1152,8 +1137,7 @@ def _state(instance: Instance, seed: int = 0) -> State:
         np.zeros((n_values, n_stages + 1), np.bool_),
         np.zeros((n_stages + 1, words), np.uint64), np.zeros(n_stages + 1, np.int64), np.zeros(n_values, np.int64),
         np.zeros((n_values, MOST_REPEATS), np.int64), stages.copy(), np.zeros(n_stages), np.zeros(n_stages),
-        np.zeros(n_stages), np.zeros(n_stages), np.zeros((n_stages, words), np.uint64), np.zeros((n_stages, 3)),
-        np.zeros(N_REALS), ones.copy(),
+        np.zeros(n_stages), np.zeros(n_stages), np.zeros((n_stages, 3)), np.zeros(N_REALS), ones.copy(),
         np.zeros(n_values, np.int64), np.zeros(again, np.bool_), stages.copy(), random_state(seed),
     )  # fmt: skip
 

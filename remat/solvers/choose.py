@@ -35,7 +35,7 @@ from remat.search.anneal import COLD, WARM, Annealer, Best
 from remat.search.choices import Choice, Choices, choice_of
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.search.greedy import SHORT_S, greedy_eviction
-from remat.search.joint import JointSearch, Prepared, anneal_jointly, prepare
+from remat.search.joint import Prepared, anneal_jointly, prepare
 from remat.search.ordering.construct import plan_in_original, reordered
 from remat.search.ready import begin_compiling, is_joint_ready, is_ready, ready_by
 from remat.solution import Candidate, Outcome, Solution
@@ -121,8 +121,6 @@ def _take_turns(
         if context.is_solved() or search.best is None:
             break
         solved = _solve_choice(context, search, strategy, options, began + last * seconds)
-        if prepared is not None and is_joint_ready():
-            _offer_implementations_by_run(context, prepared)
         stats |= {"choice_status": str(solved.status), "choice_bound": solved.bound}
         cut = bool(solved.cut_by_clock)
         if context.is_solved() or repeats:
@@ -152,18 +150,8 @@ def _search_jointly(
         if search.best is None or context.repeats or context.is_solved():
             break
         _solve_choice(context, search, strategy, options, context.share_ends(choice_share))
-        _offer_implementations_by_run(context, prepared)
         start = context.incumbent.plan
     return moves
-
-
-def _offer_implementations_by_run(context: Context, prepared: Prepared) -> None:
-    """Offer the best plan with implementations of its own for each run: a choice has one for all runs of an operation."""
-    if context.incumbent.plan is not None:
-        search = JointSearch(prepared, context.problem.budget_bytes, context.options.seed)
-        search.load(context.incumbent.plan)
-        if search.best < context.incumbent.cost:
-            context.offer(search.plan(), WHO)
 
 
 def _anneal_jointly(

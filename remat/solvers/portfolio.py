@@ -86,7 +86,7 @@ FAMILY_SHARE = 0.2  # of the time, for the baselines if the search is not compil
     members=("search", "checkmate_milp"),
     begins_greedily=True,
     copies="annealed",
-    version=5,
+    version=6,
 )
 def portfolio(problem: Problem, context: Context) -> Outcome:
     """Best plan and best bound in the time given: search, LP bounds with a certificate, MILPs.

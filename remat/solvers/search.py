@@ -58,7 +58,7 @@ Stages = Callable[
 COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
 
 
-@strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=3)
+@strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=4)
 def search(problem: Problem, context: Context) -> Outcome:
     """Annealing from a greedy eviction, of retention intervals and of sequences of computations in turn.
 
