@@ -45,8 +45,8 @@ GIB = 2**30
 ALGORITHM = "algorithm_"  # begins the name of a convolution's algorithm
 QUICK_S = 5.0
 NEAR = 0.05  # percent: at the logged objective
-# [network, level, GiB] a log of other costs than those of the schedule that is published for it. The root relaxations of
-# this level fall by 4.0 ms a GiB up to 8 GiB and by 3.8 above 9, but by 5.8 between: there the costs change.
+# [network, level, GiB] a log of other costs than those of the schedule that is published for it: the logged root
+# relaxations of this level fall by 4.0 ms a GiB up to 8 GiB, by 5.8 from there to 9, and by 3.8 above.
 SET_OF_LOG = {("resnet50", "im", 9.0): "inplace_multiway@1"}
 
 

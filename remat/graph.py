@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -351,7 +352,34 @@ class Graph:
             others = tuple(replace(implementation, **{field: next(each)}) for implementation in op.implementations)
             return replace(op, **own, implementations=others)
 
-        return replace(self, operations=tuple(map(changed, self.operations)), cost_unit=cost_unit)
+        return self.resized(tuple(map(changed, self.operations)), cost_unit=cost_unit)
+
+    def resized(
+        self, operations: Sequence[Operation] | None = None, values: Sequence[Value] | None = None,
+        fixed_bytes: int | None = None, cost_unit: str | None = None,
+    ) -> Graph:  # fmt: skip
+        """The same graph with other bytes, costs and work; only these numbers are checked.
+
+        Args:
+            operations, values: differ from this graph's in numbers alone; None: they are the same.
+
+        Raises:
+            InvalidGraph: a number is negative or too large.
+        """
+        changed = {
+            "operations": None if operations is None else tuple(operations),
+            "values": None if values is None else tuple(values), "fixed_bytes": fixed_bytes, "cost_unit": cost_unit,
+        }  # fmt: skip
+        changed = {name: given for name, given in changed.items() if given is not None}
+        if values is not None and self.has_implementations:  # what overwrites an input must have its size
+            return replace(self, **changed)
+        made = copy(self)
+        for name, given in (*changed.items(), ("_sha256", "")):
+            object.__setattr__(made, name, given)
+        problems = _wrong_integers(made)
+        if problems:
+            raise InvalidGraph(problems[0], problems)
+        return made
 
     def every_implementation(self) -> Graph:
         """The input of a cost model: each implementation of each operation as an operation, in order, no values."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from brute_force import random_graph
+from brute_force import random_graph, random_step, with_implementations
 
 from remat import Graph, InvalidGraph, Operation, Value, simulate
 from remat.search.greedy import greedy_eviction
@@ -53,6 +55,21 @@ def test_malformed_graphs_are_refused(operations, n_values, words):
 def test_impossible_numbers_are_refused(field, words):
     with pytest.raises(InvalidGraph, match=words):
         Graph.from_nodes(**{"name": "g", "deps": [[]], "bytes": [1], "costs": [1]} | field)
+
+
+def test_a_resized_graph_is_that_graph_made_anew() -> None:
+    rng = np.random.default_rng(5)
+    for graph in (with_implementations(random_step(rng, 8), rng), random_graph(rng, 9, keep=0.3)):
+        graph.sha256()  # is kept, and must not be taken over
+        operations = tuple(replace(op, cost=op.cost + 3, workspace_bytes=7) for op in graph.operations)
+        values = tuple(replace(value, bytes=2 * value.bytes) for value in graph.values)
+        anew = replace(graph, operations=operations, values=values, fixed_bytes=11, cost_unit="flop")
+        resized = graph.resized(operations, values, 11, "flop")
+        assert resized == anew
+        assert resized.sha256() == anew.sha256() != graph.sha256()
+        assert (resized.producer, resized.users, resized.n_extra) == (anew.producer, anew.users, anew.n_extra)
+        with pytest.raises(InvalidGraph, match="must not be negative"):
+            graph.resized(fixed_bytes=-1)
 
 
 def test_numpy_integers_become_plain_ones():

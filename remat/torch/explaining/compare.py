@@ -130,7 +130,7 @@ def compare(
         plans = KnownPlans(first, time_limit_s, threads)
         least = plans.least(first)
         for gpu in those:
-            graph, peak = graphs[gpu.name], holding[gpu.name].framework_peak(graphs[gpu.name], known.needs)
+            graph, peak = graphs[gpu.name], holding[gpu.name].framework_peak(graphs[gpu.name].fixed_bytes, known.needs)
             need = min(peak, least + graph.fixed_bytes - first.fixed_bytes)
             over = None if link is None or (link == "auto" and not gpu.link) else link_of(gpu, link)
             with_copies = plans if over is None else plans.over(over)

@@ -20,6 +20,7 @@ from remat.link import Link
 from remat.plan import Plan
 from remat.simulator import plain_peak, simulate
 from remat.torch.explaining.factory import StepFactory
+from remat.torch.explaining.gpu_kernels import library_bytes
 from remat.torch.explaining.holding import GRADIENTS, PASSING, Holding, changes
 from remat.torch.explaining.largest import Growing, KnownPlans
 from remat.torch.explaining.page import page_of
@@ -198,7 +199,7 @@ def explain(
     step, known, model = made.step({})
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
-    plain_peak_bytes = holding.framework_peak(graph, known.needs)
+    plain_peak_bytes = holding.framework_peak(graph.fixed_bytes, known.needs)
     plans = KnownPlans(graph, time_limit_s, threads)
     least = min(plans.least(graph), plain_peak_bytes)
     shares = {share: round(share * plain_peak_bytes) for share in SHARES}
@@ -248,7 +249,7 @@ class _Sizes:
 
     def __init__(self, made: StepFactory, holding: Holding, budget_bytes: int):
         self.made, self.holding, self.budget_bytes = made, holding, budget_bytes
-        self.known = dict[tuple[str, bool], tuple[StepAtSizes, dict[int, tuple[Graph, int]]]]()
+        self.known = dict[tuple[str, bool], tuple[StepAtSizes, dict[int, Graph]]]()
 
     def largest(
         self, plans: KnownPlans, overheads: Sequence[float], *, in_chunks: bool = False
@@ -266,8 +267,9 @@ class _Sizes:
                         self.known[what, chunked] = self.made.sized(parameter, degree, unit, in_chunks=chunked), {}
                 (plain, _), (sized, steps) = self.known[what, False], self.known[what, in_chunks]
                 growing = Growing(
-                    partial(self._held_at, sized, in_chunks), self.holding.costed, self.budget_bytes, plans, unit,
-                    learns=degree > 1 and plans.link is None, steps=steps,
+                    partial(self._held_at, sized), None if in_chunks else partial(self._peak_at, sized),
+                    self.holding.costed, self.budget_bytes, plans, unit, learns=degree > 1 and plans.link is None,
+                    steps=steps,
                 )  # fmt: skip
                 largest[what] = growing.largest(
                     overheads, lambda n, p=parameter, plain=plain: plain.check_needs(self.made.needs({p: n}), n)
@@ -276,10 +278,13 @@ class _Sizes:
                 refused[what] = str(error)
         return largest, refused
 
-    def _held_at(self, sized: StepAtSizes, in_chunks: bool, n: int) -> tuple[Graph, int]:
-        step = sized.at(n)
-        graph = self.holding.held(step.graph)
-        return graph, plain_peak(graph) if in_chunks else self.holding.framework_peak(graph, step.needs)
+    def _held_at(self, sized: StepAtSizes, n: int) -> Graph:
+        return self.holding.held(sized.at(n).graph)
+
+    def _peak_at(self, sized: StepAtSizes, n: int) -> int:
+        fixed_bytes, needs = sized.without_graph(n)
+        library = library_bytes(next(iter(sized.steps.values())).graph, self.holding.gpu)
+        return self.holding.framework_peak(fixed_bytes + library, needs)
 
 
 def _overhead(graph: Graph, plan: Plan) -> float:

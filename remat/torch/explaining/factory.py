@@ -19,6 +19,7 @@ from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.frontend.repeated import SHALLOW, Copies
+from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
 from remat.torch.resident.shard import WHOLE, Sharding
 from remat.torch.step.blocks import blocks_in_rows
@@ -55,6 +56,8 @@ class StepFactory:
         self.in_chunks: dict[tuple[tuple[str, int], ...], Graph] = {}  # the same with the logits in chunks
         self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
         self.copies: Copies | None = None
+        self.settings = TraceSettings()
+        self.loss: build.Loss | None = None  # that a step was found to have, if it reads no targets
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -75,7 +78,7 @@ class StepFactory:
     def use(self, gpu: Gpu) -> None:
         """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
         if gpu is not self.gpu:
-            self.gpu, self.copies, self.steps, self.in_chunks = gpu, None, {}, {}
+            self.gpu, self.copies, self.steps, self.in_chunks, self.settings = gpu, None, {}, {}, TraceSettings()
 
     def describe_sizes(self) -> str:
         """``batch_size=4, length=8192``: the sizes of the step."""
@@ -97,9 +100,11 @@ class StepFactory:
         with kernels_of(self.gpu):
             made = described_graph(
                 model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast,
-                n_chunks=self.n_chunks,
+                n_chunks=self.n_chunks, settings=self.settings,
             )  # fmt: skip
             self.copies = made.copies or self.copies
+            if loss_fn is None and len(made.args) == len(args):
+                self.loss = made.step.loss_fn
             known_plain = made.followed if self.shard is None else None
             needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
         self.repeats = made.is_repeated
@@ -128,7 +133,7 @@ class StepFactory:
         try:
             model, args, loss_fn = build.build(spec, self.make)
             self.training.prepare(model)
-            return model, args, loss_fn
+            return model, args, self.loss if loss_fn is None else loss_fn
         except RematError:
             raise
         except Exception as error:  # the user's factory can raise anything
@@ -193,13 +198,12 @@ class StepFactory:
         base, known = self._base(parameter), self.known_in_chunks if in_chunks else self.known
         first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
         more = max(1, first // 2)
+        if not are_alike(known({}), known({parameter: first})):  # before others are captured in vain
+            raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
         # A table of positions grows from its length on.
-        found = StepAtSizes.of(
+        return StepAtSizes.of(
             lambda n: known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
         )
-        if not are_alike(known({}), found.at(first)):
-            raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
-        return found
 
     def _base(self, parameter: str) -> int:
         base = self.options.get(parameter) or self._default(parameter)

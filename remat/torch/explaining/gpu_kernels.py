@@ -245,9 +245,12 @@ def allocated(graph: Graph, gpu: Gpu) -> Graph:
     if not gpu.compute_capability:
         return graph
 
-    values = tuple(replace(value, bytes=in_blocks(value.bytes)) for value in graph.values)
-    operations = tuple(replace(op, workspace_bytes=in_blocks(op.workspace_bytes)) for op in graph.operations)
-    return replace(graph, operations=operations, values=values)
+    def rounded(each: Any, field: str) -> Any:
+        size = getattr(each, field)
+        return each if in_blocks(size) == size else replace(each, **{field: in_blocks(size)})
+
+    operations = [rounded(op, "workspace_bytes") for op in graph.operations]
+    return graph.resized(operations, [rounded(value, "bytes") for value in graph.values])
 
 
 def library_bytes(graph: Graph, gpu: Gpu) -> int:

@@ -67,11 +67,15 @@ class Holding:
         where they are made, up to as many as there are at once.
         """
         graph = allocated(self._divided(graph) if self.passing_bytes else graph, self.gpu)
-        return replace(graph, fixed_bytes=graph.fixed_bytes + library_bytes(graph, self.gpu))
+        return graph.resized(fixed_bytes=graph.fixed_bytes + library_bytes(graph, self.gpu))
 
-    def framework_peak(self, held: Graph, needs: Sequence[int]) -> int:
-        """Bytes of the framework's own step, in which what FSDP2 gathers is part of `needs`."""
-        return held.fixed_bytes - self.bytes_of.get(GATHERED, 0) + max(needs, default=0)
+    def framework_peak(self, held_bytes: int, needs: Sequence[int]) -> int:
+        """Bytes of the framework's own step, in which what FSDP2 gathers is part of `needs`.
+
+        Args:
+            held_bytes: fixed bytes of the held step.
+        """
+        return held_bytes - self.bytes_of.get(GATHERED, 0) + max(needs, default=0)
 
     def _divided(self, graph: Graph) -> Graph:
         gradients, passing, operations = kept_gradients(graph), 0, list[Operation]()
@@ -83,7 +87,7 @@ class Holding:
             replace(value, bytes=-(-value.bytes // (self.shard or 1))) if v in gradients else value
             for v, value in enumerate(graph.values)
         )
-        return replace(graph, operations=tuple(operations), values=values)
+        return graph.resized(operations, values)
 
     def costed(self, graph: Graph) -> Graph:
         """The graph with the costs of the GPU's roofline."""

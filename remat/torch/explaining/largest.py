@@ -16,7 +16,7 @@ from remat.largest import GREATEST, SizeSearch
 from remat.link import Link
 from remat.plan import Plan
 from remat.search.timeline import Sizes, Timeline
-from remat.simulator import simulate
+from remat.simulator import plain_peak, simulate
 from remat.solving.api import solve
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Growing:
     """Looks for the largest size of a step that fits.
 
     Attributes:
-        held_at: [size] (graph without costs, peak of the framework's own step).
+        held_at: [size] the graph without costs.
+        peak_at: [size] peak of the step that recomputes nothing; None: that of the graph.
         costed: gives a graph costs.
         plans: of the step at one size.
         unit: by which sizes grow at least.
@@ -136,13 +137,14 @@ class Growing:
         steps: [size] what `held_at` gave.
     """
 
-    held_at: Callable[[int], tuple[Graph, int]]
+    held_at: Callable[[int], Graph]
+    peak_at: Callable[[int], int] | None
     costed: Callable[[Graph], Graph]
     budget_bytes: int
     plans: KnownPlans
     unit: int = 1
     learns: bool = True
-    steps: dict[int, tuple[Graph, int]] = field(default_factory=dict)
+    steps: dict[int, Graph] = field(default_factory=dict)
 
     def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
         """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
@@ -151,13 +153,13 @@ class Growing:
             overheads: rising, from 0.
             check: raises if the step differs at a size; asked about the first and the last size found.
         """
-        found = {0.0: _last(lambda n: self._at(n)[1] <= self.budget_bytes, 1, 0, exact=True)}
+        found = {0.0: _last(self._fits_plainly, 1, 0, exact=True)}
         self._grow(found, overheads[1:])
         most = max(found.values())
         if most + 1 >= GREATEST:
             raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
         if most and self.plans.blocks and self.learns:
-            self.plans.learn_blocks(self.costed(self._at(most)[0]))
+            self.plans.learn_blocks(self.costed(self._at(most)))
             self._grow(found, overheads[1:])
         for size in {found[0.0], max(found.values())} - {0}:
             check(max(2, size * self.unit))
@@ -169,16 +171,19 @@ class Growing:
             known = max(found[0.0], *(size for other, size in found.items() if other <= overhead))
             found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
 
-    def _at(self, size: int) -> tuple[Graph, int]:
+    def _at(self, size: int) -> Graph:
         if size not in self.steps:
             self.steps[size] = self.held_at(size * self.unit)
         return self.steps[size]
 
+    def _fits_plainly(self, size: int) -> bool:
+        peak = plain_peak(self._at(size)) if self.peak_at is None else self.peak_at(size * self.unit)
+        return peak <= self.budget_bytes
+
     def _fits(self, size: int, overhead: float) -> bool:
-        held, plain_peak_bytes = self._at(size)
-        if plain_peak_bytes <= self.budget_bytes:
+        if self._fits_plainly(size):
             return True
-        graph = self.costed(held)
+        graph = self.costed(self._at(size))
         return _is_within(graph, self.plans.cheapest(graph, self.budget_bytes, overhead), overhead)
 
 

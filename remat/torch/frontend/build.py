@@ -61,7 +61,7 @@ def build(
 
 def loss_step(
     model: nn.Module, args: tuple[Any, ...], loss_fn: Loss | str | None, autocast: torch.dtype | None = None
-) -> tuple[nn.Module, tuple[Any, ...]]:
+) -> tuple[Step, tuple[Any, ...]]:
     """A module that computes the loss, and its arguments: those of the model, then the targets.
 
     Args:
@@ -70,7 +70,7 @@ def loss_step(
     if not isinstance(args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     if callable(loss_fn):
-        return _Step(model, loss_fn, len(args), autocast), args
+        return Step(model, loss_fn, len(args), autocast), args
     if loss_fn is not None and loss_fn not in LOSSES:
         raise unknown_name("loss", loss_fn, LOSSES)
     output = output_of(model, args)
@@ -81,15 +81,19 @@ def loss_step(
             raise InvalidInput(f"cross_entropy needs an output (batch, classes, ...), not {tuple(output.shape)}")
         shape = (output.shape[0], *output.shape[2:])
         target = torch.zeros(shape, dtype=torch.long, device=output.device)
-        return _Step(model, F.cross_entropy, len(args), autocast), (*args, target)
+        return Step(model, F.cross_entropy, len(args), autocast), (*args, target)
     if loss_fn == "bce":
         target = torch.empty(output.shape, dtype=output.dtype, device=output.device)
-        return _Step(model, F.binary_cross_entropy_with_logits, len(args), autocast), (*args, target)
-    return _Step(model, torch.mean if loss_fn == "mean" else _itself, len(args), autocast), args
+        return Step(model, F.binary_cross_entropy_with_logits, len(args), autocast), (*args, target)
+    return Step(model, torch.mean if loss_fn == "mean" else _itself, len(args), autocast), args
 
 
-class _Step(nn.Module):
-    """The loss of a model's output; the loss function gets the arguments that follow the model's."""
+class Step(nn.Module):
+    """The loss of a model's output; the loss function gets the arguments that follow the model's.
+
+    Attributes:
+        loss_fn: another step of the model takes it as `loss_step`'s, if it reads no targets.
+    """
 
     def __init__(self, model: nn.Module, loss_fn: Loss, n_args: int, autocast: torch.dtype | None):
         super().__init__()

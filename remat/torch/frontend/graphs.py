@@ -20,6 +20,7 @@ from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch.frontend import build
 from remat.torch.frontend.repeated import SHALLOW, Copies, Described, Repeated, Row, has_long_row
+from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
 from remat.torch.measuring.plain import FollowedStep
@@ -79,7 +80,7 @@ class DescribedGraph:
 
     graph: Graph
     modules: tuple[str, ...]
-    step: nn.Module
+    step: build.Step
     args: tuple[Any, ...]
     captured: str = ""
     is_repeated: bool = False
@@ -91,6 +92,7 @@ class DescribedGraph:
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
     repeats: bool | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
+    settings: TraceSettings | None = None,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
@@ -98,7 +100,9 @@ def described_graph(
         repeats: whether blocks of this model may be repeated, known from another size; None finds out.
         autocast: type of matrix products.
         n_chunks: of the logits, for `DescribedGraph.in_chunks`.
+        settings: how the model has to be traced, as far as other captures have found out.
     """
+    settings = settings or TraceSettings()
     step, args = build.loss_step(model, sample_args, loss_fn, autocast)
     first = list[TrainingGraph]()  # what was captured first: the whole, or the shallow step
 
@@ -107,7 +111,7 @@ def described_graph(
         return found.graph, _modules(found)
 
     def captured() -> Described:
-        training_graph = capture(step, args)
+        training_graph = capture(step, args, settings)
         if n_chunks and not first:
             first.append(training_graph)
         return described(training_graph)

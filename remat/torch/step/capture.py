@@ -164,13 +164,18 @@ class _Capture:
         self.halves_of(step.on(args))
 
 
-def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) -> TrainingGraph:
+def capture(
+    step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any], settings: dynamo.TraceSettings | None = None
+) -> TrainingGraph:
     """The training graph of ``step(*args)``, which returns a scalar loss. Nothing is executed.
+
+    Args:
+        settings: see `compiling`; those of an earlier capture of the model spare a second trace.
 
     Raises:
         InvalidInput: the step cannot be captured in one graph, or nothing in it needs a gradient.
     """
-    training_graph = capture_module(step, args, {})
+    training_graph = capture_module(step, args, {}, settings)
     # Tensors that a step assigns to attributes are outputs after the loss; only the loss may be differentiated.
     differentiated = [notes.differentiated_output(n).idx for n in training_graph.tangents]
     loss = training_graph.outputs[training_graph.n_mutations]
@@ -182,13 +187,16 @@ def capture(step: nn.Module | Callable[..., torch.Tensor], args: Sequence[Any]) 
     return training_graph
 
 
-def capture_module(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TrainingGraph:
+def capture_module(
+    module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    settings: dynamo.TraceSettings | None = None,
+) -> TrainingGraph:  # fmt: skip
     """The training graph of ``module(*args, **kwargs)`` and the backward pass from its outputs. Nothing is executed.
 
     Raises: as `capture`.
     """
     call = torch.compile(module, backend=functools.partial(compile_graph, runner=EAGER), fullgraph=True, dynamic=False)
-    return captured(lambda: call(*args, **kwargs), dynamo.TraceSettings())
+    return captured(lambda: call(*args, **kwargs), settings or dynamo.TraceSettings())
 
 
 def captured(call: Callable[[], Any], settings: dynamo.TraceSettings, values: Values | None = None) -> TrainingGraph:
