@@ -269,6 +269,22 @@ def test_only_the_run_after_which_nobody_reads_its_input_writes_over_it() -> Non
     assert (trace.cost, trace.peak_bytes) == (cost, peak_bytes)
 
 
+def test_a_value_that_the_forward_pass_saved_is_not_written_over() -> None:
+    graph = conv_relu()
+    relu = graph.operations[2]
+    mask, in_place = relu.implementations
+    relu = replace(relu, implementations=(mask, replace(in_place, cost=1)))
+    joint = replace(graph, operations=(*graph.operations[:2], relu, *graph.operations[3:]))
+    # The second relu reads the y of the forward pass, the third one's y is made beside it; relu's backward reads z.
+    for order, names in (
+        ([0, 1, 2, 3, 2, 4, 5], ("", "fast", "", "", "", "output", "")),
+        ([0, 1, 2, 3, 1, 2, 4, 5], ("", "fast", "in_place", "", "fast", "in_place", "output", "")),
+    ):
+        chosen = ["output" if k == 4 else "" for k in order]
+        better, *_ = Choices(joint).with_fastest_that_fit(Plan.from_order(joint, order, implementations=chosen), 200)
+        assert better.choices == names
+
+
 def test_the_fastest_that_fit_are_judged_as_they_say() -> None:
     rng, changed = np.random.default_rng(0), 0
     for seed in range(400):

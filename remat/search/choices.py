@@ -78,6 +78,7 @@ class Choices:
         self.implementations = [op.all_implementations for op in full.operations]
         self._size = [value.bytes for value in full.values]
         self._keep = [value.keep for value in full.values]
+        self._last_forward = max((k for k, op in enumerate(full.operations) if not op.is_backward), default=-1)
         # Operations with nothing to choose.
         self._settled = [not op.implementations for op in full.operations]
         first_extra = len(full.values) - full.n_extra
@@ -225,8 +226,9 @@ class Choices:
     def with_fastest_that_fit(self, plan: Plan, budget_bytes: int) -> tuple[Plan, int, int]:
         """(plan, cost, peak) in which each computation has the cheapest implementation that serves and fits.
 
-        It serves if it reads the same, overwrites the same or an input that nobody reads later, and makes what is read
-        of this computation: a mask is needed only from the last run before a reader of the mask. Such implementations
+        It serves if it reads the same, overwrites the same or an input that was made in the same pass and that nobody
+        reads later (autograd holds what it saved for the backward pass), and makes what is read of this computation: a
+        mask is needed only from the last run before a reader of the mask. Such implementations
         differ in cost and in the memory of their own computation only, so each one can be decided independently.
         """
         full = self.full
@@ -262,18 +264,23 @@ class Choices:
         return replace(plan, implementations=implementations if any(implementations) else ()), cost, max(running)
 
     def _read_of_each(self, order: Sequence[int], names: Sequence[str]) -> tuple[list[set[int]], list[set[int]]]:
-        """[C] outputs of each computation that are read, or kept to the end, before they are made again; inputs not."""
-        needed = list(self._keep)
-        read, ends = [set[int]() for _ in order], [set[int]() for _ in order]
-        for at in range(len(order) - 1, -1, -1):
-            implementation = self.full.implementation(order[at], names[at])
-            read[at] = {v for v in implementation.outputs if needed[v]}
-            ends[at] = {v for v in implementation.inputs if not needed[v]}
-            for v in implementation.outputs:
+        """[C] outputs of each computation that are read, or kept to the end, before they are made again; its inputs
+        that are not, and were made in the same pass."""
+        calls = [self.full.implementation(k, name) for k, name in zip(order, names, strict=True)]
+        needed, read, ends = list(self._keep), list[set[int]](), list[set[int]]()
+        for call in reversed(calls):
+            read.append({v for v in call.outputs if needed[v]})
+            ends.append({v for v in call.inputs if not needed[v]})
+            for v in call.outputs:
                 needed[v] = False
-            for v in implementation.inputs:
+            for v in call.inputs:
                 needed[v] = True
-        return read, ends
+        turn = order.index(self._last_forward) if self._last_forward in order else len(order)
+        made_after = dict[int, bool]()
+        for at, call in enumerate(calls):
+            ends[-1 - at] = {v for v in ends[-1 - at] if made_after[v] == (at > turn)}
+            made_after |= dict.fromkeys(call.outputs, at > turn)
+        return read[::-1], ends[::-1]
 
     def _own_bytes(self, implementation: Implementation, read: set[int]) -> int:
         """Bytes that a computation needs for itself alone: workspace, unread outputs, less what it overwrites."""
