@@ -67,6 +67,7 @@ def _measure(
     missing = table.missing(cases)
     failed = _measured(listed, missing, settings, table, console) if missing else []
     table.finish()
+    table.keep(cases)
     console.print(
         f"{len(missing) - len(failed)} cases measured now, {len(cases) - len(missing)} taken from {table.path.parent}",
         markup=False, soft_wrap=True,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,38 @@ class Table:
         facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
         facts |= {} if is_whole else {"unfinished": True}
 
-        def is_own(row: Row) -> bool:
-            return row["case_key"] == facts["case_key"] or _is_of(case, row)
-
-        self.run.parent.mkdir(parents=True, exist_ok=True)
-        with (self.run.parent / ".lock").open("w") as lock:  # several runs may add to the table
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not is_whole and any(is_own(row) and not row.get("unfinished") for row in self.rows()):
+        with self._alone():
+            if not is_whole and any(_is_of(case, row) and not row.get("unfinished") for row in self.rows()):
                 return
-            others = [row for row in _read(self.path) if not is_own(row)]
-            write_rows(self.path, [*others, *({**case.what, **facts, **row} for row in rows)])
+            self._replace([case], [{**case.what, **facts, **row} for row in rows])
             if is_whole and self.again is not None:
                 write_text(self.again, json.dumps(sorted({*self._measured_again(), facts["case_key"]})))
+
+    def keep(self, cases: Sequence[Case]) -> None:
+        """Move what runs without ``keep`` have measured of these cases to the kept rows."""
+        with self._alone():
+            whole = {row["case_key"]: row for row in _read(self.run) if not row.get("unfinished")}
+            ran = {key: case for case in cases if (key := key_of(case)) in whole}
+            if ran and self.path == self.kept:
+                self._replace([*ran.values()], [row for row in _read(self.run) if row["case_key"] in ran])
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Several runs may change the table."""
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        with (self.run.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, cases: Sequence[Case], rows: Sequence[Row]) -> None:
+        """Let these be the rows of the cases."""
+
+        def others(path: Path) -> list[Row]:
+            return [row for row in _read(path) if not any(_is_of(case, row) for case in cases)]
+
+        write_rows(self.path, [*others(self.path), *rows])
+        if self.path == self.kept and len(left := others(self.run)) < len(_read(self.run)):
+            write_rows(self.run, left)  # or they would stand for the kept ones
 
 
 def key_of(case: Case) -> str:
@@ -148,4 +169,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _is_of(case: Case, row: Mapping[str, Any]) -> bool:
     """Whether a row is of this case, perhaps of older code."""
+    if row["case_key"] == key_of(case):
+        return True
     return row["measure"] == case.function and all(row.get(key) == value for key, value in case.what.items())

@@ -160,6 +160,22 @@ def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path, monkeypatch: p
     assert [row["power"] for row in table.Table("powers").rows()] == [16]
 
 
+def test_rows_of_a_run_can_be_kept_later_and_do_not_hide_what_is_kept_after_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    ran, other = Case("module.power", {"n": 4}), Case("module.power", {"n": 5})
+    table.Table("powers", keep=True).put(ran, [{"power": 15}], 1.0)
+    for case, power in ((ran, 16), (other, 25)):
+        table.Table("powers").put(case, [{"power": power}], 1.0)
+    table.Table("powers").keep([ran])  # of a run without keep=true
+    assert [row["power"] for row in table.Table("powers").rows(kept_only=True)] == [15]
+    table.Table("powers", keep=True).keep([ran])
+    assert [row["power"] for row in table.Table("powers").rows(kept_only=True)] == [16]
+    table.Table("powers", keep=True, again=True).put(other, [{"power": 26}], 1.0)
+    assert [row["power"] for row in table.Table("powers").rows()] == [16, 26]
+
+
 def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
     done = run("experiment=powers", "numbers=[12]", "seconds=1e300")
     assert done.stderr.startswith("error: powers, n=12, exponent=2, seconds=1e+300: its process ended with 1: ")
