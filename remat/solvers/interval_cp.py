@@ -41,7 +41,7 @@ REPEATED_ROUNDS = 10  # neighbourhoods of a run that repeats exactly and has no 
     must_isolate=tensorflow_came_first,
     implementations="search",
     begins_greedily=True,
-    version=2,
+    version=3,
 )
 def interval_cp(problem: Problem, context: Context) -> Outcome:
     """The retention-interval program (MOCCASIN, Bartan et al., ICML 2023) on OR-tools CP-SAT.
