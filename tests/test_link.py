@@ -31,11 +31,13 @@ from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
 from remat.problem import SolveOptions
+from remat.programs.link_windows import LinkModel
 from remat.programs.windows import place_of
 from remat.registry import get_strategy
 from remat.search.choices import Choices
 from remat.search.offload import MAKESPAN, MOST_EXCESS, OffloadSearch, insert
 from remat.simulator import plain_peak
+from remat.solvers.link_rounding import rounded
 
 # Two forward operations, and a backward pass that reads the first one's value last.
 STEP = Graph.from_nodes("step", [[], [0], [1], [0, 2]], [4, 2, 2, 1], [10, 20, 10, 10], cost_unit="ns")
@@ -547,6 +549,36 @@ def test_one_thread_and_a_second_are_not_behind_the_rules(rate: int) -> None:
     plain = remat.solve(graph, budget, time_limit_s=1, threads=1)
     assert plain.cost is not None
     assert found.cost <= plain.cost
+
+
+# Three forward operations and three backward ones; the only snapshot is after the first backward operation, when the
+# values 0 and 1 may be missing. A value is held, on the host, or neither.
+@pytest.mark.parametrize(
+    ("held", "out", "repeats", "away"),
+    [
+        ([0, 1], [], [], []),
+        ([1], [0], [], [(5, 0)]),
+        ([0], [], [4 * 6 + 1], []),
+        ([], [], [4 * 6 + 0, 4 * 6 + 1], []),
+        ([], [0], [4 * 6 + 1], [(4, 0)]),
+    ],
+)
+def test_a_point_of_the_relaxation_says_what_is_held_fetched_and_made_again(
+    held: list[int], out: list[int], repeats: list[int], away: list[tuple[int, int]]
+) -> None:
+    graph = Graph.from_nodes("step", [[], [0], [1], [2], [1, 3], [0, 4]], [4] * 6, [10] * 6, cost_unit="ns")
+    model = WindowBound(Problem(graph, plain_peak(graph), link=SLOW)).model([3])
+    assert isinstance(model, LinkModel)
+    point = np.zeros(len(model.cost))
+    point[[model.S[0][v] for v in held]] = 1.0
+    point[[model.copies.W[0][v] for v in out]] = 1.0
+    shares = np.full(len(graph.values), 0.5)
+    assert rounded(model, point, shares, shares) == (repeats, away)
+    search = OffloadSearch(graph, plain_peak(graph), SLOW, 0)
+    search.begin_with(repeats, away)
+    plan = search.plan()
+    assert len(plan.order) == 6 + len(repeats)
+    assert len(simulate(graph, plan).copies) == 2 * len(away)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -85,6 +85,11 @@ class WindowBound:
         """LPs solved."""
         return len(self._gained)
 
+    @property
+    def solved(self) -> Solved | None:
+        """The last LP, its point and its multipliers."""
+        return self._last
+
     @cached_property
     def _arrays(self) -> Arrays:
         return Arrays.of(self.problem.graph, self.problem.scope)

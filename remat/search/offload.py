@@ -645,6 +645,15 @@ class OffloadSearch:
                     insert(self.genes, stage, i, n)
         self.genes.away[n, list(fetched)] = True
 
+    def begin_with(self, repeats: Sequence[int], away: Sequence[tuple[int, int]]) -> None:
+        """Begin from repeats (sorted, stage * N + operation) and what is away before a stage; forget the best plan."""
+        self.clear()
+        n_repeats = min(len(repeats), len(self.genes.repeats))
+        self.genes.repeats[:n_repeats] = repeats[:n_repeats]
+        self.genes.numbers[0] = n_repeats
+        for stage, v in away:
+            self.genes.away[stage, v] = True
+
     def begin_from_best(self) -> None:
         """Go on from the best plan, if there is one."""
         if self.least < np.inf:

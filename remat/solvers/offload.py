@@ -1,7 +1,7 @@
 """Plans that recompute and copy values to the host: annealing from many starts.
 
-The starts are plans without copies, for the budget and for larger ones, and plans of the strategies that copy by their
-own rules. What is above the budget is sent away greedily; then `remat.search.offload` anneals repeats and copies
+The starts are plans without copies, for the budget and for larger ones, and points of the LP that proves the bound,
+rounded. What is above the budget is sent away greedily; then `remat.search.offload` anneals repeats and copies
 together. The best starts go on, at lower temperatures.
 """
 
@@ -14,14 +14,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from remat.bounds.window_integers import Listener, WindowIntegers
-from remat.bounds.windows import TRIES, WindowBound
+from remat.bounds.windows import TRIES, Solved, WindowBound
 from remat.certificate import BoundCertificate, better_proof
 from remat.context import Context
 from remat.plan import Plan, Scope
 from remat.problem import Problem
+from remat.programs.link_windows import LinkModel
 from remat.registry import Strategy, get_strategy, strategies
 from remat.search.anneal import on_threads
 from remat.search.chain import BlockPlans
@@ -31,6 +34,7 @@ from remat.search.offload import COLD, HOT, WARM, OffloadSearch
 from remat.search.ready import is_offload_ready, ready_by
 from remat.simulator import plain_peak
 from remat.solution import Candidate, Outcome
+from remat.solvers.link_rounding import rounded
 from remat.solvers.search import evict, in_turns
 
 # Shares of the time: for plans by rules, for looking for starts, for each round of annealing; and, if copies do not pay
@@ -47,6 +51,10 @@ LARGER_OF_BLOCKS, BLOCKS_REFINED = [0.1, 0.3, 0.5, 0.7, 0.9], 5  # the same of p
 MOST_REFINED = 3  # times that budgets next to the best one are tried
 # Of the time for such a plan, for its first annealing; and of that, for copies alone: its repeats are good.
 BRIEF, ALONE = 1.5, 0.7
+# A point of the LP: shares from which on a value is held, or was copied out; points that are rounded by random shares.
+# The time for these starts, and its part for copies alone, because the repeats of a point do not fit them.
+HELD_SHARES, POINTS, LEAST_SHARE, POINT_SHARE, POINT_ALONE = (0.3, 0.5, 0.7), 6, 0.1, 0.3, 0.2
+LP_FIRST = 0.3  # of the time with one thread, for the LP before the search
 GO_ON = (3, 2, 1)  # starts that go on in each round, in order of their cost
 FIRST_CHUNK, LEAST_CHUNK, CHUNK_S = 200, 20, 0.1  # moves between two looks at the clock, and their time
 OFFER_S = 0.5  # between two offers
@@ -107,6 +115,7 @@ class _Run:
         can_prove = strategy.proves and problem.scope is not Scope.FREE and not problem.graph.has_implementations
         self.windows = WindowBound(problem, tries=1 if context.repeats else TRIES) if can_prove else None
         self.certificate: BoundCertificate | None = None
+        self.rounded: Solved | None = None  # the LP whose point gave the last starts
         self.proof: Future[None] | None = None
         self.is_interrupted = False
         self.stopped = threading.Event()
@@ -160,6 +169,8 @@ class _Run:
             self.anneal()
         elif context.repeats or context.options.threads == 1:
             share = SEARCH_S_EACH * len(self.graph) / max(1e-3, context.remaining_s())
+            if share < SEARCH_SHARE:
+                self.raise_bound(self.windows, context, LP_FIRST)
             self.context = context.until(context.share_ends(min(1.0, max(SEARCH_SHARE, share))))
             self.anneal()
             self.prove(self.windows, context)
@@ -175,6 +186,12 @@ class _Run:
 
     def prove(self, windows: WindowBound, context: Context) -> None:
         """Raise the bound by the LP, then in integers, until time is over; without the latter in a run that repeats."""
+        listener = self.raise_bound(windows, context, LP_SHARE)
+        if not context.repeats:
+            WindowIntegers(windows, context.incumbent).run(context.deadline, listener)
+
+    def raise_bound(self, windows: WindowBound, context: Context, share: float) -> Listener:
+        """Raise the bound by the LP for a share of the time that is left; returns who hears of all proofs."""
 
         def offer(proof: BoundCertificate) -> None:
             self.certificate = better_proof(self.certificate, proof)  # first: the offer may end the solve
@@ -183,13 +200,12 @@ class _Run:
         def should_stop() -> bool:  # an interrupted search ends the proof
             return context.is_solved() or context.is_over() or self.is_interrupted
 
+        ends, rounds = context.share_ends(share), None
         if context.repeats:
-            windows.run(context.deadline, on_bound=offer, should_stop=should_stop, rounds=ROUNDS)
-            return
-        windows.run(context.share_ends(LP_SHARE), on_bound=offer, should_stop=should_stop)
+            ends, rounds = context.deadline, max(0, ROUNDS - windows.rounds)
+        windows.run(ends, on_bound=offer, should_stop=should_stop, rounds=rounds)
         by_solver = partial(context.offer_bound, who="window MILP", by="highs")
-        listener = Listener(on_proof=offer, on_bound=by_solver, on_plan=lambda _: None, should_stop=should_stop)
-        WindowIntegers(windows, context.incumbent).run(context.deadline, listener)
+        return Listener(on_proof=offer, on_bound=by_solver, on_plan=lambda _: None, should_stop=should_stop)
 
     @property
     def threads(self) -> int:
@@ -210,6 +226,8 @@ class _Run:
             self.solve_plain(context.problem, self.plain_share if context.repeats else share, best)
             starts += self._begun(context.incumbent.plan)
         for share, most in zip(ROUND_SHARES, GO_ON, strict=True):
+            if share < 1.0:
+                starts += self._of_point()
             if self._is_over():
                 return
             starts = sorted(starts, key=lambda start: start.search.least)[:most]
@@ -223,9 +241,11 @@ class _Run:
         of_blocks = self._of_blocks()
         if of_blocks:
             return starts + of_blocks
+        if self._has_point():
+            return starts
         starts += self._larger(LARGER)
         for _ in range(MOST_REFINED):
-            if not starts or time.monotonic() >= ends or self._is_over():
+            if not starts or time.monotonic() >= ends or self._is_over() or self._has_point():
                 break
             best = min(starts, key=lambda start: start.search.least).share
             starts += self._larger(_next_to(best, {start.share for start in starts}))
@@ -263,6 +283,34 @@ class _Run:
             found.sort(key=lambda each: each[:2])
             shares = _next_to(found[0][1], {0.0, 1.0, *(share for _, share, _ in found)})
         return [start for _, share, plan in found[: GO_ON[0]] for start in self._begun(plan, share)]
+
+    def _has_point(self) -> bool:
+        """Whether the LP has a point that was not rounded yet."""
+        solved = None if self.windows is None else self.windows.solved
+        return solved is not None and solved is not self.rounded
+
+    def _of_point(self) -> list[_Start]:
+        """Annealed starts from the LP's last point, rounded in several ways; a point's second starts are all random."""
+        context, is_new = self.context, self._has_point()
+        if self.windows is None or self.windows.solved is None or self._is_over():
+            return []
+        self.rounded = self.windows.solved
+        assert self.rounded is not None
+        model, point, _ = self.rounded
+        random, size = np.random.default_rng(context.options.seed + self.n_starts), len(self.graph.values)
+        shares = [(np.full(size, held), np.full(size, 0.5)) for held in HELD_SHARES if is_new]
+        while len(shares) < POINTS:
+            held, out = random.uniform(LEAST_SHARE, 1 - LEAST_SHARE, (2, size))
+            shares.append((held, out))
+        starts = list[_Start]()
+        for held, out in shares:
+            start = self._start(None, context.options.seed + SEED_STEP * self.n_starts)
+            start.search.begin_with(*rounded(cast(LinkModel, model), point, held, out))
+            start.search.offload_greedily(self._is_over)
+            start.search.run(HOT, COLD, 0)  # finds its makespan
+            starts.append(start)
+        self._round(starts, context.share_ends(POINT_SHARE), POINT_SHARE, POINT_ALONE)
+        return starts
 
     def _budget(self, share: float) -> int:
         """The budget so far on the way from the problem's to the plain peak."""
