@@ -29,7 +29,7 @@ LONG = (
     "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.",  # steps
     "dtr_log", "import_monet", "interval_cp", "joint", "lp_rounding", "monet_",
     "portfolio", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
-    "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "peers", "queries",
+    "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "queries",
     "tables",  # results and their pages
     "damage", "faults", "healing", "ray_engine", "sharing", "strangers_file", "wheel",  # disturbed runs
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,26 +22,13 @@ KB = 1000
 def chain(length: int = 12, *, cost_unit: str = "ns") -> Graph:
     """A training step of a linear chain: forward 0..L-1, loss L, backward L+1..2L."""
     n = 2 * length + 1
-    deps: list[list[int]] = []
-    for k in range(n):
-        if k == 0:
-            deps.append([])
-        elif k <= length:
-            deps.append([k - 1])
-        else:
-            mirror = n - 1 - k
-            deps.append([k - 1, mirror])
+    deps = [[k - 1, n - 1 - k] if k > length else [k - 1] if k else [] for k in range(n)]
+    names = [f"layer{k}" if k < length else "loss" if k == length else f"grad{n - 1 - k}" for k in range(n)]
     return Graph.from_nodes(
-        name=f"chain{length}_b1",
-        deps=deps,
-        bytes=[(40 + 10 * (k % 3)) * KB for k in range(n)],
-        costs=[1_000_000 + 200_000 * (k % 4) for k in range(n)],
-        names=[f"layer{k}" if k < length else "loss" if k == length else f"grad{n - 1 - k}" for k in range(n)],
-        backward=[k > length for k in range(n)],
-        loss=length,
-        fixed_bytes=100 * KB,
-        cost_unit=cost_unit,
-    )
+        f"chain{length}_b1", deps, [(40 + 10 * (k % 3)) * KB for k in range(n)],
+        [1_000_000 + 200_000 * (k % 4) for k in range(n)], names=names, backward=[k > length for k in range(n)],
+        loss=length, fixed_bytes=100 * KB, cost_unit=cost_unit,
+    )  # fmt: skip
 
 
 def row(graph: Graph, strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> dict[str, Any]:
@@ -92,13 +80,11 @@ def write_run(
         if plan is not None:
             plan.save(store / one["plan_file"])
         keys.append(one["key"])
-    families = []
-    for strategy in dict.fromkeys(member["strategy"] for member in members):
-        mine = [
-            m | {"graph_sha256": graph.sha256(), "accounting": "exact"} for m in members if m["strategy"] == strategy
-        ]
-        write_table(store / "families" / f"family-{strategy}.parquet", pa.Table.from_pandas(pd.DataFrame(mine)))
-        families.append(f"family-{strategy}")
+    families = [f"family-{strategy}" for strategy in dict.fromkeys(member["strategy"] for member in members)]
+    for family in families:
+        mine = pd.DataFrame([member for member in members if family.endswith(member["strategy"])])
+        mine = mine.assign(graph_sha256=graph.sha256(), accounting="exact")
+        write_table(store / "families" / f"{family}.parquet", pa.Table.from_pandas(mine))
     info = {
         "title": f"{graph.name}: overhead against budget", "experiment": "budget_sweep", "model": "chain",
         "gpu": {"name": "v100", "memory_bytes": 16_000_000_000},
@@ -115,54 +101,43 @@ def full_run(root: Path) -> Path:
     peak, least = store_all_peak(graph), graph.largest_working_set()[0]
     budgets = [least + (peak - least) * i // 4 for i in range(5)]
     everything = Plan.from_order(graph, range(len(graph)), peak)
-    solved: list[tuple[dict[str, Any], Plan | None]] = []
-    members = []
-    cheapest: dict[int, Plan] = {}
-    for power in (0.0, 0.5, 1.0):
-        for tenth in range(2, 10):
-            limit = least + (peak - least) * tenth // 10
-            plan = greedy_eviction(graph, limit, cost_power=power)
-            if plan is not None:
-                trace = simulate(graph, plan)
-                members.append(
-                    {
-                        "strategy": "chen_greedy",
-                        "parameters": json.dumps({"power": power, "limit": limit}),
-                        "cost": trace.cost,
-                        "overhead": trace.cost / graph.total_cost - 1,
-                        "peak_bytes": trace.peak_bytes,
-                    }
-                )
-                for budget in budgets:
-                    known = cheapest.get(budget)
-                    fits = trace.peak_bytes <= budget
-                    if fits and (known is None or simulate(graph, known).cost > trace.cost):
-                        cheapest[budget] = plan
+    solved, members, cheapest = list[tuple[dict[str, Any], Plan | None]](), list[dict[str, Any]](), dict[int, Plan]()
+
+    def add(strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> None:
+        solved.append((row(graph, strategy, budget, status, plan, **more), plan))
+
+    for power, tenth in itertools.product((0.0, 0.5, 1.0), range(2, 10)):
+        limit = least + (peak - least) * tenth // 10
+        plan = greedy_eviction(graph, limit, cost_power=power)
+        if plan is None:
+            continue
+        trace = simulate(graph, plan)
+        members.append({
+            "strategy": "chen_greedy", "parameters": json.dumps({"power": power, "limit": limit}), "cost": trace.cost,
+            "overhead": trace.cost / graph.total_cost - 1, "peak_bytes": trace.peak_bytes,
+        })  # fmt: skip
+        for budget in budgets:
+            known = cheapest.get(budget)
+            if trace.peak_bytes <= budget and (known is None or simulate(graph, known).cost > trace.cost):
+                cheapest[budget] = plan
     for i, budget in enumerate(budgets):
         fits = budget >= peak
-        plain = everything if fits else None
-        solved.append((row(graph, "checkpoint_all", budget, "OPTIMAL" if fits else "NO_PLAN", plain,
-                           message="" if plain else "none of its 1 plans fits"), plain))  # fmt: skip
-        chosen = cheapest.get(budget)
-        solved.append((row(graph, "chen_greedy", budget, "FEASIBLE" if chosen else "NO_PLAN", chosen,
-                           message="" if chosen else "none of its plans fits"), chosen))  # fmt: skip
+        plain, chosen = everything if fits else None, cheapest.get(budget)
+        add("checkpoint_all", budget, "OPTIMAL" if plain else "NO_PLAN", plain, message="" if plain else "none fits")
+        add("chen_greedy", budget, "FEASIBLE" if chosen else "NO_PLAN", chosen, message="" if chosen else "none fits")
         # The best plan known plays the optimum: nothing else in this run is cheaper at this budget.
-        plan = (everything if fits else chosen) if i else None
+        plan = (plain or chosen) if i else None
         if plan is None:
-            failed = row(
-                graph, "checkmate_milp", budget, "INFEASIBLE", message="proven: no staged plan fits </script><b>"
-            )
-            solved.append((failed, None))
+            add("checkmate_milp", budget, "INFEASIBLE", message="proven: no staged plan fits </script><b>")
         else:
-            cost = simulate(graph, plan).cost
-            proven = i % 2 == 0
-            solved.append((row(graph, "checkmate_milp", budget, "OPTIMAL" if proven else "FEASIBLE", plan,
-                               bound=cost if proven else (cost + graph.total_cost) // 2), plan))  # fmt: skip
+            cost, proven = simulate(graph, plan).cost, i % 2 == 0
+            bound = cost if proven else (cost + graph.total_cost) // 2
+            add("checkmate_milp", budget, "OPTIMAL" if proven else "FEASIBLE", plan, bound=bound)
         newcomer = greedy_eviction(graph, budget, cost_power=0.0) if i > 1 else None
         status = "FEASIBLE" if newcomer else "TIMEOUT" if i else "FAILED"
         message = "" if newcomer else "no plan found within the time limit" if i else "the solver process died"
-        solved.append((row(graph, "my_newcomer", budget, status, newcomer, message=message), newcomer))
-        solved.append((row(graph, "griewank", budget, "SKIPPED", message="needs a chain"), None))
+        add("my_newcomer", budget, status, newcomer, message=message)
+        add("griewank", budget, "SKIPPED", message="needs a chain")
     return write_run(root, graph, solved, members)
 
 

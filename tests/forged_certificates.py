@@ -22,6 +22,8 @@ from remat.bounds.lp import lower_bound
 from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, solve_windows
 from remat.certificate import FORMAT, KINDS, WINDOW_FORMAT
+from remat.problem import Problem
+from remat.programs.windows import WindowModel
 from remat.simulator import plain_peak
 
 CLIMB = 300  # steps towards a bound that is too high
@@ -81,10 +83,16 @@ def of_a_tree(graph: Graph, budget: int, scope: Scope, link: Link | None = None)
     if solved is None or not len(model.cost):
         return None
     enough = (windows.best.bound if windows.best else graph.least_cost) + float(rng.integers(0, 4))
-    model, _, y = solved
+    return branched(problem, *solved[::2], enough, rng)
+
+
+def branched(
+    problem: Problem, model: WindowModel, y: np.ndarray, enough: float, rng: np.random.Generator
+) -> BoundCertificate:
+    """The certificate of a few branches from the multipliers `y` of a solved model, on columns that are drawn."""
     tree = Tree(model, y * rng.choice([0.5, 1.0]), enough)
     tree.begin(time.monotonic() + 60)
-    for _ in range(5):
+    for _ in range(6):
         if tree.weakest is not None:
             tree.branch(rng.choice(np.nonzero(model.is_whole)[0], 1), time.monotonic() + 60)
     return tree.certificate(problem)
@@ -172,11 +180,10 @@ def others(graph: Graph, rng: np.random.Generator) -> Iterator[Graph]:
     yield graph.default()
     k, v = int(rng.integers(len(graph))), int(rng.integers(len(graph.values) - graph.n_extra))
     op, value = graph.operations[k], graph.values[v]
-    changed = [replace(op, cost=op.cost + 3), replace(op, implementations=()), replace(op, run_once=not op.run_once)]
     base = graph.default()
-    for one in changed[:1] + changed[2:]:
-        operations = (*base.operations[:k], replace(one, implementations=()), *base.operations[k + 1 :])
-        yield replace(base, operations=operations)
+    for changes in ({"cost": op.cost + 3}, {"run_once": not op.run_once}):
+        changed = replace(op, implementations=(), **changes)
+        yield replace(base, operations=(*base.operations[:k], changed, *base.operations[k + 1 :]))
     for one in (replace(value, bytes=value.bytes + 2), replace(value, keep=not value.keep)):
         yield replace(base, values=(*base.values[:v], one, *base.values[v + 1 :]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,18 @@ from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
 
+ROOT = Path(__file__).parents[1]
+
 
 @contextlib.contextmanager
-def refused(match: str, kind: type[Exception] = InvalidInput) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """What happens inside is refused in one line that says `match`, a regular expression."""
+def refused(
+    match: str = ".", kind: type[Exception] = InvalidInput, file: Path | None = None
+) -> Iterator[pytest.ExceptionInfo[Exception]]:  # fmt: skip
+    """What happens inside is refused in one line that says `match`, a regular expression, and begins with the file."""
     with pytest.raises(kind, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("" if file is None else f"{file}: ")
 
 
 def context_of(graph: Graph, budget_bytes: int, *, seconds: float = 60.0, **more: Any) -> Context:
@@ -58,6 +65,45 @@ def run_python(code: str, *arguments: str, cwd: Path | None = None, **variables:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def run_py(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`run.py` of the checkout as a command in another folder."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *arguments], cwd=folder, text=True, capture_output=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables, check=False,
+    )  # fmt: skip
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines of the other processes whose folder is this one: those of other runs do not count."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if os.readlink(entry / "cwd") == str(folder) and int(entry.name) != os.getpid():
+                found.append((entry / "cmdline").read_bytes().decode().replace("\0", " "))
+    return [command for command in found if command]  # without a command line: a zombie
+
+
+def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Imports of the package fail as where it is not installed."""
+
+    class Absent:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == package:
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+
+
+def schema_of(file_format: str) -> Any:
+    """A validator of the files of a format, as ``remat-arena/1``."""
+    validator = pytest.importorskip("jsonschema").Draft202012Validator
+    file = resources.files("remat") / "schemas" / f"{file_format.replace('/', '-')}.json"
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    validator.check_schema(schema)
+    return validator(schema)
 
 
 def blocks_of(page: Path, language: str = "python") -> list[str]:

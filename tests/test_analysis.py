@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from helpers import run_python
 from rich.console import Console
 
 import analysis
@@ -90,9 +91,7 @@ def test_csv_holds_every_row(drawn: tuple[Path, list[Path]]) -> None:
 def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
     data = overhead_module.overhead_data(run)
-    assert data is not None
     curve = next(c for c in data.curves if c.strategy == "chen_greedy")
-    assert curve.steps is not None
     at, over = curve.steps
     members = run.families[run.families["strategy"] == "chen_greedy"]
     for budget in range(int(at[0]), fake_run.store_all_peak(fake_run.chain()) + 5000, 5000):
@@ -104,8 +103,6 @@ def test_family_steps_are_the_cheapest_member_that_fits(drawn: tuple[Path, list[
 def test_bound_holds_for_smaller_budgets(drawn: tuple[Path, list[Path]]) -> None:
     run = load_run(drawn[0])
     data = overhead_module.overhead_data(run)
-    assert data is not None
-    assert data.bound is not None
     at, over = data.bound
     for budget, value in zip(at, over, strict=True):
         known = [r.bound for r in run.rows.itertuples() if not pd.isna(r.bound) and r.budget_bytes >= budget]
@@ -122,14 +119,12 @@ def test_a_mark_is_hollow_only_above_the_best_bound(tmp_path: Path, above: int, 
     rows[3]["bound"] = bound  # of the larger budget, by the other strategy
     run = load_run(fake_run.write_run(tmp_path, graph, [(row, None) for row in rows]))
     data = overhead_module.overhead_data(run)
-    assert data is not None
     drawn = {curve.strategy: curve.rows["status"].tolist() for curve in data.curves}
     assert drawn == {"chen_sqrtn": [status] * 2, "checkmate_milp": ["FEASIBLE"] * 2}
 
 
 def test_infeasible_region_is_the_largest_proof(drawn: tuple[Path, list[Path]]) -> None:
     data = overhead_module.overhead_data(load_run(drawn[0]))
-    assert data is not None
     # By hand: the fixed 100 kB, and grad reads its mirror and the gradient above: 60 + 50 + 50 kB at most.
     assert data.impossible_bytes == 100_000 + 160_000
 
@@ -207,7 +202,6 @@ def test_no_recomputation_vanishes_in_large_matrices(most: int) -> None:
 
 def test_chosen_plan_needs_recomputation(drawn: tuple[Path, list[Path]]) -> None:
     shown = results.chosen_plan(load_run(drawn[0]))
-    assert shown is not None
     assert shown.row.overhead > 0
     assert shown.strategy == "checkmate_milp"  # ties in cost go to the proven plan
     assert shown.trace.cost == shown.row.cost
@@ -226,8 +220,7 @@ def test_styles_differ_and_cover_every_name() -> None:
 
 def test_unknown_style_is_the_same_in_another_process() -> None:
     code = "from analysis.style import style_of; print(style_of('my_newcomer'))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert out.stdout.strip() == str(style.style_of("my_newcomer"))
+    assert run_python(code).strip() == str(style.style_of("my_newcomer"))
 
 
 @pytest.mark.parametrize(
@@ -298,5 +291,4 @@ def test_drawing_needs_no_solver_and_no_framework(tmp_path: Path) -> None:
         "print([m for m in ('torch', 'tensorflow', 'cvxpy', 'highspy', 'experiments', 'hydra', 'wandb', 'baselines')"
         " if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert out.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import random_case, random_graph
-from helpers import refused
+from helpers import refused, schema_of
 from ortools.sat.python import cp_model
 
 import remat
 from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
 from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
-from remat.arena.fit import sweep
-from remat.arena.intervals import load_of, members_of, sections_of
-from remat.arena.push import push
+from remat.arena.intervals import sections_of
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -155,52 +153,29 @@ def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> No
     assert placed.is_optimal
 
 
+@pytest.mark.parametrize(("time_limit_s", "ratio"), [(1e-9, 1.5), (2.0, 1.02)])
 @pytest.mark.parametrize("seed", range(3))
-def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> None:
+def test_many_buffers_are_placed_in_any_time(seed: int, time_limit_s: float, ratio: float) -> None:
+    """Greedy orders alone, or sweeps and the local search from them too."""
     compiled()
-    rng = np.random.default_rng(seed)
-    lower, upper, size = (np.array(each) for each in random_buffers(rng, 80, 40, 30))
-    low, high = sections_of(lower, upper)
-    order = np.argsort(low, kind="stable")
-    low, high, size = low[order], high[order], size[order] + 1
-    level = int(1.1 * load_of(low, high, size))
-    offsets, random = np.full(80, -1), np.array([seed + 1], dtype=np.uint64)
-    sweep(np.arange(80), low, high, size, np.full(80, level), 0.1, 0.1, random, offsets)
-    placed = np.nonzero(offsets >= 0)[0]
-    assert len(placed) > 40
-    assert not overlapping(low[placed], high[placed], size[placed], offsets[placed])
-    assert (offsets + size <= level).all()
-
-    first, members, _ = members_of(low, high)
-    assert [sorted(each) for each in np.split(members, first[1:-1])] == [
-        [b for b in range(80) if low[b] <= s < high[b]] for s in range(len(first) - 1)
-    ]
-    begins, weight = np.searchsorted(low, np.arange(len(first))), size * 1.0
-    progress, best = np.array([np.inf, 0.0]), offsets.copy()
-    assert push(
-        100_000, level, offsets, low, high, size, first, members, begins, weight, weight.copy(), random, best, progress
-    )  # fmt: skip
-    assert (offsets >= 0).all()
-    assert (offsets + size <= level).all()
-    assert not overlapping(low, high, size, offsets)
+    lower, upper, size = random_buffers(np.random.default_rng(seed), 80, 40, 30)
+    placed = place(lower, upper, size, time_limit_s=time_limit_s, seed=seed)
+    assert not overlapping(lower, upper, size, placed.offsets)
+    assert (placed.offsets + size).max() == placed.bytes
+    most = max(sum(each for a, b, each in zip(lower, upper, size, strict=True) if a <= t < b) for t in range(40))
+    assert most == placed.load <= placed.bytes < ratio * most
 
 
-def test_a_call_without_time_still_places_in_an_order() -> None:
-    compiled()
-    rng = np.random.default_rng(0)
-    lower, upper, size = random_buffers(rng, 60, 30, 40)
-    assert place(lower, upper, size, time_limit_s=1e-9).ratio < 1.5
-
-
-def test_wrong_intervals_are_refused() -> None:
-    with refused("buffer 1 .* must end after it begins"):
-        place([0, 2], [1, 2], [1, 1])
-    with refused("at least 0"):
-        place([0], [1], [-1])
-    with refused("2, 1 and 1 entries"):
-        place([0, 1], [1], [1])
-    with refused("size must be a list of integers"):
-        place([0], [1], [0.5])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (([0, 2], [1, 2], [1, 1]), "buffer 1 .* must end after it begins"), (([0], [1], [-1]), "at least 0"),
+        (([0, 1], [1], [1]), "2, 1 and 1 entries"), (([0], [1], [0.5]), "size must be a list of integers"),
+    ],
+)  # fmt: skip
+def test_wrong_intervals_are_refused(given: tuple[Any, ...], says: str) -> None:
+    with refused(says):
+        place(*given)
     with refused("seed must be an integer, not 0.5"):
         place([0], [1], [1], seed=0.5)  # pyright: ignore[reportArgumentType]
     assert place([0], [1], [1], seed=-1).bytes == 1
@@ -212,6 +187,14 @@ def test_wrong_intervals_are_refused() -> None:
 def lived(graph: Graph, plan: Plan, sharing: Any = ()) -> list[tuple[int, int, int]]:
     found = intervals_of(graph, plan, sharing)
     return list(zip(found.lower.tolist(), found.upper.tolist(), found.size.tolist(), strict=True))
+
+
+def offsets_of(found: Any, offsets: Sequence[Sequence[int]]) -> np.ndarray:
+    """[buffers] what an arena says of each call's buffers."""
+    flat = np.zeros(len(found.size), dtype=int)
+    for call, given in zip(found.calls, offsets, strict=True):
+        flat[list(call)] = given
+    return flat
 
 
 def chain_of(n: int, size: Sequence[int], **more: Any) -> Graph:
@@ -272,33 +255,34 @@ def test_an_output_that_overwrites_its_input_has_its_place() -> None:
     assert arena.bytes == 5
 
 
-def test_tensorflows_forwarding_merges_intervals() -> None:
-    graph = chain_of(3, [4, 4, 2])
-    plan = Plan.from_order(graph, [0, 1, 2])
-    sharing = ((), ((0, 1),), ((1, 2),))  # the second pair differs in size: nothing is forwarded
-    assert lived(graph, plan, sharing) == [(0, 3, 4), (2, 3, 2)]
-    arena = find_arena(graph, plan, sharing=sharing)
+FORWARDING = chain_of(3, [4, 4, 2], cost_unit="ns")
+SHARING = ((), ((0, 1),), ((1, 2),))  # the second pair differs in size: nothing is forwarded
+
+
+def test_tensorflows_forwarding_merges_intervals_unless_the_input_lives_on() -> None:
+    plan = Plan.from_order(FORWARDING, [0, 1, 2])
+    assert lived(FORWARDING, plan, SHARING) == [(0, 3, 4), (2, 3, 2)]
+    assert simulate(FORWARDING, plan).running_bytes.tolist() == [4, 8, 6]
+    assert simulate(FORWARDING, plan, SHARING).running_bytes.tolist() == [4, 4, 6]
+    arena = find_arena(FORWARDING, plan, sharing=SHARING)
     assert arena.bytes == 6
-    assert remat.arena.arena_of_document(arena.document(), graph, "it").load == 6
+    assert remat.arena.arena_of_document(arena.document(), FORWARDING, "it").load == 6
+    lives = Graph.from_nodes("lives", [[], [0], [0, 1]], [4, 4, 2], [1, 1, 1])
+    assert simulate(lives, Plan.from_order(lives, [0, 1, 2]), SHARING).running_bytes.tolist() == [4, 8, 10]
 
 
-def test_an_input_that_is_copied_to_the_host_afterwards_is_not_written_over() -> None:
-    graph = replace(chain_of(3, [4, 4, 2]), cost_unit="ns")
-    sharing = ((), ((0, 1),), ())
-    steps = [("compute", 0), ("compute", 1), ("offload", 0), ("free", 0), ("compute", 2), ("free", 1)]
-    after = Plan.from_steps(graph, steps, link=remat.Link(10**9, 10**9, latency_s=0))
-    assert lived(graph, after, sharing) == [(0, 2, 4), (1, 3, 4), (2, 4, 2)]
-    assert simulate(graph, after, sharing).peak_bytes == 8
-
-
-def test_a_computation_that_writes_over_an_input_waits_for_its_copy_to_the_host() -> None:
-    graph = replace(chain_of(3, [4, 4, 2]), cost_unit="ns")
-    sharing = ((), ((0, 1),), ())
-    steps = [("compute", 0), ("offload", 0), ("compute", 1), ("free", 0), ("compute", 2), ("free", 1)]
-    before = Plan.from_steps(graph, steps, link=remat.Link(10**9, 10**9, latency_s=0))
-    assert simulate(graph, before).end_cost.tolist() == [1, 2, 6]  # the copy lasts from 1 to 5
-    assert simulate(graph, before, sharing).end_cost.tolist() == [1, 6, 7]
-    assert lived(graph, before, sharing) == [(0, 3, 4), (2, 4, 2)]
+def test_an_input_that_is_copied_to_the_host_is_written_over_when_the_copy_has_ended() -> None:
+    first, write, copy = ("compute", 0), ("compute", 1), ("offload", 0)
+    rest = [("free", 0), ("compute", 2), ("free", 1)]
+    before, after = (
+        Plan.from_steps(FORWARDING, [first, *order, *rest], link=remat.Link(10**9, 10**9, latency_s=0))
+        for order in ((copy, write), (write, copy))
+    )
+    assert lived(FORWARDING, after, SHARING) == [(0, 2, 4), (1, 3, 4), (2, 4, 2)]
+    assert simulate(FORWARDING, after, SHARING).peak_bytes == 8
+    assert simulate(FORWARDING, before).end_cost.tolist() == [1, 2, 6]  # the copy lasts from 1 to 5
+    assert simulate(FORWARDING, before, SHARING).end_cost.tolist() == [1, 6, 7]
+    assert lived(FORWARDING, before, SHARING) == [(0, 3, 4), (2, 4, 2)]
 
 
 def test_another_implementation_writes_over_no_input_that_it_does_not_name() -> None:
@@ -330,22 +314,16 @@ def test_arenas_of_random_plans_hold_the_judges_peak_and_nothing_overlaps(seed: 
     compiled()
     rng = np.random.default_rng(seed)
     graph = random_case(rng, joint=seed % 2 == 0, n=6)
-    order = list(range(len(graph)))
-    names = [str(rng.choice(["", *(w.name for w in graph.operations[k].implementations)])) for k in order]
+    names = [str(rng.choice(["", *(w.name for w in op.implementations)])) for op in graph.operations]
+    plan = Plan.from_order(graph, range(len(graph)), implementations=names)
     try:
-        plan = Plan.from_order(graph, order, implementations=names)
         peak = simulate(graph, plan).peak_bytes
     except remat.InvalidPlan:  # an implementation reads what no other one made
-        plan = Plan.from_order(graph, order)
+        plan = Plan.from_order(graph, range(len(graph)))
         peak = simulate(graph, plan).peak_bytes
-    arena = plan.arena(graph, alignment=int(rng.choice([1, 4])))
-    found = intervals_of(graph, plan)
-    offsets = np.zeros(len(found.size), dtype=int)
-    for call, given in zip(found.calls, arena.offsets, strict=True):
-        offsets[list(call)] = given
-    assert not overlapping(found.lower, found.upper, found.size, offsets)
-    assert found.load == peak - graph.fixed_bytes
-    assert arena.is_optimal
+    arena, found = plan.arena(graph, alignment=int(rng.choice([1, 4]))), intervals_of(graph, plan)
+    assert not overlapping(found.lower, found.upper, found.size, offsets_of(found, arena.offsets))
+    assert (found.load, arena.is_optimal) == (peak - graph.fixed_bytes, True)
     again = remat.arena.arena_of_document(json.loads(json.dumps(arena.document())), graph, "it")
     assert (again.bytes, again.load) == (arena.bytes, arena.load)
 
@@ -381,18 +359,12 @@ def test_every_overlap_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> 
         for i, at in itertools.product(range(len(places)), range(document["bytes"])):
             forged = json.loads(json.dumps(document))
             forged["offsets"][call][i] = at
-            offsets = np.zeros(len(found.size), dtype=int)
-            for buffers, given in zip(found.calls, forged["offsets"], strict=True):
-                offsets[list(buffers)] = given
-            is_right = not overlapping(found.lower, found.upper, found.size, offsets) and bool(
-                (offsets + found.size <= document["bytes"]).all()
-            )
+            offsets = offsets_of(found, forged["offsets"])
+            is_within = (offsets + found.size <= document["bytes"]).all()
+            is_right = bool(is_within) and not overlapping(found.lower, found.upper, found.size, offsets)
             verdicts.add(is_right)
-            if is_right:
+            with contextlib.nullcontext() if is_right else refused("overlap|not within"):
                 remat.arena.arena_of_document(forged, graph, "it")
-            else:
-                with refused("overlap|not within"):
-                    remat.arena.arena_of_document(forged, graph, "it")
     assert verdicts == {True, False}
 
 
@@ -522,18 +494,19 @@ def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None
     graph = remat.zoo.graph("unet_b11_5GB_p100")
     budget = 5 * 2**30
     solution = remat.solve(graph, budget, time_limit_s=20, threads=1, arena=True)
-    assert solution.plan is not None
-    assert solution.arena is not None
     assert solution.arena.excess_bytes == 0
     assert solution.arena.total_bytes <= budget == solution.budget_bytes == solution.plan.budget_bytes
     remat.arena.arena_of_document(solution.arena.document(), graph, "it")
 
 
 class Fragmenting:
-    """A solve whose plans have gaps: each budget leads to a plan of that peak, and its arena needs `gap` bytes more."""
+    """A solve whose plans have gaps: each budget leads to a plan of that peak, and its arena needs `gap` bytes more.
 
-    def __init__(self, graph: Graph, gap: int, monkeypatch: pytest.MonkeyPatch):
-        self.graph, self.asked = graph, list[int]()
+    Budgets below `least` have no plan.
+    """
+
+    def __init__(self, graph: Graph, gap: int, least: int, monkeypatch: pytest.MonkeyPatch):
+        self.graph, self.least, self.asked = graph, least, list[int]()
         found = find_arena(graph, Plan.from_order(graph, range(len(graph))))
 
         def arena(plan: Plan, graph: Graph, budget: int, time_limit_s: float) -> Arena:
@@ -545,77 +518,51 @@ class Fragmenting:
     def solve(self, budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
         self.asked.append(budget)
         plan = Plan.from_order(self.graph, range(len(self.graph)), budget)
-        return remat.Solution(
+        found = remat.Solution(
             remat.Status.FEASIBLE, "test", self.graph.name, budget, plan.scope, "exact", plan, 100, budget, 0.1,
             bound=90 + len(self.asked),
         )  # fmt: skip
+        return found if budget >= self.least else replace(found, plan=None, cost=None, peak_bytes=None, bound=None)
 
 
-def test_the_next_round_counts_on_what_the_arena_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("large", "budget", "gap", "least", "asked", "total", "bound", "says"),
+    [
+        # The next round counts on what the arena has lost; the bound is that of the whole budget.
+        (10, 50, 3, 0, [50, 47], 50, 91, "so that its arena fits"),
+        # On a large graph the first plan leaves room; the second has the whole budget, which its arena misses, and the
+        # bound. Without a plan for less, it is the first.
+        (1, 1000, 3, 0, [980, 1000], 983, 92, ""),
+        (1, 1000, 0, 1000, [980, 1000], 1000, 92, ""),
+        # An arena that never fits says by how much.
+        (10, 50, 3, 50, [50, 47], 53, 91, "the arena misses the budget by 3 B"),
+    ],
+)
+def test_a_budget_is_that_of_the_arena(
+    large: int, budget: int, gap: int, least: int, asked: list[int], total: int, bound: int, says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("remat.solving.arenas.LARGE", large)
     graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
-    solves = Fragmenting(graph, 3, monkeypatch)
-    solution = solve_with_arena(graph, 50, 5.0, solves.solve)
-    assert solves.asked == [50, 47]
-    assert solution.arena is not None
-    assert solution.arena.total_bytes == 50 == solution.budget_bytes
-    assert solution.bound == 91  # of the first solve, which had the whole budget
-    assert "so that its arena fits" in solution.message
-
-
-def test_on_a_large_graph_the_first_plan_leaves_room_and_the_second_proves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.solving.arenas.LARGE", 1)
-    graph = chain_of(3, [4, 4, 4])
-    solves = Fragmenting(graph, 3, monkeypatch)
-    solution = solve_with_arena(graph, 1000, 5.0, solves.solve)
-    assert solves.asked == [980, 1000]
-    assert solution.arena is not None
-    assert (solution.arena.total_bytes, solution.budget_bytes) == (983, 1000)
-    assert solution.bound == 92  # of the second solve, which had the whole budget and whose arena misses it
-
-
-def test_a_large_graph_without_a_plan_for_less_is_solved_for_the_whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.solving.arenas.LARGE", 1)
-    graph = chain_of(3, [4, 4, 4])
-    solves = Fragmenting(graph, 0, monkeypatch)
-
-    def solve(budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
-        found = solves.solve(budget, seconds, n_before, plan)
-        return replace(found, plan=None, cost=None, peak_bytes=None, bound=None) if budget < 1000 else found
-
-    solution = solve_with_arena(graph, 1000, 5.0, solve)
+    solves = Fragmenting(graph, gap, least, monkeypatch)
+    solution = solve_with_arena(graph, budget, 5.0, solves.solve)
+    assert solves.asked[: len(asked)] == asked
+    assert (solution.budget_bytes, solution.bound) == (budget, bound)
     assert solution.plan is not None
-    assert (solution.budget_bytes, solution.bound) == (1000, 92)
-
-
-def test_an_arena_that_never_fits_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = chain_of(3, [4, 4, 4])
-    solves = Fragmenting(graph, 3, monkeypatch)
-
-    def solve(budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
-        found = solves.solve(budget, seconds, n_before, plan)
-        return found if not n_before else replace(found, plan=None, cost=None, peak_bytes=None)
-
-    solution = solve_with_arena(graph, 50, 5.0, solve)
-    assert solution.plan is not None
-    assert solution.message == "the arena misses the budget by 3 B"
+    assert solution.arena.total_bytes == total
+    assert says in solution.message
 
 
 def test_what_is_saved_fits_its_schema(certificate: tuple[Graph, dict[str, Any]]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((resources.files("remat") / "schemas" / "remat-arena-1.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
-    graph, document = certificate
+    (graph, document), validator = certificate, schema_of("remat-arena/1")
     validator.validate(document)
     wrong = [None, -1, 1.5, True, "x", [1.5], [["a"]]]
     changed = [{k: v for k, v in document.items() if k != key} for key in document]
     changed += [document | {key: one} for key in document for one in wrong]
-    n_refused = 0
+    taken = []
     for one in changed:
-        try:
+        with contextlib.suppress(InvalidInput):
             remat.arena.arena_of_document(one, graph, "it")
-        except InvalidInput:
-            n_refused += 1
-        else:
-            assert validator.is_valid(one), one
-    assert n_refused > len(changed) / 2
+            taken.append(one)
+    assert all(validator.is_valid(one) for one in taken)
+    assert len(taken) < len(changed) / 2

@@ -106,7 +106,6 @@ def certified() -> tuple[Graph, BoundCertificate]:
     graph = training_chain(6)
     budget = least_budget(graph, "staged")
     result = lower_bound(context_of(graph, budget))
-    assert result.certificate is not None
     assert result.bound > graph.total_cost
     return graph, result.certificate
 
@@ -115,34 +114,25 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
     graph, proof = certified()
     file = tmp_path / "bound.json"
     proof.save(file)
-    assert remat.verify_bound(graph, file) == proof.bound
-    assert remat.BoundCertificate.load(file).bound == proof.bound
+    assert remat.verify_bound(graph, file) == remat.BoundCertificate.load(file).bound == proof.bound
     assert verify_bound(graph, replace(proof, bound=proof.bound - 1)) == proof.bound - 1  # weaker is still true
-    with pytest.raises(InvalidInput, match="proves only"):
-        verify_bound(graph, replace(proof, bound=proof.bound + 1))
     with pytest.raises(InvalidInput, match="another graph"):
         verify_bound(training_chain(5), proof)
-    with pytest.raises(InvalidInput, match="proves only"):
-        verify_bound(graph, replace(proof, budget_bytes=proof.budget_bytes + 100))
-    with pytest.raises(InvalidInput, match="scope free"):
-        verify_bound(graph, replace(proof, scope=Scope.FREE))
-    with pytest.raises(InvalidInput, match="hold for scope staged only"):
-        verify_bound(graph, replace(proof, scope=Scope.FIXED_ORDER, multipliers={"once": [[2, 1, 1]]}))
-    with pytest.raises(InvalidInput, match="denominator"):
-        verify_bound(graph, replace(proof, denominator=0))
-    with pytest.raises(InvalidInput, match="proves only"):
-        verify_bound(graph, replace(proof, multipliers={}))
     *memory, last = proof.multipliers["memory"][0]
-    negative = {**proof.multipliers, "memory": [[*memory, -last]]}
-    with pytest.raises(InvalidInput, match="negative"):
-        verify_bound(graph, replace(proof, multipliers=negative))
-    with pytest.raises(InvalidInput, match="does not follow"):  # nothing says that value 0 is not held
-        verify_bound(training_chain(6), replace(proof, budget_bytes=100, multipliers={"knapsack": [[3, 0, 0, 1, 1]]}))
-    for knapsack in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1]):
-        with pytest.raises(InvalidInput, match=r"does not exist|must be 5 integers"):
-            verify_bound(graph, replace(proof, multipliers={"knapsack": [knapsack]}))
-    with pytest.raises(InvalidInput, match="does not exist"):
-        verify_bound(graph, replace(proof, multipliers={"memory": [[len(graph), 1]]}))
+    no_row, not_held = "does not exist|must be 5 integers", [[3, 0, 0, 1, 1]]  # nothing says that value 0 is not held
+    for says, changes in [
+        ("proves only", {"bound": proof.bound + 1}), ("proves only", {"budget_bytes": proof.budget_bytes + 100}),
+        ("scope free", {"scope": Scope.FREE}), ("denominator", {"denominator": 0}),
+        ("staged only", {"scope": Scope.FIXED_ORDER, "multipliers": {"once": [[2, 1, 1]]}}),
+        ("proves only", {"multipliers": {}}),
+        ("negative", {"multipliers": {**proof.multipliers, "memory": [[*memory, -last]]}}),
+        ("does not follow", {"budget_bytes": 100, "multipliers": {"knapsack": not_held}}),
+        *((no_row, {"multipliers": {"knapsack": [row]}})
+          for row in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1])),
+        (no_row, {"multipliers": {"memory": [[len(graph), 1]]}}),
+    ]:  # fmt: skip
+        with pytest.raises(InvalidInput, match=says):
+            verify_bound(graph, replace(proof, **changes))
 
 
 def test_a_bound_is_refused_for_more_than_it_is_about() -> None:

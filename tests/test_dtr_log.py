@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import refused
 
 import remat
 from remat import Graph, InvalidGraph
@@ -196,10 +198,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("lines", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_is_refused(lines: list[Line], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidGraph) as caught:
+    with refused(re.escape(message), InvalidGraph, tmp_path / "step.log"):
         read(tmp_path, lines)
-    assert str(caught.value).startswith(f"{tmp_path / 'step.log'}: {message}") or message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,8 @@ def test_what_is_refused(lines: list[Line], message: str, tmp_path: Path) -> Non
 def test_broken_files(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.log"
     path.write_bytes(content)
-    with pytest.raises(InvalidGraph) as caught:
+    with refused(re.escape(message), InvalidGraph, path):
         remat.load_graph(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_other_paths(tmp_path: Path) -> None:

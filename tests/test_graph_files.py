@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from brute_force import small_graphs
-from helpers import DIAMOND
+from helpers import DIAMOND, refused
 from hypothesis import HealthCheck, given, settings
 
 from experiments.solver_cases import graph_files
@@ -104,10 +104,8 @@ def two(**changes):
 def test_malformed_graph_files_name_the_file_and_the_place(tmp_path, document, words):
     path = tmp_path / "broken.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(InvalidGraph, match=words) as caught:
+    with refused(words, InvalidGraph, path):
         load_graph(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.filterwarnings("error")
@@ -149,10 +147,8 @@ BROKEN = [
 def test_what_is_no_plain_json_is_named_in_a_line_without_codec_words(tmp_path, load, refusal, content, words):
     path = tmp_path / "g.json"
     path.write_bytes(content)
-    with pytest.raises(refusal, match=words) as caught:
+    with refused(words, refusal, path):
         load(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
 
 
 @of_every_format

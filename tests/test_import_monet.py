@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import types
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import run_python
+from helpers import refused, run_python
 
 import remat
-from remat import InvalidInput, Plan, simulate
+from remat import Plan, simulate
 from remat.cli import main
 from remat.frontends import _monet_pickle
 from remat.frontends.monet_networks import BATCHES, NETWORKS
@@ -28,22 +27,23 @@ from remat.frontends.monet_schedules import NoGraph, import_clone, load_monet
 KIB, MIB = 1024, 1024 * 1024
 
 
+CLASSES = {
+    "monet": "", "monet.graph": "Node Input Param ComputeNode Graph",
+    "monet.solver_info": "SolverNode FwdNode BwdNode IntNode SolverInfo",
+    "monet.pipelined_solver_info": "PipelinedSolverInfo", "monet.cvxpy_solver": "Solution",
+    "monet.elsewhere": "Stranger",
+}  # fmt: skip
+
+
 class Fakes:
     """Classes under the module names of MONeT, with attributes instead of its code."""
 
-    def __init__(self) -> None:
-        self.modules = {"monet": types.ModuleType("monet")}
-        for module, names in {
-            "monet.graph": "Node Input Param ComputeNode Graph",
-            "monet.solver_info": "SolverNode FwdNode BwdNode IntNode SolverInfo",
-            "monet.pipelined_solver_info": "PipelinedSolverInfo",
-            "monet.cvxpy_solver": "Solution",
-            "monet.elsewhere": "Stranger",
-        }.items():
-            self.modules[module] = types.ModuleType(module)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module, names in CLASSES.items():
+            made = types.ModuleType(module)
+            monkeypatch.setitem(sys.modules, module, made)
             for name in names.split():
-                setattr(self, name, type(name, (), {"__module__": module}))
-                setattr(self.modules[module], name, getattr(self, name))
+                self.__dict__[name] = made.__dict__[name] = type(name, (), {"__module__": module})
         for name in ("V", "D"):
             nested = type(name, (), {"__module__": "monet.graph", "__qualname__": f"ComputeNode.{name}"})
             setattr(self.ComputeNode, name, nested)
@@ -59,10 +59,7 @@ class Fakes:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    fakes = Fakes()
-    for name, module in fakes.modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return fakes
+    return Fakes(monkeypatch)
 
 
 def node(
@@ -143,30 +140,26 @@ def test_a_solution_becomes_a_graph_with_its_implementations(tmp_path: Path, fak
         "aten::addmm_ip_grad", "aten::relu__ip_grad", "aten::_convolution_param_grad",
     ]  # fmt: skip
     assert [op.is_backward for op in graph.operations] == [False] * 4 + [True] * 4
-    assert graph.operations[3].kind == "loss::loss"
     assert graph.loss == 3
     assert [v.bytes for v in graph.values] == [10 * KIB, 10 * KIB, 4 * KIB, 4 * KIB, 0, 10 * KIB, 10 * KIB, 0, 0]
     assert graph.n_extra == 1  # the mask of 313 bytes is the last value, rounded to 0 KiB
     conv, relu, *_, relu_grad, conv_grad = graph.operations
     assert (conv.inputs, conv.outputs, conv.cost, conv.workspace_bytes) == ((), (0,), 2_000_000, 0)
-    assert [(w.name, w.cost, w.workspace_bytes) for w in conv.implementations] == [("algorithm_2", 120_000, MIB // 2)]
-    assert [(w.name, w.outputs, w.cost, w.workspace_bytes, w.overwrites) for w in relu.implementations] == [
-        ("BinaryActReLU", (1, 8), 1_250_000, 0, None),
-        ("in_place", (1,), 500_000, 0, 0),
-        ("in_place_BinaryActReLU", (1, 8), 750_000, 0, 0),
-    ]
     assert (relu_grad.inputs, relu_grad.cost) == ((0, 5), 1_000_000)
-    assert [(w.name, w.inputs, w.cost, w.workspace_bytes) for w in relu_grad.implementations] == [
-        ("output", (1, 5), 900_000, 0),
-        ("BinaryActReLU", (5, 8), 700_000, 0),
+    ways = [(w.name, w.inputs, w.outputs, w.cost, w.workspace_bytes, w.overwrites)
+            for op in (conv, relu, relu_grad, conv_grad) for w in op.implementations]  # fmt: skip
+    assert ways == [
+        ("algorithm_2", (), (0,), 120_000, MIB // 2, None),
+        ("BinaryActReLU", (0,), (1, 8), 1_250_000, 0, None),
+        ("in_place", (0,), (1,), 500_000, 0, 0),
+        ("in_place_BinaryActReLU", (0,), (1, 8), 750_000, 0, 0),
+        ("output", (1, 5), (6,), 900_000, 0, None),
+        ("BinaryActReLU", (5, 8), (6,), 700_000, 0, None),
+        ("algorithm_1", (6,), (7,), 1_000_000, 2 * MIB, None),
     ]
-    assert [(w.name, w.cost, w.workspace_bytes) for w in conv_grad.implementations] == [
-        ("algorithm_1", 1_000_000, 2 * MIB)
-    ]
-    with_mask = Plan.from_order(
-        graph, range(8), implementations=["", "in_place_BinaryActReLU", *[""] * 4, "BinaryActReLU", ""]
-    )
-    trace = simulate(graph, with_mask)  # the convolution's output is gone when the gradient is computed
+    names = ["", "in_place_BinaryActReLU", *[""] * 4, "BinaryActReLU", ""]
+    # The convolution's output is gone when the gradient is computed.
+    trace = simulate(graph, Plan.from_order(graph, range(8), implementations=names))
     assert trace.cost == (200 + 75 + 50 + 0 + 50 + 50 + 70 + 300) * 10_000
 
 
@@ -189,23 +182,19 @@ def test_rounding_and_structure_are_those_of_the_published_graphs(
         layers = NETWORKS[name](BATCHES[name]).layers
         parameters = sum(layer.parameters for layer in layers)
         fixed = layers[0].bytes + 4 * (2 * parameters + sum(layer.buffers for layer in layers))
-        assert published.loss is not None
-        nodes = {}
-        for k, op in enumerate(published.operations):
-            exact = layers[k + 1].bytes if k < published.loss else published.values[k].bytes
-            kind = "BwdNode" if op.is_backward else "FwdNode"
-            nodes[k] = node(
-                fakes, kind, op.kind, [[*op.inputs]], exact, [np.float32(op.cost / 1e6)], fixed_mem=np.int64(fixed),
-                fwd_id=0,
-            )  # fmt: skip
-        model = "un" if name == "unet" else name
+        exact = [layer.bytes for layer in layers[1 : published.loss + 1]]
+        exact += [value.bytes for value in published.values[published.loss :]]
+        nodes = {
+            k: node(fakes, "BwdNode" if op.is_backward else "FwdNode", op.kind, [[*op.inputs]], exact[k],
+                    [np.float32(op.cost / 1e6)], fixed_mem=np.int64(fixed), fwd_id=0)
+            for k, op in enumerate(published.operations)
+        }  # fmt: skip
         info = solver_info(
-            fakes, nodes=nodes, loss=published.loss, bs=BATCHES[name], model_name=model, mode="normal",
-            select_conv_algo=False, do_inplace=False,
+            fakes, nodes=nodes, loss=published.loss, bs=BATCHES[name], model_name=name.removesuffix("et"),
+            mode="normal", select_conv_algo=False, do_inplace=False,
         )  # fmt: skip
         graph = load_monet(write(tmp_path / f"{name}.pkl", [info, None]))
-        assert graph.name == published.name
-        assert graph.sha256() == published.sha256()
+        assert (graph.name, graph.sha256()) == (published.name, published.sha256())
         assert [op.kind for op in graph.operations] == [op.kind for op in published.operations]
 
 
@@ -282,10 +271,8 @@ def test_calls_are_refused_and_not_run(
         info.extra = {"deep": [(1, document)]}
         document = [info, None] if protocol > 1 else [{1: [document]}]
     path = write(tmp_path / "solution_x_1_normal_5.00.pkl", document, protocol)
-    with pytest.raises(InvalidInput, match=named) as caught:
+    with refused(named, file=path):
         load_monet(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not witness.exists()
 
 
@@ -310,13 +297,11 @@ def test_what_stands_for_a_callable_takes_nothing_else(tmp_path: Path, fakes: Fa
         "length": b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",
         "tower": b"\x80\x03}" + b")" + b"\x85" * 60_000 + b"K\x01s.",
     }  # fmt: skip
-    for what, data in gadgets.items():
+    for data in gadgets.values():
         path = tmp_path / "solution_x_1_normal_5.00.pkl"
         path.write_bytes(data)
-        with pytest.raises(InvalidInput) as caught:
-            _monet_pickle.read_pickle(path)
-        assert "\n" not in str(caught.value), what
-        assert str(caught.value).startswith(f"{path}: "), what
+        with refused(file=path):
+            load_monet(path)
 
 
 def test_tensors_stay_closed(tmp_path: Path, fakes: Fakes) -> None:
@@ -344,16 +329,14 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
     path = tmp_path / "solution_tiny_7_x_5.00.pkl"
     for n in (0, 1, 10, 500, len(whole) - 1):
         path.write_bytes(whole[:n])
-        with pytest.raises(InvalidInput, match=r"cannot be read as a pickle") as caught:
+        with refused("cannot be read as a pickle"):
             load_monet(path)
-        assert "\n" not in str(caught.value)
     path.write_bytes(whole)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, refused("larger than 1000 bytes"):
         patch.setattr(_monet_pickle, "MAX_FILE_BYTES", 1000)
-        with pytest.raises(InvalidInput, match="larger than 1000 bytes"):
-            load_monet(path)
+        load_monet(path)
     write(path, fakes.made(fakes.Stranger))
-    with pytest.raises(InvalidInput, match=r"monet\.elsewhere\.Stranger"):
+    with refused(r"monet\.elsewhere\.Stranger"):
         load_monet(path)
     assert main(["import-monet", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith("refused: ")
@@ -388,9 +371,8 @@ def test_wrong_contents_are_named(tmp_path: Path, fakes: Fakes, change: Any, mes
     info = solver_info(fakes)
     change(info)
     path = write(tmp_path / "x.pkl", [info, None])
-    with pytest.raises(InvalidInput, match=message) as caught:
+    with refused(message, file=path):
         load_monet(path)
-    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_reading_imports_nothing_that_a_file_names(tmp_path: Path, fakes: Fakes) -> None:
@@ -404,4 +386,3 @@ def test_reading_imports_nothing_that_a_file_names(tmp_path: Path, fakes: Fakes)
     for dtype in (">f4", "<f8", ">i8", "u1", "?"):
         value = np.array([1], dtype=dtype)[0]
         assert _monet_pickle.read_pickle(write(tmp_path / "y.pkl", [value])) == [value]
-    assert struct.calcsize("e") == 2

@@ -15,7 +15,8 @@ import pytest
 from brute_force import KINDS as GRAPHS
 from brute_force import random_graph, random_step, with_implementations
 from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
-from helpers import step_of
+from forged_certificates import branched
+from helpers import refused, step_of
 
 import remat
 from baselines._offload import Activations, search_of
@@ -23,7 +24,6 @@ from baselines._segments import base_residency, plan_of_residency
 from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_rows import LinkRows
-from remat.bounds.window_tree import Tree
 from remat.bounds.windows import WindowBound, certify, solve_windows
 from remat.certificate import KINDS, LINK_FORMAT
 from remat.check import check_file
@@ -48,33 +48,21 @@ AWAY = [
 ]  # fmt: skip
 
 
-def test_times_of_three_streams_by_hand() -> None:
+def test_times_and_bytes_of_three_streams_by_hand() -> None:
     trace = simulate(STEP, Plan.from_steps(STEP, AWAY, link=SLOW))
     # computed at 10, 30 and 40; copied out from 10 to 14, in from 40 to 48; the last one waits for that
     assert trace.end_cost.tolist() == [10, 30, 40, 58]
-    assert trace.cost == 58
     assert trace.copies.tolist() == [[2, 0, 10, 14], [3, 0, 40, 48]]
-    assert trace.host_peak_bytes == 4
     assert trace.running_bytes.tolist() == [4, 6, 4, 7]
-    assert trace.peak_bytes == 7
-
-
-def test_a_copy_counts_where_it_takes_its_place() -> None:
+    assert (trace.cost, trace.peak_bytes, trace.host_peak_bytes) == (58, 7, 4)
     early = [*AWAY[:4], ("prefetch", 0), *AWAY[4:6], ("compute", 3)]
     trace = simulate(STEP, Plan.from_steps(STEP, early, link=SLOW))
-    assert trace.cost == 50  # in from 30 to 38, while operation 2 runs
-    assert trace.peak_bytes == 8
-
-
-def test_freeing_waits_for_the_copy() -> None:
-    link = Link(to_host=10**8, from_host=10**9, latency_s=0)  # 40 ns to the host
-    trace = simulate(STEP, Plan.from_steps(STEP, AWAY, link=link))
+    assert (trace.cost, trace.peak_bytes) == (50, 8)  # in from 30 to 38, while operation 2 runs
+    slower = Link(to_host=10**8, from_host=10**9, latency_s=0)  # 40 ns to the host, for which freeing waits
+    trace = simulate(STEP, Plan.from_steps(STEP, AWAY, link=slower))
     assert trace.end_cost.tolist() == [10, 30, 60, 74]  # operation 2 begins at 50
-
-
-def test_a_latency_and_a_busy_link_cost_time() -> None:
-    link = Link(to_host=10**9, from_host=10**9, latency_s=1e-9, duplex=0.5)
-    assert (link.out_ns(4), link.in_ns(3)) == (9, 7)
+    late = Link(to_host=10**9, from_host=10**9, latency_s=1e-9, duplex=0.5)
+    assert (late.out_ns(4), late.in_ns(3)) == (9, 7)
 
 
 @pytest.mark.parametrize(
@@ -93,52 +81,41 @@ def test_a_copy_from_where_the_value_is_not_is_refused(steps: list[tuple[str, in
         simulate(STEP, Plan.from_steps(STEP, steps, link=SLOW))
 
 
-def test_a_full_host_is_refused() -> None:
+def test_copies_need_a_link_times_and_room_on_the_host() -> None:
     with pytest.raises(InvalidPlan, match="on the host then"):
         simulate(STEP, Plan.from_steps(STEP, AWAY, link=Link(10**9, 10**9, host_bytes=3)))
-
-
-def test_copies_need_a_link_and_times() -> None:
     with pytest.raises(InvalidInput, match="needs a link"):
         simulate(STEP, Plan.from_steps(STEP, AWAY))
-    flops = Graph.from_nodes("step", [[], [0], [1], [0, 2]], [4, 2, 2, 1], [10, 20, 10, 10], cost_unit="flop")
+    flops = replace(STEP, cost_unit="flop")
     with pytest.raises(InvalidInput, match="costs in ns"):
         simulate(flops, Plan.from_steps(flops, AWAY, link=SLOW))
     with pytest.raises(InvalidInput, match="costs in ns"):
         remat.solve(flops, 8, link="12GB/s")
 
 
-@pytest.mark.parametrize("wrong", ["12", "12GB", "GB/s", "-1GB/s", "1GB/s,2GB/s,3GB/s", "pcie9", 12, "", True])
-def test_a_link_without_a_rate_is_refused_in_one_line(wrong: object) -> None:
-    with pytest.raises(InvalidInput) as error:
-        parse_link(wrong)  # pyright: ignore[reportArgumentType]
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("wrong", [{"to_host": -1}, {"latency_s": -1}, {"duplex": 0}, {"host_bytes": -4}])
-def test_a_link_of_wrong_numbers_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput):
-        Link(**{"to_host": 1, "from_host": 1, **wrong})  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize(
+    "wrong",
+    ["12", "12GB", "GB/s", "-1GB/s", "1GB/s,2GB/s,3GB/s", "pcie9", 12, "", True, {"to_host": -1}, {"latency_s": -1},
+     {"duplex": 0}, {"host_bytes": -4}],
+)  # fmt: skip
+def test_a_link_without_a_rate_or_of_wrong_numbers_is_refused_in_one_line(wrong: Any) -> None:
+    with refused():
+        Link(**{"to_host": 1, "from_host": 1, **wrong}) if isinstance(wrong, dict) else parse_link(wrong)
 
 
 def test_a_link_without_bandwidth_is_none() -> None:
-    assert parse_link("0GB/s") is None
-    assert parse_link(Link(0, 10**9)) is None
-    assert parse_link(None) is None
+    assert [parse_link(link) for link in ("0GB/s", Link(0, 10**9), None)] == [None] * 3
 
 
 def test_a_plan_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
     plan = Plan.from_steps(STEP, AWAY, 7, SLOW)
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json", STEP)
-    assert again.steps == AWAY
-    assert again.link == SLOW
-    assert simulate(STEP, again).cost == 58
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "remat-plan/2"
-    no_copies = Plan.from_order(STEP, [0, 1, 2, 3])
-    assert no_copies.document()["format"] == "remat-plan/1"
-    document = plan.document() | {"format": "remat-plan/1", "steps": [list(step) for step in plan.steps]}
-    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert (again.steps, again.link, simulate(STEP, again).cost) == (AWAY, SLOW, 58)
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["format"] == "remat-plan/2"
+    assert Plan.from_order(STEP, [0, 1, 2, 3]).document()["format"] == "remat-plan/1"
+    (tmp_path / "old.json").write_text(json.dumps(document | {"format": "remat-plan/1"}))
     with pytest.raises(InvalidPlan, match="not a"):
         Plan.load(tmp_path / "old.json", STEP)
 
@@ -148,11 +125,13 @@ def test_matrices_show_what_is_on_the_device() -> None:
     assert S_TV[:, 0].tolist() == [False, True, False, True]
 
 
+Problems = Callable[[range], list[tuple[Graph, int, Link]]]
+
+
 def tiny_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
     """Random problems in which something must be repeated or copied."""
     found = []
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
+    for rng in map(np.random.default_rng, seeds):
         graph = tiny_graph(rng, int(rng.integers(4, 6)))
         least, most = graph.largest_working_set()[0], plain_peak(graph)
         if least < most:
@@ -163,8 +142,7 @@ def tiny_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
 def other_problems(seeds: range) -> list[tuple[Graph, int, Link]]:
     """Such problems with several outputs or none of size or cost, workspaces, kept values, operations that run once."""
     found = []
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
+    for rng in map(np.random.default_rng, seeds):
         make, positive = (random_step if rng.random() < 0.6 else random_graph), int(rng.random() < 0.6)
         graph = make(
             rng, int(rng.integers(3, 6)), multi_output=float(rng.choice([0, 0, 0.4])), workspace=int(rng.integers(3)),
@@ -181,12 +159,9 @@ def check_tiny(seeds: range) -> tuple[int, int]:
     """(problems, those in which the search is at the optimum); everything else must hold in all."""
     equal, problems = 0, 0
     for graph, budget, link in tiny_problems(seeds):
-        loose = loose_optimum(graph, budget, link)
-        least, steps = strict_optimum(graph, budget, link)
-        if loose is None or least is None:
-            continue
-        assert least == loose, (graph, budget, link)
-        if least == float("inf"):
+        loose, (least, steps) = loose_optimum(graph, budget, link), strict_optimum(graph, budget, link)
+        assert least == loose or None in (least, loose), (graph, budget, link)
+        if None in (least, loose) or least == float("inf"):
             continue
         problems += 1
         trace = simulate(graph, plan_of(graph, steps, budget, link))
@@ -203,17 +178,13 @@ def check_tiny(seeds: range) -> tuple[int, int]:
     return problems, equal
 
 
-def test_the_search_is_at_exact_optima_and_never_below() -> None:
-    problems, equal = check_tiny(range(24))
-    assert problems >= 10
+@pytest.mark.parametrize(
+    ("seeds", "least"), [(range(24), 10), pytest.param(range(100, 3000), 1001, marks=pytest.mark.slow)]
+)
+def test_plans_lose_nothing_against_copies_at_any_moment_and_the_search_finds_most(seeds: range, least: int) -> None:
+    problems, equal = check_tiny(seeds)
+    assert problems >= least
     assert equal >= 0.7 * problems
-
-
-@pytest.mark.slow
-def test_plans_lose_nothing_against_copies_at_any_moment() -> None:
-    problems, equal = check_tiny(range(100, 3000))
-    assert problems > 1000
-    assert equal > 0.7 * problems
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -245,7 +216,6 @@ def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[i
     problem = Problem(graph, budget, Scope.STAGED, link=link)
     windows = WindowBound(problem)
     solved = solve_windows(windows.model(boundaries), time.monotonic() + 60, None)
-    assert solved is not None
     return certify(problem, solved[0], solved[2])
 
 
@@ -254,20 +224,12 @@ def proven_by_branching(
 ) -> BoundCertificate:  # fmt: skip
     """The certificate of a branch and bound of a few nodes, on columns that are drawn."""
     problem = Problem(graph, budget, Scope.STAGED, link=link)
-    windows, deadline = WindowBound(problem), time.monotonic() + 60
-    solved = solve_windows(windows.model(boundaries), deadline, None)
-    assert solved is not None
-    model, _, y = solved
-    enough = graph.total_cost + float(model.cost @ solved[1]) + float(rng.integers(0, 6))
-    tree = Tree(model, y * rng.choice([0.5, 1.0]), enough)
-    tree.begin(deadline)
-    for _ in range(6):
-        if tree.weakest is not None:
-            tree.branch(rng.choice(np.nonzero(model.is_whole)[0], 1), deadline)
-    return tree.certificate(problem)
+    solved = solve_windows(WindowBound(problem).model(boundaries), time.monotonic() + 60, None)
+    enough = graph.total_cost + float(solved[0].cost @ solved[1]) + float(rng.integers(0, 6))
+    return branched(problem, *solved[::2], enough, rng)
 
 
-def check_bounds(seeds: range, problems: Callable[[range], list[tuple[Graph, int, Link]]]) -> tuple[int, int]:
+def check_bounds(seeds: range, problems: Problems) -> tuple[int, int]:
     """(problems, those where the bound is above the cost of running everything once); no bound is above an optimum."""
     n = above = 0
     for seed, (graph, budget, link) in zip(seeds, problems(seeds), strict=False):
@@ -312,20 +274,17 @@ def invented_bound(graph: Graph, budget: int, link: Link, boundaries: list[int],
     return best
 
 
+@pytest.mark.parametrize(
+    ("seeds", "least", "least_above"),
+    [(range(40), 15, 5), pytest.param(range(5000, 9000), 2000, 5, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("problems", [tiny_problems, other_problems])
-def test_no_bound_with_copies_is_above_an_optimum(problems: Callable[[range], list[tuple[Graph, int, Link]]]) -> None:
-    number, above = check_bounds(range(40), problems)
-    assert number >= 15
-    assert above >= 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("problems", [tiny_problems, other_problems])
-def test_no_bound_with_copies_is_above_any_of_many_optima(
-    problems: Callable[[range], list[tuple[Graph, int, Link]]],
+def test_no_bound_with_copies_is_above_an_optimum(
+    problems: Problems, seeds: range, least: int, least_above: int
 ) -> None:
-    number, _ = check_bounds(range(5000, 9000), problems)
-    assert number > 2000
+    number, above = check_bounds(seeds, problems)
+    assert number >= least
+    assert above >= least_above
 
 
 @pytest.mark.parametrize(("seed", "by_ends", "by_both"), [(15, 22, 23), (24, 17, 18), (50, 19, 20)])
@@ -346,7 +305,7 @@ def test_a_boundary_at_a_start_needs_a_link_and_an_operation_before_it() -> None
         with pytest.raises(InvalidInput, match="not ascending"):
             verify_bound(graph, replace(certificate, boundaries=boundaries))
     with pytest.raises(InvalidInput, match="need a link"):
-        verify_bound(graph, BoundCertificate(graph.name, graph.sha256(), budget, Scope.STAGED, 1, 1, {}, [-1]))
+        verify_bound(graph, replace(certificate, link=None, multipliers={}))
 
 
 def test_a_bound_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
@@ -394,12 +353,8 @@ def test_a_solve_with_a_link_copies_and_proves() -> None:
     budget = (2 * least + most) // 3
     plain = remat.solve(graph, budget, time_limit_s=10)
     fast = remat.solve(graph, budget, time_limit_s=10, link=Link(10**13, 10**13, latency_s=0))
-    assert plain.cost is not None
-    assert fast.cost is not None
     assert fast.cost <= plain.cost
-    assert fast.plan is not None
     assert simulate(graph, fast.plan).cost == fast.cost
-    assert fast.bound is not None
     assert fast.bound <= fast.cost
     if fast.certificate is not None:
         assert verify_bound(graph, fast.certificate) <= fast.bound
@@ -422,7 +377,6 @@ def test_a_warm_start_with_copies_needs_a_link() -> None:
         remat.solve(STEP, 7, warm_start=plan)
     for strategy in ("portfolio", "interval_cp"):
         solution = remat.solve(STEP, 7, strategy, warm_start=plan, link=SLOW, time_limit_s=5)
-        assert solution.cost is not None
         assert solution.cost <= 58
 
 
@@ -436,7 +390,6 @@ def test_capuchin_copies_the_longest_unused_value_and_else_drops_the_cheapest() 
     fast, slow = Link(4 * 10**9, 4 * 10**9, latency_s=0), Link(10**8, 10**8, latency_s=0)
     copied = remat.solve(graph, budget, "capuchin", link=fast)
     assert (copied.parameters, copied.cost) == ({"copied": 1, "rebuilt": 0}, graph.total_cost)
-    assert copied.plan is not None
     assert ("offload", 0) in copied.plan.steps
     dropped = remat.solve(graph, budget, "capuchin", link=slow)
     assert (dropped.parameters, dropped.cost) == ({"copied": 0, "rebuilt": 1}, graph.total_cost + 1)
@@ -481,7 +434,6 @@ def test_torchtitan_copies_over_a_fast_link_and_rebuilds_over_a_slow_one() -> No
     costs = []
     for link in (Link(10**18, 10**18, latency_s=0), Link(10**3, 10**3)):
         solution = remat.solve(graph, budget, "torchtitan", link=link)
-        assert solution.plan is not None
         assert simulate(graph, solution.plan).peak_bytes <= budget
         costs.append(solution.cost)
         assert solution.plan.has_copies == (link.latency_s == 0)
@@ -501,8 +453,6 @@ def test_a_link_without_bandwidth_changes_no_step() -> None:
     graph = random_chain(10, 3)
     budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
     plain, none = (remat.solve(graph, budget, link=link, work_limit=500) for link in (None, "0GB/s"))
-    assert plain.plan is not None
-    assert none.plan is not None
     assert plain.plan.document() == none.plan.document()
 
 
@@ -510,10 +460,8 @@ def test_a_link_without_bandwidth_changes_no_step() -> None:
 def test_starts_are_chains_of_blocks_with_copies() -> None:
     graph, link = replace(step_of(130), cost_unit="ns"), Link(3 * 10**9, 3 * 10**9, latency_s=0)
     least, most = graph.largest_working_set()[0], plain_peak(graph)
-    found = remat.solve(
-        graph, least + int(0.3 * (most - least)), link=link, time_limit_s=25, threads=2, target_gap=0.01
-    )
-    assert found.overhead is not None
+    budget = least + int(0.3 * (most - least))
+    found = remat.solve(graph, budget, link=link, time_limit_s=25, threads=2, target_gap=0.01)
     assert found.overhead < 0.024  # about that of the best chain
 
 
@@ -529,10 +477,8 @@ def test_several_threads_anneal_until_the_end(monkeypatch: pytest.MonkeyPatch) -
     graph, limit_s = random_chain(40, 3), 3.0
     least, most = graph.largest_working_set()[0], plain_peak(graph)
     began = time.monotonic()
-    remat.solve(
-        graph, least + int(0.3 * (most - least)), link=Link(2 * 10**8, 2 * 10**8), time_limit_s=limit_s, threads=3,
-        target_gap=0.0,
-    )  # fmt: skip
+    budget, link = least + int(0.3 * (most - least)), Link(2 * 10**8, 2 * 10**8)
+    remat.solve(graph, budget, link=link, time_limit_s=limit_s, threads=3, target_gap=0.0)
     assert max(times) > began + 0.8 * limit_s
 
 
@@ -542,12 +488,10 @@ def test_one_thread_and_a_second_are_not_behind_the_rules(rate: int) -> None:
     budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
     remat.solve(graph, budget, link=link, time_limit_s=1, threads=1)  # the first one loads compiled code
     found = remat.solve(graph, budget, link=link, time_limit_s=1, threads=1)
-    assert found.cost is not None
     for strategy in ("offload_greedy", "offload_all", "offload_checkpoints"):
         rule = remat.solve(graph, budget, strategy, link=link, time_limit_s=1, threads=1)
         assert rule.cost is None or found.cost <= rule.cost
     plain = remat.solve(graph, budget, time_limit_s=1, threads=1)
-    assert plain.cost is not None
     assert found.cost <= plain.cost
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import refused
 
 import remat
 from experiments import cli
@@ -18,7 +18,6 @@ from experiments.measure_solve import LIMITS
 from experiments.monet import measured, ordered, page, plain_step, problems
 from experiments.table import Table
 from remat.cli import main
-from remat.errors import InvalidInput
 from remat.frontends.monet import load_costs, load_schedules
 from remat.graph import Graph
 from remat.plan import Plan
@@ -84,8 +83,8 @@ def written(path: Path, document: Any) -> Path:
     return path
 
 
-def step(graph: Graph, name: str, implementation: str = "") -> tuple[int, str]:
-    return next(k for k, op in enumerate(graph.operations) if op.name == name), implementation
+def place(graph: Graph, name: str) -> int:
+    return [op.name for op in graph.operations].index(name)
 
 
 def test_costs_sizes_and_implementations_follow_the_file(path: Path) -> None:
@@ -121,13 +120,11 @@ def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
 
 def by_hand(graph: Graph) -> Plan:
     steps = [
-        step(graph, "convolution.n"), step(graph, "batch_norm.n:statistics"), step(graph, "batch_norm.n"),
-        step(graph, "relu.n", "in_place_mask"), step(graph, "loss.n"), step(graph, "relu_ip_grad.n", "mask"),
-        step(graph, "convolution.n", "algorithm_0"), step(graph, "batch_norm_ip_grad.n", "over_gradient"),
-        step(graph, "convolution_param_grad.n"),
+        ("convolution.n", ""), ("batch_norm.n:statistics", ""), ("batch_norm.n", ""), ("relu.n", "in_place_mask"),
+        ("loss.n", ""), ("relu_ip_grad.n", "mask"), ("convolution.n", "algorithm_0"),
+        ("batch_norm_ip_grad.n", "over_gradient"), ("convolution_param_grad.n", ""),
     ]  # fmt: skip
-    order, names = zip(*steps, strict=True)
-    return Plan.from_order(graph, order, 20 * KIB, names)
+    return Plan.from_order(graph, [place(graph, name) for name, _ in steps], 20 * KIB, [how for _, how in steps])
 
 
 SCHEDULE = {
@@ -172,58 +169,45 @@ def test_kept_indices_of_pooling_move_from_scratch_memory_into_a_value(tmp_path:
     document["sets"][0]["operations"][4] |= {"w": [8 * KIB, 0, 0]}
     costs = written(tmp_path / "costs_small.json", document)
     graph = load_costs(costs, "icmn+int64")
-    pooling, gradient = (graph.operations[step(graph, name)[0]] for name in ("relu.n", "relu_ip_grad.n"))
+    pooling, gradient = (graph.operations[place(graph, name)] for name in ("relu.n", "relu_ip_grad.n"))
     (kept,) = (v for v, value in enumerate(graph.values) if value.name == "relu.n:indices_int64")
     assert graph.values[kept].bytes == 8 * KIB  # 8 bytes for each output of 4
     own = pooling.implementations[-1]
     assert (own.name, own.cost, own.workspace_bytes, own.outputs[-1]) == ("indices_int64", 400_000, KIB, kept)
     own = gradient.implementations[-1]
     assert (own.name, own.cost, own.workspace_bytes) == ("indices_int64", 600_000, 0)  # 1 ms less pooling again
-    (of_loss,) = graph.operations[step(graph, "loss.n")[0]].outputs
+    (of_loss,) = graph.operations[place(graph, "loss.n")].outputs
     assert own.inputs == (of_loss, kept)
     assert not any("int64" in value.name for value in load_costs(costs).values)
 
 
 def test_levels_that_a_file_has_not_and_damage_are_refused_in_a_line(path: Path) -> None:
-    with pytest.raises(InvalidInput, match="unknown level 'x'"):
+    with refused("unknown level 'x'"):
         load_costs(path, "x")
-    with pytest.raises(InvalidInput, match="has no costs inplace_normal; it has all"):
+    with refused("has no costs inplace_normal; it has all"):
         load_costs(path, "i")
     for damage in ({"sets": None}, {"loss": "three"}, {"operations": OPERATIONS[:3]}, {"format": "other"}):
-        broken = written(path, {**copy.deepcopy(FILE), **damage})
-        with pytest.raises(InvalidInput, match=r"costs_small\.json: is (damaged|no file)"):
-            load_costs(broken)
+        with refused(r"costs_small\.json: is (damaged|no file)"):
+            load_costs(written(path, FILE | damage))
 
 
 @pytest.mark.parametrize("network", ["vgg16", "resnet50", "unet"])
 def test_every_published_schedule_costs_its_objective_within_its_budget(network: str, instances: Path) -> None:
     for each in load_schedules(instances / "monet" / f"solutions_{network}.json.gz"):
         trace = simulate(each.graph, each.plan)
-        assert each.cost is not None
         slack = 100_000 if network == "resnet50" else 0  # ns: batch normalizations that were slower the second time
         assert 0 <= each.cost - trace.cost <= slack, each.file
         assert trace.peak_bytes <= each.budget_bytes, each.file
 
 
 OUTCOME = {
-    "objective_ms": 16.6,
-    "bound_ms": 16.6,
-    "seconds": 3.0,
-    "status": "optimal",
-    "best_incumbent_first_seen_s": 2,
-}
+    "objective_ms": 16.6, "bound_ms": 16.6, "seconds": 3.0, "status": "optimal", "best_incumbent_first_seen_s": 2,
+}  # fmt: skip
+SOLVED = {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME, "solves": []}
+NOT_SOLVED = {"budget_gib": 1e-9, "outcome": {"status": "infeasible"}, "solves": [{"rows": 1234, "columns": 567}]}
 RECORDS = {
     "published": {"vgg16": {"monet": [{"budget_gib": 1, "measured_gib": 0.9, "overhead_percent": -5.0}]}},
-    "records": [
-        {"network": "vgg16", "ablation": "icmn", "budget_gib": 1, "outcome": OUTCOME, "solves": []},
-        {
-            "network": "vgg16",
-            "ablation": "icmn",
-            "budget_gib": 1e-9,
-            "outcome": {"status": "infeasible"},
-            "solves": [{"rows": 1234, "columns": 567}],
-        },
-    ],
+    "records": [SOLVED, SOLVED | NOT_SOLVED],
 }
 
 
@@ -241,9 +225,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
-    files: Path,
-) -> None:
+def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(files: Path) -> None:
     assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=2", "threads=1"]) == 0
     rows = Table("monet").rows()
     row, impossible = ordered(rows)
@@ -261,13 +243,7 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
     assert [(each["level"], each["logged_columns"], each["logged_rows"]) for each in sizes] == [
         ("icmn", 567, 1234), ("n", None, None)
     ]  # fmt: skip
-    text = page(rows).text
-    assert re.search(r"\| VGG-16 \| 8 \| 567 by 1,234 \| \d+ by \d+ \|  \| \d+ by \d+ \|", text)
-    assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in text
-    assert "-5.00 % | 0.90 |" in text
-    assert "| relu_ip_grad | output | 1.25 |" in text
-    repeating = row | {"backward_repeats": 2, "once_ms": 15.0}
-    assert "| VGG-16 | icmn | 1 | 2 | 16.60 | 14.01 | 15.00 |" in page([repeating]).text
+    assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in page(rows).text
 
 
 def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
@@ -278,7 +254,7 @@ def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
     def solved(graph: Graph, strategy: str, budget_bytes: int, **how: Any) -> Any:
         asked.append(graph)
         solution = remat.solve(graph, budget_bytes, "checkpoint_all")
-        order = [*range(len(graph)), *([] if asked[1:] else [step(graph, "relu_ip_grad.n")[0]])]
+        order = [*range(len(graph)), *([] if asked[1:] else [place(graph, "relu_ip_grad.n")])]
         return replace(solution, plan=Plan.from_order(graph, order))
 
     monkeypatch.setattr("experiments.monet.solved", solved)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import refused
 
-from remat.errors import InvalidInput
 from remat.extraction import extract
 from remat.frontends.spec import ModelSpec
 from remat.frontends.synthetic import chain, layered, skip
@@ -109,9 +109,8 @@ def test_extract_scales_by_the_batch_and_names_the_graph() -> None:
     ],
 )
 def test_bad_options_are_one_line(changes: dict[str, object], word: str) -> None:
-    with pytest.raises(InvalidInput, match=word) as caught:
+    with refused(word):
         extract(spec(**changes))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [layered, partial(chain, varied=True)])

@@ -16,18 +16,6 @@ import remat
 from remat.tf import _nodes as nodes
 from remat.tf.operation_graph import TracedStep, operation_graph, trace_step
 
-
-def _work(op: remat.Operation) -> remat.Work:
-    assert op.work is not None
-    return op.work
-
-
-def _flops(op: remat.Operation) -> int:
-    flops = _work(op).flops
-    assert flops is not None, op.kind
-    return flops
-
-
 # --- networks ------------------------------------------------------------------------------------
 
 
@@ -106,7 +94,7 @@ def test_signatures_rebuild_every_operation(traced):
     _, step = traced
     rng = np.random.default_rng(0)
     rebuilt = 0
-    for text in {_work(op).signature for op in step.graph.operations if _work(op).signature}:
+    for text in {op.work.signature for op in step.graph.operations if op.work.signature}:
         description = json.loads(text)
         tensors = [
             None if "c" in entry
@@ -114,7 +102,7 @@ def test_signatures_rebuild_every_operation(traced):
             for entry in description["inputs"]
         ]  # fmt: skip
         made = nodes.run_signature(description, tensors)
-        same = [op for op in step.graph.operations if _work(op).signature == text]
+        same = [op for op in step.graph.operations if op.work.signature == text]
         for op in same:
             expected = [step.graph.values[v].bytes for v in op.outputs]
             assert [t.numpy().nbytes for t in made] == expected, (op.kind, text)
@@ -128,7 +116,7 @@ def test_signatures_rebuild_every_operation(traced):
 def test_perceptron_by_hand():
     """Dense 4-3 relu, Dense 3-2, batch 5: every operation, byte and FLOP written out."""
     graph = operation_graph(perceptron(), 5, name="p")
-    found = [(op.kind, [graph.values[v].bytes for v in op.outputs], _work(op).flops) for op in graph.operations]
+    found = [(op.kind, [graph.values[v].bytes for v in op.outputs], op.work.flops) for op in graph.operations]
     assert found == [
         ("MatMul", [60], 2 * 5 * 4 * 3),
         ("BiasAdd", [60], 15),
@@ -157,7 +145,7 @@ def test_perceptron_by_hand():
     # fullest at ReluGrad: the loss 4, two gradients 8 and 24, relu 60, its gradient 60, the result 60
     assert trace.order[trace.peak_computation] == 12
     assert trace.peak_bytes - graph.fixed_bytes == 4 + 8 + 24 + 60 + 60 + 60
-    assert _work(graph.operations[0]).bytes_moved == 4 * (5 * 4 + 4 * 3 + 5 * 3)
+    assert graph.operations[0].work.bytes_moved == 4 * (5 * 4 + 4 * 3 + 5 * 3)
 
 
 def test_flops_agree_with_the_profiler_of_tensorflow(traced):
@@ -177,14 +165,14 @@ def test_flops_agree_with_the_profiler_of_tensorflow(traced):
             continue
         # reductions: it charges n - 1 additions for n elements
         slack = step.graph.values[op.outputs[0]].bytes // 4 if node.type in ("Sum", "BiasAddGrad", "Mean") else 0
-        assert abs(_flops(op) - statistics) <= slack, (node.type, _flops(op), statistics)
+        assert abs(op.work.flops - statistics) <= slack, (node.type, op.work.flops, statistics)
         compared[node.type] += 1
     assert sum(compared.values()) > 20
     assert compared["MatMul"] >= 3
 
 
 def test_no_operation_without_a_flop_rule(traced):
-    assert [op.kind for op in traced[1].graph.operations if _work(op).flops is None] == []
+    assert [op.kind for op in traced[1].graph.operations if op.work.flops is None] == []
 
 
 def test_aliases_variables_and_constants_are_not_operations(traced):
@@ -208,7 +196,7 @@ def test_vgg16_matches_its_known_size():
     graph = operation_graph(model, 3)
     first_layer = 224 * 224 * 64 * 27
     multiply_adds = 15_470_264_320
-    total = sum(_flops(op) for op in graph.operations if "Conv" in op.kind or op.kind == "MatMul")
+    total = sum(op.work.flops for op in graph.operations if "Conv" in op.kind or op.kind == "MatMul")
     assert total == 2 * 3 * (3 * multiply_adds - first_layer)
     assert graph.fixed_bytes == 4 * (138_357_544 + 3 * 224 * 224 * 3 + 3)
     assert 110 <= len(graph) <= 130
@@ -244,7 +232,7 @@ def test_nested_functions_are_inlined_and_branches_are_opaque():
     assert [op.kind for op in graph.operations if op.run_once] == ["RandomUniform"]
     branches = [op for op in graph.operations if op.kind in ("If", "StatelessIf")]
     assert branches
-    assert all(_work(op).flops is None and _work(op).signature == "" for op in branches)
+    assert all(op.work.flops is None and op.work.signature == "" for op in branches)
 
 
 def test_regularization_is_part_of_the_loss():
@@ -271,8 +259,8 @@ def test_a_recurrent_layer_is_one_operation_with_the_work_of_all_turns():
     assert backward.is_backward
     assert not forward.run_once
     matmuls = steps * 2 * batch * 4 * units * (features + units)
-    assert matmuls < _flops(forward) < 2 * matmuls
-    assert 2 * matmuls < _flops(backward) < 4 * matmuls
+    assert matmuls < forward.work.flops < 2 * matmuls
+    assert 2 * matmuls < backward.work.flops < 4 * matmuls
     # what the backward loop reads: one list of (batch, units) per stored gate and state, for every turn
     lists = [graph.values[v].bytes for v in forward.outputs if graph.values[v].bytes == steps * batch * units * 4]
     assert 7 <= len(lists) <= 9
@@ -311,7 +299,7 @@ def test_mixed_precision_halves_activations():
     finally:
         keras.config.set_dtype_policy(before)
     first = next(op for op in graph.operations if op.kind == "MatMul")
-    assert _work(first).dtype == "bfloat16"
+    assert first.work.dtype == "bfloat16"
     assert graph.values[first.outputs[0]].bytes == math.prod((5, 3)) * 2
     assert graph.fixed_bytes == 4 * (23 + 5 * 4 + 5)  # variables and the batch stay float32
 
@@ -320,5 +308,5 @@ def test_mixed_precision_halves_activations():
 @pytest.mark.parametrize("name", ["MobileNetV2", "DenseNet121", "NASNetMobile", "InceptionV3", "Xception", "ResNet152"])
 def test_networks_of_keras_trace_with_known_work(name):
     graph = operation_graph(getattr(keras.applications, name)(weights=None), 2)
-    assert [op.kind for op in graph.operations if _work(op).flops is None] == []
-    assert {op.kind for op in graph.operations if not _work(op).signature} <= {"AssignVariableOp"}
+    assert [op.kind for op in graph.operations if op.work.flops is None] == []
+    assert {op.kind for op in graph.operations if not op.work.signature} <= {"AssignVariableOp"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import refused
 
 from remat.errors import InvalidInput
 from remat.units import format_cost, format_size, parse_size
@@ -29,9 +30,8 @@ def test_sizes_are_read_exactly(text, size):
      None, True, [1], "8GB GB", "nan", "inf", 10**400, -(10**400), "9" * 500],
 )  # fmt: skip
 def test_what_is_no_size_is_refused_in_one_line(text):
-    with pytest.raises(InvalidInput) as caught:
+    with refused() as caught:
         parse_size(text)
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
