@@ -8,13 +8,12 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brute_force import small_graphs
-from helpers import blocks_of, run_blocks
+from helpers import blocks_of, run_blocks, schema_of
 from hypothesis import HealthCheck, given, settings
 
 import remat
@@ -195,22 +194,14 @@ def test_several_files_are_checked_and_one_wrong_one_is_enough(here: Path, capsy
 # Schemas ------------------------------------------------------------------------------------------------------
 
 
-def schema_of(document: dict[str, Any]) -> Any:
-    jsonschema = pytest.importorskip("jsonschema")
-    name = document["format"].replace("/", "-")
-    schema = json.loads((resources.files("remat") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
 def fits(document: dict[str, Any]) -> bool:
-    return schema_of(document).is_valid(json.loads(json.dumps(document)))
+    return schema_of(document["format"]).is_valid(json.loads(json.dumps(document)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_documented_files_fit_their_schemas(here: Path, name: str) -> None:
     document = json.loads(Path(f"{name}.json").read_text())
-    schema_of(document).validate(document)
+    schema_of(document["format"]).validate(document)
     assert not fits(document | {"colour": "red"})
     for key in {"graph": ("nodes", "edges"), "plan": ("steps",), "bound": ("bound", "multipliers")}[name]:
         assert not fits({k: v for k, v in document.items() if k != key})
@@ -243,7 +234,7 @@ def of_windows(certificate: dict[str, Any]) -> dict[str, Any]:
 def test_the_schemas_and_the_readers_of_files_refuse_the_same(here: Path, name: str) -> None:
     document = json.loads(Path(f"{'bound' if name == 'windows' else name}.json").read_text())
     document = of_windows(document) if name == "windows" else document
-    graph, schema, told = remat.load_graph("graph.json"), schema_of(document), list[str]()
+    graph, schema, told = remat.load_graph("graph.json"), schema_of(document["format"]), list[str]()
 
     def is_taken(read: Callable[[], object]) -> bool:
         try:
@@ -269,9 +260,9 @@ def test_the_schemas_and_the_readers_of_files_refuse_the_same(here: Path, name: 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graph=small_graphs())
 def test_what_is_saved_fits_its_schema(graph: remat.Graph) -> None:
-    schema_of(graph_to_dict(graph)).validate(json.loads(json.dumps(graph_to_dict(graph))))
+    schema_of(graph_to_dict(graph)["format"]).validate(json.loads(json.dumps(graph_to_dict(graph))))
     plan = remat.Plan.from_order(graph, range(len(graph)), 10**6)
-    schema_of(plan.document()).validate(json.loads(json.dumps(plan.document())))
+    schema_of(plan.document()["format"]).validate(json.loads(json.dumps(plan.document())))
 
 
 def test_graphs_with_everything_fit_their_schema() -> None:
@@ -280,10 +271,10 @@ def test_graphs_with_everything_fit_their_schema() -> None:
     graph = remat.Graph("g", (operation,), (remat.Value("v", 2, True),))
     document = json.loads(json.dumps(graph_to_dict(graph)))
     assert document["format"] == "remat-graph/2"
-    schema_of(document).validate(document)
+    schema_of(document["format"]).validate(document)
     assert graph_from_dict(document) == graph
     plan = remat.Plan.from_order(graph, [0], implementations=["fast"]).document()
-    schema_of(plan).validate(json.loads(json.dumps(plan)))
+    schema_of(plan["format"]).validate(json.loads(json.dumps(plan)))
 
 
 def test_published_instances_and_the_zoo_fit_their_schemas_and_pass_the_check(instances: Path) -> None:
@@ -291,15 +282,15 @@ def test_published_instances_and_the_zoo_fit_their_schemas_and_pass_the_check(in
     assert paths
     for path in paths:
         document = json.loads(path.read_text())
-        schema_of(document).validate(document)
+        schema_of(document["format"]).validate(document)
         line, remarks = check_file(path)
         assert line.startswith(f"{path}: remat-graph/1, graph '")
         assert remarks == []
     for name in remat.zoo.names("graph")[:3]:
         plan = json.loads((remat.zoo.FOLDER / remat.zoo.describe(name)["file"]).read_text())
-        schema_of(plan).validate(plan)
+        schema_of(plan["format"]).validate(plan)
         document = graph_to_dict(remat.zoo.graph(name))
-        schema_of(document).validate(json.loads(json.dumps(document)))
+        schema_of(document["format"]).validate(json.loads(json.dumps(document)))
 
 
 # The factory --------------------------------------------------------------------------------------------------

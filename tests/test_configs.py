@@ -41,7 +41,6 @@ def test_an_experiment_composes_as_it_is(name: str) -> None:
     (settings,) = cli.check([f"experiment={name}"], multirun=False)
     written = yaml.safe_load((CONF_FOLDER / "experiment" / f"{name}.yaml").read_text()) or {}
     spec = settings.spec
-    assert spec is not None
     assert spec.name == "vgg19"
     if "batch_size" in written:
         assert spec.batch_size == written["batch_size"]
@@ -89,7 +88,6 @@ def test_the_table_of_models_has_both_granularities_of_keras() -> None:
 
 def test_the_command_line_wins_over_an_experiment() -> None:
     (settings,) = cli.check(["experiment=throughput", "model=vgg16", "batch_size=8", "gpu=h100"], multirun=False)
-    assert settings.spec is not None
     assert (settings.spec.name, settings.spec.batch_size, settings.gpu.name) == ("vgg16", 8, "h100")
 
 

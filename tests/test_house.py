@@ -19,13 +19,10 @@ def imported_tests(source: str) -> list[str]:
     return IMPORT.findall(source)
 
 
-def test_an_import_of_a_test_module_is_seen() -> None:
-    lines = ["import test_a", "    from test_b import c", "from tests.test_d import e", "from latest_test import f"]
-    assert imported_tests("\n".join(lines)) == ["test_a", "test_b", "test_d"]
-
-
 def test_no_test_module_is_imported() -> None:
     """What tests share is in a module that is no test: an import would run its fixtures and move with its changes."""
+    lines = ["import test_a", "    from test_b import c", "from tests.test_d import e", "from latest_test import f"]
+    assert imported_tests("\n".join(lines)) == ["test_a", "test_b", "test_d"]
     files = sorted(Path(__file__).parent.glob("*.py"))
     found = {path.name: imported_tests(path.read_text()) for path in files if path != Path(__file__)}
     assert len(found) > 80
@@ -91,15 +88,12 @@ def compared_names(source: str) -> Iterator[str]:
             yield f"case {ast.unparse(node)}"
 
 
-def test_a_comparison_with_a_name_is_seen() -> None:
+def test_no_behaviour_hangs_on_the_name_of_a_strategy() -> None:
+    """Code asks what a strategy declares (`remat.registry.Strategy`), or an experiment names what it compares."""
     for line in ("x == 'portfolio'", "'monet' != s.name", "x in ('a', 'search')", "(a, b) == ('gist', 1)"):
         assert list(compared_names(line)) == [line]
     assert list(compared_names("match x:\n    case 'monet':\n        pass")) == ["case 'monet'"]
     assert not list(compared_names("strategy.implementations == 'search'\nx == OURS\nx == 'other'"))
-
-
-def test_no_behaviour_hangs_on_the_name_of_a_strategy() -> None:
-    """Code asks what a strategy declares (`remat.registry.Strategy`), or an experiment names what it compares."""
     rooms = ("remat", "baselines", "experiments", "analysis")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     assert len(files) > 250

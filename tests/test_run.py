@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import wait_for
+from helpers import ROOT, hide_package, processes_in, run_py, run_python, wait_for
 from sweep_helpers import settings
 
 import analysis
@@ -25,7 +24,6 @@ from remat.errors import RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 
-ROOT = Path(__file__).parents[1]
 N = 6
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -129,6 +127,8 @@ MISTAKES = [
     (["networks=[x]"], r"networks is for experiment=.*paper"),
     (["experiment=max_batch_size", "networks=[unet]"], r"networks is for experiment=.*paper"),
     (["levels=[x]"], r"levels is for experiment=monet"),
+    (["experiment=max_batch_size", "model=chain", "batch_size=8"], r"leave batch_size out"),
+    (["experiment=max_batch_size", "graph=mirror.json"], r"runs models"),
     (["experiment=paper", "levels=[none]"], r"levels is for experiment=monet"),
     (["parts=[x]"], r"parts is for experiment=.*paper"),
     (["-m", "experiment=paper,budget_sweep", "networks=[vgg16]"], r"networks is for experiment=.*paper"),
@@ -154,32 +154,22 @@ def test_a_mistake_is_one_line(
 
 
 def test_mistakes_are_met_before_frameworks_and_solvers_are_imported(here: Path) -> None:
-    script = f"""
-import sys, time
-sys.path.insert(0, {str(ROOT)!r})
-from experiments.cli import main
-assert main(["model=vgg19", "strategies=[chen_sqrt]"]) == 1
-heavy = {{"torch", "tensorflow", "keras", "cvxpy", "matplotlib", "pandas", "plotly", "wandb"}} & sys.modules.keys()
-assert not heavy, heavy
-assert time.process_time() < 3, time.process_time()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    script = """
+        import sys, time
+        from experiments.cli import main
+        assert main(["model=vgg19", "strategies=[chen_sqrt]"]) == 1
+        heavy = {"torch", "tensorflow", "keras", "cvxpy", "matplotlib", "pandas", "plotly", "wandb"} & {*sys.modules}
+        assert not heavy, heavy
+        assert time.process_time() < 3, time.process_time()
+    """
+    run_python(script, PYTHONPATH=str(ROOT))
 
 
 def test_help_lists_models_gpus_and_strategies(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for name in (
-        "vgg19 ",
-        "torch_gpt2 ",
-        "v100_32gb ",
-        "checkmate_milp ",
-        "chen_sqrtn ",
-        "budget: sweep",
-        "max_batch_size ",
-    ):
-        assert name in text
+    text, known = capsys.readouterr().out, "vgg19 torch_gpt2 v100_32gb checkmate_milp chen_sqrtn max_batch_size"
+    assert not [name for name in known.split() if f"{name} " not in text]
+    assert "budget: sweep" in text
     assert "VGG19" in text  # the description, not only the name
 
 
@@ -204,14 +194,11 @@ def test_a_single_budget(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_repeated_run_solves_nothing_and_redraws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["graph=mirror.json", "budget=5kB", "strategies=[checkpoint_all,checkpoint_last]"]
-    assert cli.main(arguments) == 0
-    assert "2 solved now" in capsys.readouterr().out
-    (page,) = here.glob("runs/*/page.html")
-    page.unlink()
-    assert cli.main(arguments) == 0
-    assert "0 solved now" in capsys.readouterr().out
-    assert page.exists()
+    for solved in (2, 0):
+        assert cli.main(["graph=mirror.json", "budget=5kB", "strategies=[checkpoint_all,checkpoint_last]"]) == 0
+        assert f"{solved} solved now" in capsys.readouterr().out
+        (page,) = here.glob("runs/*/page.html")
+        page.unlink()
 
 
 def test_a_budget_below_one_operation_is_refused_before_any_solver(
@@ -228,13 +215,11 @@ def test_a_budget_below_one_operation_is_refused_before_any_solver(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_no_plan_at_a_single_budget_is_an_error_for_the_shell(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_plan_at_a_single_budget_is_an_error_for_the_shell_and_none_in_a_sweep(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["graph=mirror.json", "budget=3000", "strategies=checkpoint_all"]) == 1
     assert "NO_PLAN" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_sweep_without_any_plan_is_none(here: Path) -> None:
     assert cli.main(["graph=mirror.json", "budget=sweep", "points=2", "strategies=checkpoint_all"]) == 0
 
 
@@ -249,46 +234,39 @@ def test_several_runs_at_once_and_instances(here: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("page.html") == 2
 
 
-def test_a_cyclic_graph_file_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_file_with_a_cycle_and_a_folder_that_cannot_be_written_are_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "runs").write_text("a file")
+    assert "cannot make" in complaint(capsys, "graph=mirror.json", "budget=5kB")
+    (here / "runs").unlink()
     document = json.loads((here / "mirror.json").read_text())
     document["edges"].append([3, 1])
     (here / "cyclic.json").write_text(json.dumps(document))
     assert "cyclic.json: edge" in complaint(capsys, "graph=cyclic.json", "budget=5kB")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "runs").write_text("a file")
-    assert "cannot make" in complaint(capsys, "graph=mirror.json", "budget=5kB")
-
-
-def _start(here: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *arguments],
-        cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def hard(here: Path) -> list[str]:
-    """A run whose heuristic ends at once and whose exact solves do not."""
-    strategies = "strategies=[checkpoint_all,checkmate_milp]"
-    return ["model=layered", "points=3", "time_limit=100", strategies, "engine.jobs=1",
-            "model.options.n=150"]  # fmt: skip
+# A run whose heuristic ends at once and whose exact solves do not.
+HARD = ["model=layered", "points=3", "time_limit=100", "strategies=[checkpoint_all,checkmate_milp]", "engine.jobs=1",
+        "model.options.n=150"]  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_outlives_an_interrupted_run(
-    here: Path, hard: list[str], how: signal.Signals, capsys: pytest.CaptureFixture[str]
+    here: Path, how: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = _start(here, *hard)
-    assert run.stdout is not None
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *HARD], cwd=here, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
     for line in run.stdout:
         if line.startswith("[1/"):
             break
     rows = here / "runs/store/rows"
-    wait_for(lambda: len(list(rows.glob("*.parquet"))) >= 3 and _workers_in(here), patience_s=60)  # an exact solve
+    is_solving = lambda: any("remat.solving._worker" in command for command in processes_in(here))  # noqa: E731
+    wait_for(lambda: len(list(rows.glob("*.parquet"))) >= 3 and is_solving(), patience_s=60)  # an exact solve
     run.send_signal(how)
     _, errors = run.communicate(timeout=30)
     assert run.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
@@ -300,22 +278,9 @@ def test_what_is_finished_outlives_an_interrupted_run(
     assert not list((here / "runs").rglob("*.part"))
     for path in kept:
         pq.read_table(path)
-    wait_for(lambda: not _workers_in(here))  # the kernel ends a worker with its parent
-    assert cli.main([a.replace(",checkmate_milp", "") for a in hard]) == 0
+    wait_for(lambda: not processes_in(here))  # the kernel ends a worker with its parent
+    assert cli.main([a.replace(",checkmate_milp", "") for a in HARD]) == 0
     assert "0 solved now" in capsys.readouterr().out
-
-
-def _workers_in(here: Path) -> list[str]:
-    """Worker processes whose folder is `here`: those of other runs on the machine do not count."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*") if Path("/proc/self").exists() else ():
-        try:
-            command = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
-            if "remat.solving._worker" in command and os.readlink(entry / "cwd") == str(here):
-                found.append(command)
-        except OSError:
-            continue  # it ended meanwhile
-    return found
 
 
 @pytest.mark.long
@@ -337,13 +302,7 @@ def test_wandb_gets_a_copy_offline(here: Path, capsys: pytest.CaptureFixture[str
 def test_wandb_that_is_not_installed_is_named_with_its_command(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Absent:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "wandb":
-                raise ModuleNotFoundError("No module named 'wandb'", name="wandb")
-
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    hide_package(monkeypatch, "wandb")
     said = complaint(capsys, "graph=mirror.json", "budget=7kB", "strategies=checkpoint_all", "logger=wandb")
     assert "pip install wandb" in said
 
@@ -388,9 +347,9 @@ def test_an_own_model_is_run_as_its_factory_made_it_and_called_by_its_name(
         assert f"v100, {types})" in out
         assert "1 solved now, 0 taken from the store" in out
     rows = [pq.read_table(path).to_pylist()[0] for path in here.glob("runs/store/rows/*.parquet")]
-    assert {(row["dtype"], row["model"]) for row in rows} == {
+    assert sorted((row["dtype"], row["model"]) for row in rows) == [
         ("bfloat16", "my_models:factory"), ("float32", "my_models:factory"),
-    }  # fmt: skip
+    ]  # fmt: skip
     heads = [json.loads(path.read_text()) for path in here.glob("runs/my_models-factory_v100_*/run.json")]
     assert [head["title"].startswith("my_models:factory, batch 4, 1.00 MB") for head in heads] == [True, True]
     said = complaint(capsys, *own, "model.options.widht=16")
@@ -410,19 +369,13 @@ def test_equal_graphs_of_other_types_have_rows_of_their_own() -> None:
     assert len(keys) == 2
 
 
-def test_a_crash_during_extraction_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import os, sys\ndef net(**_):\n    sys.stderr.write('out of luck\\n')\n    "
-                                        "sys.stderr.flush()\n    os.abort()\n")  # fmt: skip
-    spec = ModelSpec("mine", "synthetic", "broken:net", 1)
-    before = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        with pytest.raises(RematError, match=r"mine \(synthetic\) was killed by signal 6: out of luck"):
-            extract_in_child(spec, tmp_path)
-        with pytest.raises(RematError, match="no module named 'absent'"):
-            extract_in_child(ModelSpec("mine", "synthetic", "absent:net", 1), tmp_path)
-    finally:
-        os.chdir(before)
+def test_a_crash_during_extraction_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("import os\ndef net(**_):\n    os.write(2, b'out of luck\\n')\n    os.abort()\n")
+    for target, says in (("broken:net", r"mine \(synthetic\) was killed by signal 6: out of luck"),
+                         ("absent:net", "no module named 'absent'")):  # fmt: skip
+        with pytest.raises(RematError, match=says):
+            extract_in_child(ModelSpec("mine", "synthetic", target, 1), tmp_path)
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -450,10 +403,9 @@ def test_a_missing_package_is_one_line(here: Path, name: str) -> None:
     (here / "absent" / name / "__init__.py").write_text(
         f'raise ModuleNotFoundError("No module named {name}", name="{name}")'
     )
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), "graph=mirror.json", "budget=12kB", "strategies=checkpoint_all"],
-        env=os.environ | {"PYTHONPATH": str(here / "absent")}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_py(
+        here, "graph=mirror.json", "budget=12kB", "strategies=checkpoint_all", PYTHONPATH=str(here / "absent")
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
