@@ -130,5 +130,4 @@ def test_the_portfolio_uses_it(instances: Path) -> None:
     graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
     solution = remat.solve(graph, 10 * GIB, strategy="portfolio", time_limit_s=20, threads=2)
     assert solution.stats["joint_moves"] > 0
-    assert solution.cost is not None
     assert solution.cost <= 1330e6
