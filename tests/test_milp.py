@@ -26,7 +26,8 @@ from remat.programs.staged import build_staged_model
 from remat.search.anneal import minimise_cost
 from remat.search.greedy import greedy_eviction
 from remat.simulator import plain_peak
-from remat.solvers._milp_restricted import Refiner, repeats_worth_trying
+from remat.solvers import _milp_restricted
+from remat.solvers._milp_restricted import Refiner, repeats_of, repeats_worth_trying
 from remat.solvers._milp_trimmed import solve_trimmed
 
 
@@ -279,6 +280,7 @@ def test_with_all_repeats_it_is_the_whole_problem(kind):
 
 
 def test_what_is_worth_trying_follows_a_stretch_of_short_memory():
+    assert repeats_of(None, np.array([0, 1, 0, 2, 0, 1, 3])) == {(2, 0), (3, 0), (3, 1)}
     # a -> b -> c -> d, and d reads a again: between them everything together exceeds the budget.
     graph = Graph.from_nodes("loop", [[], [0], [1], [2, 0]], [4] * 4, [1] * 4)
     assert repeats_worth_trying(graph, 100, 3) == set()
@@ -309,3 +311,14 @@ def test_refining_leaves_plans_of_other_scopes_alone():
     problem.offer(Plan.from_order(graph, order, 1 << 40), "test")
     Refiner(problem).run(time.monotonic() + 1, 1, lambda: True)
     assert problem.incumbent.plan.order.tolist() == order
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_refining_waits_for_plans_only_where_a_search_runs_beside(monkeypatch: pytest.MonkeyPatch, is_beside) -> None:
+    waits = list[float]()
+    monkeypatch.setattr(_milp_restricted.time, "sleep", waits.append)
+    monkeypatch.setattr(_milp_restricted, "MOST_REPEATS", -1)  # no model is small enough
+    graph = skip(depth=2)
+    context = context_of(graph, plain_peak(graph) - 1, seconds=3)
+    Refiner(context).run(time.monotonic() + 0.5, 1, lambda: False, is_beside=is_beside)
+    assert bool(waits) == is_beside
