@@ -18,6 +18,7 @@ from remat import Graph, Operation, Plan, Value
 from remat.implementation import Implementation
 
 COMPUTE, FREE = 0, 1
+SCOPES = ("staged", "fixed_order", "free")
 # What the operations of a `random_graph` may have.
 KINDS: tuple[dict[str, float], ...] = (
     {}, {"multi_output": 0.5}, {"workspace": 3}, {"keep": 0.3}, {"once": 0.4},

@@ -21,61 +21,59 @@ from remat.search.choices import Choices
 from remat.simulator import plain_peak
 from remat.solvers import choose as joint_search
 
+JOINT = conv_relu()
+
+
+def once_in_order(*names: str) -> Plan:
+    """Each operation once, in these implementations."""
+    return Plan.from_order(JOINT, range(6), implementations=names)
+
 
 def test_the_default_graph_is_untouched() -> None:
-    joint = conv_relu()
-    plain = joint.default()
-    assert plain.n_extra == 0
-    assert not plain.has_implementations
-    assert plain.sha256() != joint.sha256()
-    assert plain.values == joint.values[:6]
-    assert (joint.total_cost, joint.least_cost) == (26, 22)
+    plain = JOINT.default()
+    assert (plain.n_extra, plain.has_implementations, plain.values) == (0, False, JOINT.values[:6])
+    assert plain.sha256() != JOINT.sha256()
+    assert (JOINT.total_cost, JOINT.least_cost) == (26, 22)
     assert plain.default() is plain
+    assert len(JOINT.every_implementation()) == 11
+    weighed = JOINT.with_costs(range(11), "flop")
+    assert [op.cost for op in weighed.operations] == [0, 1, 3, 6, 7, 10]
+    assert [way.cost for way in weighed.operations[2].implementations] == [4, 5]
 
 
 def test_hand_computed_memory_of_masks_and_writing_in_place() -> None:
-    joint = conv_relu()
-    order = list(range(6))
-    default = simulate(joint, Plan.from_order(joint, order))
     # x y; +z; y z loss (y is kept); y loss gy; ... each with 5 fixed bytes
-    assert default.running_bytes.tolist() == [21, 53, 85, 117, 117, 69]
-    mask = simulate(joint, Plan.from_order(joint, order, implementations=["", "", "mask", "", "mask", ""]))
-    assert mask.running_bytes.tolist() == [21, 53, 86, 86, 86, 69]
-    assert mask.cost == 27
-    in_place = Plan.from_order(joint, order, implementations=["", "fast", "in_place", "", "output", ""])
-    trace = simulate(joint, in_place)
-    assert trace.running_bytes.tolist() == [21, 83, 53, 85, 117, 69]
-    assert trace.cost == 22
+    assert simulate(JOINT, once_in_order()).running_bytes.tolist() == [21, 53, 85, 117, 117, 69]
+    mask = simulate(JOINT, once_in_order("", "", "mask", "", "mask", ""))
+    assert (mask.running_bytes.tolist(), mask.cost) == ([21, 53, 86, 86, 86, 69], 27)
+    in_place = once_in_order("", "fast", "in_place", "", "output", "")
+    trace = simulate(JOINT, in_place)
+    assert (trace.running_bytes.tolist(), trace.cost) == ([21, 83, 53, 85, 117, 69], 22)
     assert ("free", 1) not in in_place.steps
     assert in_place.choices == ("", "fast", "in_place", "", "output", "")
 
 
 def test_reading_what_was_written_over_is_refused() -> None:
-    joint = conv_relu()
     with pytest.raises(InvalidPlan, match="not resident"):
-        simulate(joint, Plan.from_order(joint, range(6), implementations=["", "", "in_place", "", "", ""]))
+        simulate(JOINT, once_in_order("", "", "in_place", "", "", ""))
     with pytest.raises(InvalidPlan, match="whose input 6"):
-        simulate(joint, Plan.from_order(joint, range(6), implementations=["", "", "", "", "mask", ""]))
+        simulate(JOINT, once_in_order("", "", "", "", "mask", ""))
     with pytest.raises(InvalidPlan, match=r"no implementation 'nope' \(it has default, fast\)"):
-        Plan.from_order(joint, range(6), implementations=["", "nope", "", "", "", ""])
+        once_in_order("", "nope", "", "", "", "")
     with pytest.raises(InvalidPlan, match="a free has no implementation"):
-        Plan.from_steps(joint, [(COMPUTE, 0), (FREE, 0, "fast")])
+        Plan.from_steps(JOINT, [(COMPUTE, 0), (FREE, 0, "fast")])
 
 
 def test_files_keep_implementations(tmp_path) -> None:
-    joint = conv_relu()
-    remat.save_graph(joint, tmp_path / "g.json")
+    remat.save_graph(JOINT, tmp_path / "g.json")
     again = remat.load_graph(tmp_path / "g.json")
-    assert again.operations == joint.operations
-    assert again.sha256() == joint.sha256()
-    plan = Plan.from_order(joint, range(6), implementations=["", "", "mask", "", "mask", ""])
+    assert (again.operations, again.sha256()) == (JOINT.operations, JOINT.sha256())
+    plan = once_in_order("", "", "mask", "", "mask", "")
     plan.save(tmp_path / "p.json")
     steps = json.loads((tmp_path / "p.json").read_text())["steps"]
-    assert ["compute", 2, "mask"] in steps
-    assert ["compute", 0] in steps
+    assert [step for step in steps if step in (["compute", 2, "mask"], ["compute", 0])] == [steps[0], steps[2]]
     read = Plan.load(tmp_path / "p.json", again)
-    assert read.steps == plan.steps
-    assert simulate(again, read).cost == 27
+    assert (read.steps, simulate(again, read).cost) == (plan.steps, 27)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +90,10 @@ def test_files_keep_implementations(tmp_path) -> None:
     ],
 )
 def test_bad_implementations_are_refused(change: Implementation, message: str) -> None:
-    joint = conv_relu()
-    operations = list(joint.operations)
+    operations = list(JOINT.operations)
     operations[2] = replace(operations[2], implementations=(*operations[2].implementations, change))
     with pytest.raises(InvalidGraph, match=message):
-        replace(joint, operations=tuple(operations))
-
-
-def test_costs_of_all_ways_are_replaced() -> None:
-    joint = conv_relu()
-    assert len(joint.every_implementation()) == 11
-    weighed = joint.with_costs(range(11), "flop")
-    assert [op.cost for op in weighed.operations] == [0, 1, 3, 6, 7, 10]
-    assert [way.cost for way in weighed.operations[2].implementations] == [4, 5]
+        replace(JOINT, operations=tuple(operations))
 
 
 def random_joint(seed: int) -> Graph:
@@ -247,54 +236,46 @@ def test_lifted_plans_cost_the_same_and_hold_no_more(seed: int) -> None:
 
 
 def test_a_mask_is_made_only_by_the_run_before_its_reader() -> None:
-    joint = conv_relu()
-    plan = Plan.from_order(joint, [0, 1, 2, 3, 2, 4, 5], implementations=["", "", "mask", "", "mask", "mask", ""])
-    better, cost, peak_bytes = Choices(joint).with_fastest_that_fit(plan, 200)
+    plan = Plan.from_order(JOINT, [0, 1, 2, 3, 2, 4, 5], implementations=["", "", "mask", "", "mask", "mask", ""])
+    better, cost, peak_bytes = Choices(JOINT).with_fastest_that_fit(plan, 200)
     assert better.choices == ("", "fast", "", "", "mask", "mask", "")
-    trace = simulate(joint, better)
+    trace = simulate(JOINT, better)
     assert (trace.cost, trace.peak_bytes) == (cost, peak_bytes)
-    assert cost == simulate(joint, plan).cost - 4 - 1  # the fast convolution, and one mask less
+    assert cost == simulate(JOINT, plan).cost - 4 - 1  # the fast convolution, and one mask less
 
 
-def test_only_the_run_after_which_nobody_reads_its_input_writes_over_it() -> None:
+@pytest.mark.parametrize(
+    ("reads", "order", "names"),
+    [
+        # Relu's backward reads the second y: only the first run, whose y nobody reads again, writes over it.
+        ("", [0, 1, 2, 3, 1, 2, 4, 5], ("", "fast", "in_place", "", "fast", "", "", "")),
+        # It reads z. The second relu reads the y that the forward pass saved; the third one's y is made beside it.
+        ("output", [0, 1, 2, 3, 2, 4, 5], ("", "fast", "", "", "", "output", "")),
+        ("output", [0, 1, 2, 3, 1, 2, 4, 5], ("", "fast", "in_place", "", "fast", "in_place", "output", "")),
+    ],
+)
+def test_only_what_nobody_reads_again_is_written_over(reads: str, order: list[int], names: tuple[str, ...]) -> None:
     graph = conv_relu()
     relu = graph.operations[2]
     mask, in_place = relu.implementations
     relu = replace(relu, implementations=(mask, replace(in_place, cost=1)))
     joint = replace(graph, operations=(*graph.operations[:2], relu, *graph.operations[3:]))
-    plan = Plan.from_order(joint, [0, 1, 2, 3, 1, 2, 4, 5], implementations=["", "", "", "", "", "", "", ""])
-    better, cost, peak_bytes = Choices(joint).with_fastest_that_fit(plan, 130)
-    assert better.choices == ("", "fast", "in_place", "", "fast", "", "", "")  # relu's backward reads the second y
+    plan = Plan.from_order(joint, order, implementations=[reads if k == 4 else "" for k in order])
+    better, cost, peak_bytes = Choices(joint).with_fastest_that_fit(plan, 200 if reads else 130)
+    assert better.choices == names
     trace = simulate(joint, better)
     assert (trace.cost, trace.peak_bytes) == (cost, peak_bytes)
-
-
-def test_a_value_that_the_forward_pass_saved_is_not_written_over() -> None:
-    graph = conv_relu()
-    relu = graph.operations[2]
-    mask, in_place = relu.implementations
-    relu = replace(relu, implementations=(mask, replace(in_place, cost=1)))
-    joint = replace(graph, operations=(*graph.operations[:2], relu, *graph.operations[3:]))
-    # The second relu reads the y of the forward pass, the third one's y is made beside it; relu's backward reads z.
-    for order, names in (
-        ([0, 1, 2, 3, 2, 4, 5], ("", "fast", "", "", "", "output", "")),
-        ([0, 1, 2, 3, 1, 2, 4, 5], ("", "fast", "in_place", "", "fast", "in_place", "output", "")),
-    ):
-        chosen = ["output" if k == 4 else "" for k in order]
-        better, *_ = Choices(joint).with_fastest_that_fit(Plan.from_order(joint, order, implementations=chosen), 200)
-        assert better.choices == names
 
 
 def test_the_fastest_that_fit_are_judged_as_they_say() -> None:
     rng, changed = np.random.default_rng(0), 0
     for seed in range(400):
         joint = random_joint(seed // 20)
-        choices, loss = Choices(joint), joint.loss
-        assert loss is not None
+        choices = Choices(joint)
         chosen = choices.choose([rng.integers(len(op.all_implementations)) for op in joint.operations])
         if chosen is None:
             continue
-        last = chosen.place[loss]  # the forward pass runs twice
+        last = chosen.place[joint.loss]  # the forward pass runs twice
         plan = chosen.lift(Plan.from_order(chosen.graph, [*range(last + 1), *range(len(chosen.graph))]))
         before = simulate(joint, plan)
         for budget in (before.peak_bytes, before.peak_bytes + int(rng.integers(10))):
@@ -307,11 +288,8 @@ def test_the_fastest_that_fit_are_judged_as_they_say() -> None:
 
 
 def test_a_group_that_may_run_once_runs_once() -> None:
-    joint = conv_relu()
-    once = tuple(replace(op, run_once=op.name == "conv") for op in joint.operations)
-    joint = replace(joint, operations=once)
+    joint = replace(JOINT, operations=tuple(replace(op, run_once=op.name == "conv") for op in JOINT.operations))
     chosen = Choices(joint).choose([0, 0, 2, 0, 2, 0])  # ReLU writes over the convolution's output
-    assert chosen is not None
     order = chosen.order_of([0, 1, 2, 3, 2, 4, 5])  # ReLU runs twice
     lifted = chosen.lift(Plan.from_order(chosen.graph, order.tolist()))
     assert lifted.order.tolist() == [0, 1, 2, 3, 4, 5]
@@ -319,30 +297,24 @@ def test_a_group_that_may_run_once_runs_once() -> None:
 
 
 def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> None:
-    joint = conv_relu()
-    solution = remat.solve(joint, 200, "checkmate_milp", time_limit_s=20)
-    assert solution.status == "FEASIBLE"
-    assert (solution.cost, solution.bound) == (26, 22)
-    assert solution.stats["default_bound"] == 26
-    assert simulate(joint, solution.plan).cost == 26
-    tight = remat.solve(joint, 100, "checkmate_milp", time_limit_s=20)
+    solution = remat.solve(JOINT, 200, "checkmate_milp", time_limit_s=20)
+    assert (solution.status, solution.cost, solution.bound) == ("FEASIBLE", 26, 22)
+    assert solution.stats["default_bound"] == simulate(JOINT, solution.plan).cost == 26
+    tight = remat.solve(JOINT, 100, "checkmate_milp", time_limit_s=20)
     assert tight.status == "NO_PLAN"
     assert "with default implementations" in tight.message
-    everything = remat.solve(joint, 200, "checkpoint_all")
-    assert everything.cost == 26
+    assert remat.solve(JOINT, 200, "checkpoint_all").cost == 26
 
 
 def test_monet_chooses_where_there_is_room() -> None:
-    joint = conv_relu()
     for budget, cost in ((200, 22), (117, 22), (90, 23), (86, 23)):
-        solution = remat.solve(joint, budget, "monet", time_limit_s=20)
-        assert solution.cost == cost
-        assert solution.stats["objective"] == cost
+        solution = remat.solve(JOINT, budget, "monet", time_limit_s=20)
+        assert solution.cost == solution.stats["objective"] == cost
         assert cost - 1 <= solution.stats["monet_bound"] <= cost
     # a plan that is given is not lost, whatever the strategy knows of implementations
-    given = Plan.from_order(joint, range(6), implementations=["", "", "mask", "", "mask", ""])
-    assert remat.solve(joint, 86, "checkmate_milp", time_limit_s=20, warm_start=given).cost == 27
-    backward_first = replace(joint, operations=tuple(replace(op, is_backward=True) for op in joint.operations))
+    given = once_in_order("", "", "mask", "", "mask", "")
+    assert remat.solve(JOINT, 86, "checkmate_milp", time_limit_s=20, warm_start=given).cost == 27
+    backward_first = replace(JOINT, operations=tuple(replace(op, is_backward=True) for op in JOINT.operations))
     assert remat.solve(backward_first, 200, "monet").status == "SKIPPED"
 
 
@@ -368,25 +340,22 @@ def test_a_plan_as_a_point_of_monets_program(n: int) -> None:
 
 def test_monet_starts_from_a_plan() -> None:
     joint = chain_with_masks(5)
-    peak = plain_peak(joint)
-    started = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
+    budget, how = int(0.8 * plain_peak(joint)), {"time_limit_s": 20, "isolate": False}
+    started = remat.solve(joint, budget, "monet", **how)
     assert started.stats["started"]
     assert started.stats["start_cost"] >= started.cost
-    again = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True)
+    again = remat.solve(joint, budget, "monet", **how, deterministic=True)
     assert not again.stats["started"]  # the clock ends the searches for a start
-    given = remat.solve(
-        joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False, deterministic=True, warm_start=started.plan
-    )
-    assert given.stats["started"]
+    assert remat.solve(joint, budget, "monet", **how, deterministic=True, warm_start=started.plan).stats["started"]
 
 
 def test_the_start_counts_if_the_solver_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = chain_with_masks(5)
-    peak = plain_peak(joint)
+    budget = int(0.8 * plain_peak(joint))
     monkeypatch.setattr(Backend, "probe", lambda _self: None)
     monkeypatch.setattr(Backend, "solve", lambda *_args, **_options: Answer())
-    kept = remat.solve(joint, int(0.8 * peak), "monet", time_limit_s=20, isolate=False)
-    assert remat.simulate(joint, kept.plan).peak_bytes <= 0.8 * peak
+    kept = remat.solve(joint, budget, "monet", time_limit_s=20, isolate=False)
+    assert remat.simulate(joint, kept.plan).peak_bytes <= budget
 
 
 def chain_with_masks(n: int) -> Graph:
@@ -401,7 +370,7 @@ def chain_with_masks(n: int) -> Graph:
     first = len(operations)
     operations.append(Operation("loss", "loss", (first - 1,), (first,), 1))
     sizes.append(8)
-    gradient, extras = first, []
+    gradient = first
     for i in reversed(range(n)):
         x = 2 * i
         operations.append(Operation(f"relu{i}_back", "relu_back", (x + 1, gradient), (len(sizes),), 2, 0, True))
@@ -413,7 +382,6 @@ def chain_with_masks(n: int) -> Graph:
     for i in range(n):
         relu, back = 2 * i + 2, first + 1 + 2 * (n - 1 - i)
         extra, grad = total + i, operations[back].inputs[1]
-        extras.append(1)
         ways = (Implementation("mask", (relu - 1,), (relu, extra), 2),
                 Implementation("in_place", (relu - 1,), (relu,), 2, overwrites=relu - 1),
                 Implementation("in_place_mask", (relu - 1,), (relu, extra), 2, overwrites=relu - 1))  # fmt: skip
@@ -425,7 +393,7 @@ def chain_with_masks(n: int) -> Graph:
         fast = Implementation("fast", conv.inputs, conv.outputs, conv.cost - 3, 9)
         operations[relu - 1] = replace(conv, implementations=(fast,))
     values = [Value(f"v{i}", size, i == total - 1) for i, size in enumerate(sizes)]
-    values += [Value(f"m{i}", size) for i, size in enumerate(extras)]
+    values += [Value(f"m{i}", 1) for i in range(n)]
     return Graph("masks", tuple(operations), tuple(values), loss=first)
 
 
