@@ -19,7 +19,7 @@ import pytest
 
 from remat.context import Context
 from remat.errors import InvalidInput
-from remat.graph import Graph, Operation, Value
+from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 from remat.plan import Plan
 from remat.problem import Problem, SolveOptions
@@ -166,6 +166,13 @@ def step_of(n_blocks: int, n_forward: int = 4, weights: int = 3) -> Graph:
         add("weights", [own[0], gradient], weights, 6, backward=True, keep=True)
     add("embed_backward", [gradient], 5, 4, backward=True, keep=True)
     return Graph("blocks", tuple(operations), tuple(values), fixed_bytes=100)
+
+
+def rich_graph() -> Graph:
+    """A graph with every kind of record that a file may hold."""
+    way = Implementation("fast", (), (0,), 1, 2, is_lossy=True, work=Work(1, 2, signature="{}"))
+    operation = Operation("a", "x", (), (0,), 5, 1, True, True, Work(3, 4), (way,))
+    return Graph("g", (operation,), (Value("v", 2, True),))
 
 
 def conv_relu() -> Graph:

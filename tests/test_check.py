@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from brute_force import small_graphs
-from helpers import blocks_of, run_blocks, schema_of
+from helpers import blocks_of, rich_graph, run_blocks, schema_of
 from hypothesis import HealthCheck, given, settings
 
 import remat
@@ -23,7 +23,6 @@ from remat.cli import main
 from remat.extraction import extract_in_child
 from remat.frontends.json import graph_from_dict, graph_to_dict
 from remat.frontends.spec import ModelSpec
-from remat.implementation import Implementation
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAMES = ("graph", "plan", "bound")
@@ -266,9 +265,7 @@ def test_what_is_saved_fits_its_schema(graph: remat.Graph) -> None:
 
 
 def test_graphs_with_everything_fit_their_schema() -> None:
-    way = Implementation("fast", (), (0,), 1, 2, is_lossy=True, work=remat.Work(1, 2))
-    operation = remat.Operation("a", "x", (), (0,), 5, 1, True, True, remat.Work(3, 4), (way,))
-    graph = remat.Graph("g", (operation,), (remat.Value("v", 2, True),))
+    graph = rich_graph()
     document = json.loads(json.dumps(graph_to_dict(graph)))
     assert document["format"] == "remat-graph/2"
     schema_of(document["format"]).validate(document)

@@ -10,7 +10,7 @@ from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.search.chain import BlockPlans, Chain, chain_plan
 from remat.search.greedy import greedy_eviction
-from remat.search.repeats import Repeats, find_repeats, with_blocks
+from remat.search.repeats import find_repeats, with_blocks
 from remat.search.timeline import Sizes, Timeline
 from remat.simulator import plain_peak, simulate
 
@@ -30,7 +30,7 @@ def test_blocks_are_found() -> None:
 @pytest.mark.parametrize("n_blocks", [6, 7, 11])
 def test_further_blocks_make_the_deeper_step(n_blocks: int) -> None:
     graph, deep = step_of(6), step_of(n_blocks)
-    made, copied, moved = with_blocks(graph, found_in(graph), n_blocks)
+    made, copied, moved = with_blocks(graph, find_repeats(graph), n_blocks)
     assert [(op.kind, op.inputs, op.outputs, op.cost) for op in made.operations] == [
         (op.kind, op.inputs, op.outputs, op.cost) for op in deep.operations
     ]
@@ -53,7 +53,6 @@ def test_a_timeline_holds_what_the_simulator_counts(share: float) -> None:
 def test_plans_of_a_block_serve_other_sizes() -> None:
     small, large = step_of(5), step_of(5, weights=9)
     plans, own = BlockPlans.of(small), BlockPlans.of(large)
-    assert own is not None
     resized = plans.at(large)
     for budget_bytes in (round(0.6 * plain_peak(large)), round(0.8 * plain_peak(large)), plain_peak(large)):
         costs = []
@@ -96,7 +95,7 @@ def test_a_block_that_differs_ends_the_repeats(change: str) -> None:
         values[at] = replace(values[at], bytes=values[at].bytes + 1)
     else:
         operations[at] = replace(operations[at], inputs=(operations[at].inputs[0] - 1,))
-    found = found_in(replace(graph, operations=tuple(operations), values=tuple(values)))
+    found = find_repeats(replace(graph, operations=tuple(operations), values=tuple(values)))
     assert 3 < found.n_blocks < 9
     assert all(at not in found.forward_of(k) for k in range(found.n_blocks))
 
@@ -105,7 +104,7 @@ def test_a_block_that_differs_ends_the_repeats(change: str) -> None:
 def test_the_chain_is_the_cheapest_of_all_choices(share: float) -> None:
     graph = step_of(4)
     budget_bytes = round(share * plain_peak(graph))
-    chain = Chain(graph, found_in(graph))
+    chain = Chain(graph, find_repeats(graph))
     options = chain.block.options(seed=0, threads=1, deadline=float("inf"))
     turns = chain.turn.options(seed=0, threads=1, deadline=float("inf"))
     assert len(options) > 3
@@ -137,9 +136,3 @@ def test_no_time_gives_the_plain_plan_or_none() -> None:
     plan = chain_plan(graph, plain_peak(graph), deadline=0.0)
     assert simulate(graph, plan).cost == graph.total_cost
     assert chain_plan(graph, plain_peak(graph) // 2, deadline=0.0) is None
-
-
-def found_in(graph: Graph) -> Repeats:
-    found = find_repeats(graph)
-    assert found is not None
-    return found

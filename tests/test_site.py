@@ -100,5 +100,4 @@ def test_the_reference_lists_every_public_name() -> None:
     assert named == set(remat.__all__) - {"arena", "zoo"}  # modules, with sections of their own
     headings = set(re.findall(r"heading: remat\.tf\.(\w+)", page))
     public = re.search(r"^__all__ = (\[.*\])$", (ROOT / "remat" / "tf" / "__init__.py").read_text(), re.MULTILINE)
-    assert public is not None
     assert headings == set(yaml.safe_load(public[1]))

@@ -13,7 +13,7 @@ from typing import Any
 import fake_run
 import pandas as pd
 import pytest
-from helpers import run_python
+from helpers import rich_graph, run_python
 
 import remat
 from analysis.results import load_run
@@ -22,17 +22,9 @@ from experiments import cli as run_py
 from remat import files
 from remat.cli import main
 from remat.frontends.json import graph_to_dict
-from remat.implementation import Implementation
 
 NASTY = "\x1b[2J\nfile.json: all is well\r\u202eok\u2028\ud800é"
 TINY = remat.Graph.from_nodes("tiny", [[], [0], [1], [0, 2]], [2, 2, 3, 2], [1, 5, 1, 1], cost_unit="unit")
-
-
-def rich_graph() -> dict[str, Any]:
-    """A document with every kind of record."""
-    way = Implementation("fast", (), (0,), 1, 2, is_lossy=True, work=remat.Work(1, 2, signature="{}"))
-    operation = remat.Operation("a", "x", (), (0,), 5, 1, True, True, remat.Work(3, 4), (way,))
-    return json.loads(json.dumps(graph_to_dict(remat.Graph("g", (operation,), (remat.Value("v", 2, True),)))))
 
 
 def bound(**changes: Any) -> dict[str, Any]:
@@ -53,7 +45,7 @@ LOG: list[Any] = [
 ]
 DOCUMENTS: dict[str, Callable[[], Any]] = {
     "nodes.json": lambda: graph_to_dict(TINY) | {"more": {"a": 1}},
-    "values.json": rich_graph,
+    "values.json": lambda: json.loads(json.dumps(graph_to_dict(rich_graph()))),
     "plan.json": lambda: json.loads(
         json.dumps(remat.Plan.from_order(TINY, range(4), 9).document() | {"more": [[]], "execution": {"a": "b"}})
     ),
