@@ -1,19 +1,18 @@
 """Keras-layer graphs against the published ones, hand-made graphs and TensorFlow's own counter."""
 
-# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportArgumentType=false
-# pyright: reportCallIssue=false, reportFunctionMemberAccess=false
-
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helpers import refused, run_python
 
-from remat.errors import InvalidInput, MissingPackage
+from remat.errors import MissingPackage
 from remat.extraction import extract
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
@@ -83,9 +82,8 @@ def test_equals_the_published_graph(
     """Names, bytes, order and edges of every node."""
     published = json.loads((instances / "v100" / f"{file}.json").read_text())
     graph = extract(spec(target, batch_size, size))
-    nodes, edges = _as_published(graph)
-    assert nodes == [(node["name"], node["bytes"], node["backward"]) for node in published["nodes"]]
-    assert edges == {tuple(edge) for edge in published["edges"]}
+    nodes = [(node["name"], node["bytes"], node["backward"]) for node in published["nodes"]]
+    assert _as_published(graph) == (nodes, {tuple(edge) for edge in published["edges"]})
     assert graph.loss == published["loss"]
 
 
@@ -117,14 +115,12 @@ def test_gradients_of_a_diamond_read_what_they_should(keras: Any) -> None:
     a = keras.layers.Dense(3, name="a")(x)
     b, c = keras.layers.Dense(3, name="b")(a), keras.layers.Dense(3, name="c")(a)
     graph = layer_graph(keras.Model(x, keras.layers.Add(name="d")([b, c])))
-    assert [op.name for op in graph.operations] == [
-        *("a", "b", "c", "d", "Loss"),
-        *("d_backward", "c_backward", "b_backward", "a_backward"),
-    ]
-    assert reads(graph, "a") == set()
-    assert reads(graph, "d_backward") == {"d", "Loss"}
-    assert reads(graph, "c_backward") == {"c", "d", "d_backward"}
-    assert reads(graph, "a_backward") == {"a", "b", "c", "b_backward", "c_backward"}
+    backward = {
+        "d_backward": {"d", "Loss"}, "c_backward": {"c", "d", "d_backward"}, "b_backward": {"b", "d", "d_backward"},
+        "a_backward": {"a", "b", "c", "b_backward", "c_backward"},
+    }  # fmt: skip
+    assert [op.name for op in graph.operations] == ["a", "b", "c", "d", "Loss", *backward]
+    assert {name: reads(graph, name) for name in ("a", *backward)} == {"a": set()} | backward
     assert graph.value_bytes.tolist() == [24, 24, 24, 24, 8, 24, 24, 24, 24]
     parameters = (4 * 3 + 3) + 2 * (3 * 3 + 3)
     assert graph.fixed_bytes == 2 * 4 * parameters + 2 * 4 * 4
@@ -147,29 +143,24 @@ def test_nested_models_are_inlined_even_when_called_twice(keras: Any) -> None:
     tail = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="out")], name="tail")
     x = keras.Input((6,))
     graph = layer_graph(keras.Model(x, tail(block(block(x)))))
-    assert [op.name for op in graph.operations[: graph.loss]] == [
-        *("block/f", "block/r", "block/f#2", "block/r#2", "tail/out"),
-    ]
-    assert reads(graph, "block/f#2") == {"block/r"}
-    assert reads(graph, "tail/out") == {"block/r#2"}
+    names = ["block/f", "block/r", "block/f#2", "block/r#2", "tail/out"]
+    assert [op.name for op in graph.operations[: graph.loss]] == names
+    assert (reads(graph, "block/f#2"), reads(graph, "tail/out")) == ({"block/r"}, {"block/r#2"})
 
 
-def test_several_outputs_all_reach_the_loss(keras: Any) -> None:
+def test_several_outputs_all_reach_the_loss_and_are_values_of_their_own(keras: Any) -> None:
     x = keras.Input((4,))
     a = keras.layers.Dense(4, name="a")(x)
     b = keras.layers.Dense(2, name="b")(a)
     graph = layer_graph(keras.Model(x, [a, b]))
     assert reads(graph, "Loss") == {"a", "b"}
     assert reads(graph, "a_backward") == {"a", "b", "b_backward", "Loss"}
-
-
-def test_a_layer_with_several_outputs_makes_several_values(keras: Any) -> None:
     x = keras.Input((5, 3))
     sequence, state = keras.layers.GRU(4, return_sequences=True, return_state=True, name="g")(x)
     model = keras.Model(x, [keras.layers.Flatten(name="flat")(sequence), keras.layers.Dense(1, name="d")(state)])
     graph = layer_graph(model)
-    assert [graph.values[v].bytes for v in graph.operations[0].outputs] == [2 * 5 * 4 * 4, 2 * 4 * 4]
-    assert [graph.values[v].bytes for v in graph.operations[-1].outputs] == [2 * 5 * 4 * 4, 2 * 4 * 4]
+    for op in (graph.operations[0], graph.operations[-1]):
+        assert [graph.values[v].bytes for v in op.outputs] == [2 * 5 * 4 * 4, 2 * 4 * 4]
     assert reads(graph, "d") == {"g:1"}
     assert reads(graph, "g_backward") == {"g:0", "g:1", "flat", "d", "flat_backward", "d_backward"}
 
@@ -256,21 +247,15 @@ def test_published_counts_of_other_layers(keras: Any) -> None:
     x = keras.Input((4, 4, 6))
     n = 4 * 4 * 6
     expected = {
-        layers.BatchNormalization: (4 * n, {}),
-        layers.ReLU: (n, {}),
-        layers.Activation: (n, {"activation": "softmax"}),
-        layers.MaxPooling2D: (0, {}),
-        layers.ZeroPadding2D: (0, {}),
-        layers.Flatten: (0, {}),
-        layers.Dropout: (0, {"rate": 0.5}),
-        layers.UpSampling2D: (4 * n, {}),
-        layers.DepthwiseConv2D: (9 * n, {"kernel_size": 3, "padding": "same"}),
-        layers.Conv2DTranspose: (6 * 8 * 8 * 2, {"filters": 2, "kernel_size": 2, "strides": 2}),
-        layers.SeparableConv2D: ((9 + 5) * n, {"filters": 5, "kernel_size": 3, "padding": "same"}),
-    }
-    for kind, (count, arguments) in expected.items():
-        graph = layer_graph(keras.Model(x, kind(**arguments)(x)), batch_size=1)
-        assert graph.operations[0].work.published_flops == count, kind.__name__
+        layers.BatchNormalization(): 4 * n, layers.ReLU(): n, layers.Activation("softmax"): n,
+        layers.MaxPooling2D(): 0, layers.ZeroPadding2D(): 0, layers.Flatten(): 0, layers.Dropout(0.5): 0,
+        layers.UpSampling2D(): 4 * n, layers.DepthwiseConv2D(3, padding="same"): 9 * n,
+        layers.Conv2DTranspose(2, 2, strides=2): 6 * 8 * 8 * 2,
+        layers.SeparableConv2D(5, 3, padding="same"): (9 + 5) * n,
+    }  # fmt: skip
+    for layer, count in expected.items():
+        graph = layer_graph(keras.Model(x, layer(x)), batch_size=1)
+        assert graph.operations[0].work.published_flops == count, layer
 
 
 def test_nothing_flows_into_frozen_layers(keras: Any) -> None:
@@ -340,14 +325,9 @@ def test_flops_agree_with_tensorflows_own_counter(keras: Any) -> None:
 def test_signatures_rebuild_their_layers(keras: Any, vgg19: Graph) -> None:
     for k, op in enumerate(vgg19.operations[: vgg19.loss]):
         content = json.loads(op.work.signature)
-        assert content["fw"] == "keras"
-        assert content["backward"] is False
+        assert (content["fw"], content["backward"]) == ("keras", False)
         layer = getattr(keras.layers, content["class"]).from_config(content["config"])
-        shape = layer.compute_output_shape(tuple(content["inputs"][0]))
-        size = 4
-        for n in shape:
-            size *= n
-        assert size == vgg19.values[k].bytes
+        assert 4 * math.prod(layer.compute_output_shape(tuple(content["inputs"][0]))) == vgg19.values[k].bytes
     assert len({op.work.signature for op in vgg19.operations}) < len(vgg19)  # names do not keep equal layers apart
     assert json.loads(vgg19.operations[-1].work.signature)["backward"] is True
 
@@ -389,13 +369,10 @@ def test_bad_input_is_refused_without_importing_keras(
         extract(bad)
 
 
-@pytest.mark.parametrize(
-    "bad", [spec("VGG16", options={"clases": 3}), spec("VGG16", options={"classes": -3}), spec("VGG20")]
-)
-def test_what_keras_refuses_is_one_line(keras: Any, bad: ModelSpec) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        extract(bad)
-    assert "\n" not in str(caught.value)
+def test_what_keras_refuses_is_one_line(keras: Any) -> None:
+    for bad in (spec("VGG16", options={"clases": 3}), spec("VGG16", options={"classes": -3}), spec("VGG20")):
+        with refused():
+            extract(bad)
 
 
 @pytest.mark.parametrize("encoder", ["vgg", "resnet50", "mobilenet", "plain"])
@@ -408,20 +385,14 @@ def test_segmentation_networks_on_every_encoder(keras: Any, network: str, encode
     assert all(op.work.flops is not None and op.work.signature for op in graph.operations)
 
 
-def _configured() -> list[Any]:
-    yaml = pytest.importorskip("yaml")
-    files = sorted(CONF.glob("*.yaml"))
-    return [entry for entry in map(yaml.safe_load, (f.read_text() for f in files)) if entry["framework"] != "torch"]
-
-
-def _spec_of(entry: dict[str, Any]) -> ModelSpec:
-    fields = {key: entry[key] for key in ("name", "framework", "target", "batch_size", "granularity", "options")}
-    return ModelSpec(**fields, input_size=tuple(entry["input_size"]))
+CONFIGURED = [entry for file in sorted(CONF.glob("*.yaml"))
+              if (entry := yaml.safe_load(file.read_text()))["framework"] != "torch"]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", _configured(), ids=lambda entry: entry["name"])
+@pytest.mark.parametrize("entry", CONFIGURED, ids=lambda entry: entry["name"])
 def test_every_configured_model_extracts(keras: Any, entry: dict[str, Any]) -> None:
-    graph = extract(_spec_of(entry))
+    fields = {key: entry[key] for key in ("name", "framework", "target", "batch_size", "granularity", "options")}
+    graph = extract(ModelSpec(**fields, input_size=tuple(entry["input_size"])))
     assert len(graph) > 10
     assert simulate(graph, Plan.from_order(graph, range(len(graph)))).peak_bytes > graph.fixed_bytes

@@ -5,27 +5,22 @@ Each situation trains as the same model does with ``run_eagerly=True``; what can
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from helpers import refused, run_python
+from helpers import ROOT, refused, run_python
 from orders import random_order
 from tf_helpers import (
     LOSS,
     QUICK,
+    EagerStep,
     assert_as_eager,
+    batch_for,
     batch_of,
-    bits_of,
     built,
-    captured_step,
     compiled,
-    eagerly,
     keras,
     layers,
     needs_compiler,
-    planned_step,
-    put_state,
     state_of,
     tf,
 )
@@ -33,7 +28,6 @@ from tf_helpers import (
 import remat.tf as rtf
 
 ops = keras.ops
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 
@@ -120,16 +114,11 @@ def test_spectral_normalization():
 
 @pytest.mark.parametrize("name", ["stochastic depth", "branches within branches", "fori_loop"])
 def test_random_plans_of_branches_and_loops_give_the_bits_of_the_eager_step(name):
-    model, data = built(lambda: model_of(SITUATIONS[name])), batch()
-    objective, step = captured_step(model, data)
-    expected = bits_of(eagerly(objective.step, *data), model.variables)
-    opaque = {k for k, op in enumerate(step.planned.operations) if "If" in op.kind or "While" in op.kind}
-    before = state_of(model.variables)
-    repeated = set()
+    run, repeated = EagerStep(lambda: model_of(SITUATIONS[name])), set()
+    opaque = {k for k, op in enumerate(run.step.planned.operations) if "If" in op.kind or "While" in op.kind}
     for seed in range(3):
-        order = random_order(step.planned, np.random.default_rng(seed), 0.3)
-        put_state(model.variables, before)
-        assert bits_of(planned_step(step, order)(*data), model.variables) == expected
+        order = random_order(run.step.planned, np.random.default_rng(seed), 0.3)
+        run.check(order)
         repeated |= {k for k in opaque if order.count(k) > 1}
     assert repeated
 
@@ -199,15 +188,11 @@ def test_a_branch_not_taken_gives_gradients_of_zeros_as_in_the_compiled_step(pla
         h = s.dense(x)
         return ops.cond(ops.sum(x) > 1e9, lambda: h * 1.0, lambda: x)
 
-    def factory():
-        return model_of(body)
-
-    assert_trains_as_eager(factory, lambda: keras.optimizers.SGD(0.1))  # zeros do not move it
-
-    def decayed():
-        return keras.optimizers.SGD(0.1, weight_decay=0.1)
-
-    eager, graph, plan = (trained(factory, way, decayed, *batch()) for way in ("eager", "graph", "plan"))
+    assert_trains_as_eager(lambda: model_of(body), lambda: keras.optimizers.SGD(0.1))  # zeros do not move it
+    eager, graph, plan = (
+        trained(lambda: model_of(body), way, lambda: keras.optimizers.SGD(0.1, weight_decay=0.1), *batch())
+        for way in ("eager", "graph", "plan")
+    )
     assert max(np.abs(a - b).max() for a, b in zip(plan, graph, strict=True)) < 1e-6
     assert max(np.abs(a - b).max() for a, b in zip(plan, eager, strict=True)) > 1e-3
 
@@ -310,9 +295,9 @@ def test_a_refusal_names_the_operation_and_the_way_out(body, says):
 
 def test_random_crop_belongs_into_the_dataset():
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.RandomCrop(4, 4), layers.Flatten(), layers.Dense(5)])
-    compiled(True, model, "sgd", "mse")
+    compiled(True, model, "sgd", LOSS)
     with refused(r"random_crop.*has no static shape.*in the dataset$"):
-        model.train_on_batch(np.ones((4, 8, 8, 3), "float32"), np.ones((4, 5), "float32"))
+        model.train_on_batch(*batch_for(model))
 
 
 @needs_compiler

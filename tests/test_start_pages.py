@@ -5,21 +5,17 @@ The blocks of the page about Keras run in test_keras_guide.py.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from helpers import blocks_of, run_blocks
+from helpers import ROOT, blocks_of, run_blocks, run_py
 
 from experiments import cli
 from experiments.config import register
 
-ROOT = Path(__file__).parents[1]
 START = ROOT / "docs" / "start"
 
 
@@ -50,10 +46,7 @@ def test_the_first_sweep_runs(folder: Path) -> None:
                 for line in block.splitlines()]  # fmt: skip
     assert len(commands) == 6
     assert all(command[:2] == ["python", "run.py"] for command in commands)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *commands[0][2:]], cwd=folder, capture_output=True, text=True,
-        timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_py(folder, *commands[0][2:])
     assert done.returncode == 0, done.stderr
     assert "no plan" in done.stdout
     assert re.search(r"portfolio( +\d+(\.\d+)? %\*){4}", done.stdout), done.stdout

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_graph, random_problem, random_step, training_chain, with_implementations
-from helpers import context_of
+from brute_force import SCOPES, optimum, random_graph, random_problem, random_step, training_chain, with_implementations
+from helpers import context_of, refused, schema_of
 
 import remat
 from remat.bounds import window_tree
@@ -35,24 +35,20 @@ from remat.search.exhaustive import exhaustive
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.simulator import plain_peak
 
-SCOPES = ("staged", "fixed_order", "free")
-
 
 def some_model(graph: Graph, budget: int, rng: np.random.Generator, scope: str = "staged") -> WindowModel:
     """Random boundaries, and some of the windows between them; with slots in scope staged, a chain in scope free."""
     arrays = Arrays.of(graph, Scope(scope))
     most = 10 if scope == "free" else 5  # few of them are a chain
     n_boundaries = int(rng.integers(1, min(most, len(graph) - 1) + 1))
-    boundaries = set(rng.choice(len(graph) - 1, n_boundaries, replace=False).tolist())
+    drawn = set(rng.choice(len(graph) - 1, n_boundaries, replace=False).tolist())
     if scope == "staged" and rng.random() < 0.7:
-        boundaries |= {t + 1 for t in boundaries if t + 2 < len(graph)}
-    chain: list[int] = []
-    for t in sorted(boundaries):
-        if not chain or arrays.sides(t).before[chain[-1]]:
-            chain.append(t)
-    boundaries, n_boundaries = chain, len(chain)
-    pairs = [(k, m) for k in range(n_boundaries) for m in range(k + 1, n_boundaries)]
-    windows = [pair for pair in pairs if rng.random() < 0.7]
+        drawn |= {t + 1 for t in drawn if t + 2 < len(graph)}
+    boundaries: list[int] = []
+    for t in sorted(drawn):
+        if not boundaries or arrays.sides(t).before[boundaries[-1]]:
+            boundaries.append(t)
+    windows = [pair for pair in itertools.combinations(range(len(boundaries)), 2) if rng.random() < 0.7]
     return build_window_model(arrays, budget, boundaries, windows, slots=scope == "staged")
 
 
@@ -63,11 +59,9 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
     """
     graph, t = model.arrays.graph, model.boundaries
     steps = list(zip(plan.kinds.tolist(), plan.ids.tolist(), strict=True))
-    ways = [graph.operations[i].all_implementations[0] if kind == COMPUTE else None for kind, i in steps]
-    if full is not None:
-        named = plan.implementations or [""] * len(steps)
-        ways = [full.implementation(i, name) if kind == COMPUTE else None
-                for (kind, i), name in zip(steps, named, strict=True)]  # fmt: skip
+    named = plan.implementations or [""] * len(steps)
+    ways = [(full or graph).implementation(i, name) if kind == COMPUTE else None
+            for (kind, i), name in zip(steps, named, strict=True)]  # fmt: skip
     first: dict[int, int] = {}
     for at, (kind, i) in enumerate(steps):
         if kind == COMPUTE:
@@ -103,13 +97,17 @@ def point_of(model: WindowModel, plan: Plan, full: Graph | None = None) -> np.nd
 
 def in_integers(windows: WindowBound, known: int | None) -> tuple[list[BoundCertificate], list[int], list[Plan]]:
     """(the trees, all bounds, the plans) of `WindowIntegers` beside a plan of cost `known`."""
-    proofs: list[BoundCertificate] = []
-    bounds: list[int] = []
-    plans: list[Plan] = []
+    proofs, bounds, plans = list[BoundCertificate](), list[int](), list[Plan]()
     listener = Listener(proofs.append, bounds.append, plans.append, lambda: False)
-    integers = WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=known)))
-    integers.run(time.monotonic() + 60, listener)
+    WindowIntegers(windows, cast("Incumbent", SimpleNamespace(cost=known))).run(time.monotonic() + 60, listener)
     return proofs, bounds + [proof.bound for proof in proofs], plans
+
+
+def bounds_of(graph: Graph, budget: int, scope: str = "staged", rounds: int | None = None, **more: int) -> WindowBound:
+    """The window bounds of a problem after so many rounds, or after all."""
+    windows = WindowBound(context_of(graph, budget, scope=Scope(scope), **more).problem)
+    windows.run(time.monotonic() + 60, rounds=rounds)
+    return windows
 
 
 def graphs(count: int, first: int = 0) -> list[tuple[Graph, np.random.Generator]]:
@@ -214,7 +212,6 @@ def test_no_choice_of_multipliers_proves_too_much(scope: str) -> None:
     for graph, least, rng in problems:
         budget = least + int(rng.integers(0, 3))
         best = optimum(graph, budget, scope)
-        assert best is not None
         for _ in range(6):
             model = some_model(graph, budget, rng, scope)
             kinds = [kind for kind in KINDS[WINDOW_FORMAT] if scope == "staged" or kind not in ("run", "later", "slot")]
@@ -258,17 +255,14 @@ def test_a_budget_below_one_value_leaves_it_no_column() -> None:
     """A value that does not fit beside an operation is not held there, so that its producer runs again."""
     graph = Graph.from_nodes("v", [[], [0], [1], [0, 2]], [4, 3, 4, 1], [7, 1, 1, 1])
     assert optimum(graph, 9, "staged") == 17
-    windows = WindowBound(context_of(graph, 9).problem)
-    windows.run(time.monotonic() + 60)
-    assert windows.best.bound == 17
+    assert bounds_of(graph, 9).best.bound == 17
 
 
 def test_the_fractional_profile_of_a_whole_plan_is_its_memory() -> None:
     graph = training_chain(8)
-    peak = plain_peak(graph)
-    model = build_window_model(Arrays.of(graph), peak, [3, 9], [(0, 1)])
-    x = point_of(model, Plan.from_order(graph, range(len(graph))))
-    trace = remat.simulate(graph, Plan.from_order(graph, range(len(graph))))
+    model = build_window_model(Arrays.of(graph), plain_peak(graph), [3, 9], [(0, 1)])
+    plan = Plan.from_order(graph, range(len(graph)))
+    x, trace = point_of(model, plan), remat.simulate(graph, plan)
     np.testing.assert_allclose(fractional_profile(model, x) + graph.fixed_bytes, [trace.running_bytes] * 2)
     np.testing.assert_array_equal(model.arrays.profile() + graph.fixed_bytes, trace.running_bytes)
 
@@ -276,21 +270,17 @@ def test_the_fractional_profile_of_a_whole_plan_is_its_memory() -> None:
 def test_a_certificate_of_windows_is_a_file_like_any_other(tmp_path: Path) -> None:
     graph = training_chain(12)
     budget = remat.min_budget(graph, "staged").bytes
-    windows = WindowBound(context_of(graph, budget).problem)
-    windows.run(time.monotonic() + 60)
-    proof = windows.best
+    proof = bounds_of(graph, budget).best
     proof.save(tmp_path / "bound.json")
     assert remat.verify_bound(graph, tmp_path / "bound.json", budget=budget, scope="staged") == proof.bound
     assert remat.BoundCertificate.load(tmp_path / "bound.json").to_dict() == proof.to_dict()
-    jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((resources.files("remat") / "schemas" / "remat-bound-2.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(json.loads((tmp_path / "bound.json").read_text()))
+    schema_of("remat-bound/2").validate(json.loads((tmp_path / "bound.json").read_text()))
     for boundaries in ([], [3, 3], [5, 2], [-1, 4], [len(graph) - 1]):
-        with pytest.raises(InvalidInput, match=r"boundaries|unknown kind"):
+        with refused("boundaries|unknown kind"):
             verify_bound(graph, replace(proof, boundaries=boundaries))
-    with pytest.raises(InvalidInput, match="proves only"):
+    with refused("proves only"):
         verify_bound(graph, replace(proof, bound=proof.bound + 1))
-    with pytest.raises(InvalidInput, match="holds up to"):
+    with refused("holds up to"):
         verify_bound(graph, proof, budget=budget + 1)
 
 
@@ -332,9 +322,7 @@ def test_a_round_that_runs_out_of_time_is_tried_again() -> None:
     """No time for an LP is no proof, and no reason to stop for good."""
     graph = training_chain(30)
     budget = int(0.6 * plain_peak(graph))
-    context = context_of(graph, budget)
-    windows = WindowBound(context.problem)
-    windows.run(time.monotonic() + 60, rounds=2)
+    windows = bounds_of(graph, budget, rounds=2)
     best = remat.solve(graph, budget=budget, strategy="search", time_limit_s=2, threads=1).cost
     known = SimpleNamespace(cost=2 * best)  # no bound meets it
     integers = WindowIntegers(windows, cast("Incumbent", known))
@@ -383,8 +371,7 @@ def test_trees_and_programs_in_integers_never_prove_more_than_the_optimum(first:
         for scope in SCOPES:
             budget = remat.min_budget(graph, scope).bytes + int(rng.integers(0, 2))
             best = optimum(graph, budget, scope)
-            windows = WindowBound(context_of(graph, budget, scope=Scope(scope)).problem)
-            windows.run(time.monotonic() + 60, rounds=int(rng.integers(1, 4)))
+            windows = bounds_of(graph, budget, scope, rounds=int(rng.integers(1, 4)))
             known = None if rng.random() < 0.25 else best + int(rng.choice([0, 1, 5]))
             proofs, bounds, plans = in_integers(windows, known)
             trees += len(proofs)
@@ -413,8 +400,7 @@ def test_trees_rule_out_a_cost_cap_only_where_no_plan_is_within_it(first: int, c
             cap = best + int(rng.integers(-2, 1))
             if cap < graph.total_cost:
                 continue
-            windows = WindowBound(context_of(graph, budget, scope=Scope(scope), cost_cap=cap).problem)
-            windows.run(time.monotonic() + 60, rounds=2)
+            windows = bounds_of(graph, budget, scope, rounds=2, cost_cap=cap)
             proofs, _, plans = in_integers(windows, None if rng.random() < 0.5 else best + 3)
             for proof in proofs:
                 assert verify_bound(graph, proof, budget=budget, scope=scope) == proof.bound <= min(best, cap + 1)
@@ -465,8 +451,7 @@ def test_rows_that_are_met_to_the_byte_are_met_in_integers_too() -> None:
     plan = exhaustive(graph, budget, "fixed_order").plan
     assert remat.simulate(graph, plan).cost == 137
     for boundaries in ([7, 8], [6, 7, 8], [3, 7, 8]):
-        context = context_of(graph, budget, scope=Scope.FIXED_ORDER)
-        windows = WindowBound(context.problem)
+        windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem)
         windows._boundaries = boundaries
         for known in (None, 137, 146, 160):
             assert max(in_integers(windows, known)[1], default=0) <= 137
@@ -477,7 +462,4 @@ def test_multiples_of_a_large_unit_are_solved_in_integers() -> None:
     graph = training_chain(8)
     large = replace(graph, values=tuple(replace(value, bytes=value.bytes << 30) for value in graph.values))
     budget = remat.min_budget(large, "staged").bytes
-    context = context_of(large, budget)
-    windows = WindowBound(context.problem)
-    windows.run(time.monotonic() + 60)
-    assert in_integers(windows, None)[1]
+    assert in_integers(bounds_of(large, budget), None)[1]

@@ -172,3 +172,21 @@ def planned_step(step, order, whole=False):
     remat.simulate(step.graph, plan)
     return PlannedStep(step, remat.execution.StepPlan(
         plan, step.graph, _plan.fingerprint(step, ""), "random", None, None, {}, "flops"))  # fmt: skip
+
+
+class EagerStep:
+    """A step of a network that was run eagerly, and the bits of its results and variables."""
+
+    def __init__(self, factory):
+        self.model = built(factory)
+        self.batch = batch_for(self.model)
+        objective, self.step = captured_step(self.model, self.batch)
+        self.before = state_of(self.model.variables)
+        self.expected = bits_of(eagerly(objective.step, *self.batch), self.model.variables)
+
+    def check(self, order, calls=1):
+        """A plan of this order gives the same bits, in each call."""
+        run = planned_step(self.step, order)
+        for _ in range(calls):
+            put_state(self.model.variables, self.before)
+            assert bits_of(run(*self.batch), self.model.variables) == self.expected
