@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from functools import cache
@@ -32,24 +33,24 @@ def mirrored(
     users = [[j for j, dep in enumerate(deps) if i in dep] for i in range(n)]
     back = [[i, *users[i], *(2 * n - u for u in users[i]), *([] if users[i] else [n])] for i in reversed(range(n))]
     return Graph.from_nodes(
-        "mirrored",
-        [*deps, [n - 1], *back],
-        [*sizes, loss_bytes, *reversed(sizes)],
-        [*costs, 0, *(2 * c for c in reversed(costs))],
-        backward=[False] * (n + 1) + [True] * n,
-        loss=n,
+        "mirrored", [*deps, [n - 1], *back], [*sizes, loss_bytes, *reversed(sizes)],
+        [*costs, 0, *(2 * c for c in reversed(costs))], backward=[False] * (n + 1) + [True] * n, loss=n,
         fixed_bytes=fixed_bytes,
-    )
+    )  # fmt: skip
+
+
+def in_a_chain(n: int) -> list[list[int]]:
+    return [[i - 1] if i else [] for i in range(n)]
 
 
 def unit_chain(n: int) -> Graph:
     """n layers of one byte; forward costs 1, gradient 2, the loss nothing."""
-    return mirrored([[i - 1] if i else [] for i in range(n)], [1] * n, [1] * n)
+    return mirrored(in_a_chain(n), [1] * n, [1] * n)
 
 
 def input_chain(n: int) -> Graph:
     """n steps whose gradients read the step's input only, as in Griewank and Walther's model; gradients are free."""
-    deps = [[i - 1] if i else [] for i in range(n)]
+    deps = in_a_chain(n)
     deps += [[s - 1] * (s > 0) + [2 * n - 2 - s] * (s < n - 1) for s in reversed(range(n))]
     return Graph.from_nodes(
         "inputs", deps, [1] * 2 * n, [1] * n + [0] * n, backward=[False] * n + [True] * n, loss=n - 1
@@ -58,23 +59,19 @@ def input_chain(n: int) -> Graph:
 
 def vgg19() -> Graph:
     """VGG19, batch 1, 224x224: bytes of each layer's output (float32) and multiply-adds, by hand."""
-    sizes, macs, side, width = [], [], 224, 3
+    found, side, width = list[tuple[int, int]](), 224, 3  # values and multiply-adds
     for repeats, filters in ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)):
         for _ in range(repeats):
-            sizes.append(4 * side * side * filters)
-            macs.append(side * side * filters * 9 * width)
+            found.append((side * side * filters, side * side * filters * 9 * width))
             width = filters
         side //= 2
-        sizes.append(4 * side * side * width)
-        macs.append(0)
+        found.append((side * side * width, 0))
     width *= side * side
-    sizes.append(4 * width)
-    macs.append(0)
+    found.append((width, 0))
     for units in (4096, 4096, 1000):
-        sizes.append(4 * units)
-        macs.append(width * units)
+        found.append((units, width * units))
         width = units
-    return mirrored([[i - 1] if i else [] for i in range(len(sizes))], sizes, macs, loss_bytes=4)
+    return mirrored(in_a_chain(len(found)), [4 * n for n, _ in found], [macs for _, macs in found], loss_bytes=4)
 
 
 def only(graph: Graph, strategy: str, accounting: str = "exact") -> tuple[int, int]:
@@ -137,40 +134,31 @@ def test_greedy_on_a_unit_chain() -> None:
 def test_griewank_on_a_unit_chain_of_four() -> None:
     # Two slots store nothing. g3 follows the sweep, f3 is there. g2 reads f2 and f3: 4 steps from the input; g1
     # reads f1 and f2: 3; g0: 2. With all stored: nothing more.
-    members = remat.family(unit_chain(4), "griewank")
+    first, *_, last = members = remat.family(unit_chain(4), "griewank")
     assert [m.parameters["slots"] for m in members] == [2, 3, 4, 5, 6]
-    assert members[0].cost == 12 + 4 + 3 + 2
-    assert members[-1].cost == 12
-    assert members[0].peak_bytes == 4  # g2: f2 f3 g3 g2
-    assert members[-1].peak_bytes == 6  # g2: f0..f3 g3 g2
+    assert (first.cost, first.peak_bytes) == (12 + 4 + 3 + 2, 4)  # g2: f2 f3 g3 g2
+    assert (last.cost, last.peak_bytes) == (12, 6)  # g2: f0..f3 g3 g2
 
 
 # Griewank and Walther's theory.
 
 
+def advances(steps: int, checkpoints: int) -> list[int]:
+    """[k - 1] the advances if the next checkpoint is after k steps, by the recursion itself."""
+    return [k + fewest_advances(steps - k, checkpoints - 1) + fewest_advances(k, checkpoints) for k in range(1, steps)]
+
+
 @cache
 def fewest_advances(steps: int, checkpoints: int) -> int:
-    """The recursion itself, over every place for the next checkpoint."""
-    if steps <= 1:
-        return 0
-    if checkpoints == 1:
+    if steps <= 1 or checkpoints == 1:
         return steps * (steps - 1) // 2
-    return min(
-        k + fewest_advances(steps - k, checkpoints - 1) + fewest_advances(k, checkpoints) for k in range(1, steps)
-    )
+    return min(advances(steps, checkpoints))
 
 
 def test_binomial_closed_form_is_the_recursion() -> None:
-    for steps in range(1, 40):
-        for checkpoints in range(1, 9):
-            best = fewest_advances(steps, checkpoints)
-            if steps > 1 and checkpoints > 1:
-                optimal = [
-                    k
-                    for k in range(1, steps)
-                    if k + fewest_advances(steps - k, checkpoints - 1) + fewest_advances(k, checkpoints) == best
-                ]
-                assert split(steps, checkpoints) == optimal[len(optimal) // 2]
+    for steps, checkpoints in itertools.product(range(2, 40), range(2, 9)):
+        optimal = [k for k, n in enumerate(advances(steps, checkpoints), 1) if n == fewest_advances(steps, checkpoints)]
+        assert split(steps, checkpoints) == optimal[len(optimal) // 2]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 9, 16, 23])
@@ -209,10 +197,10 @@ def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
     by_hand = vgg19()
     assert [op.cost for op in graph.operations] == [op.cost for op in by_hand.operations]
     for strategy in ALL:
-        ours = [(m.cost, m.peak_bytes) for m in remat.family(by_hand, strategy, accounting="published")]
-        theirs = [
-            (m.cost, m.peak_bytes - graph.fixed_bytes) for m in remat.family(graph, strategy, accounting="published")
-        ]
+        ours, theirs = (
+            [(m.cost, m.peak_bytes - each.fixed_bytes) for m in remat.family(each, strategy, accounting="published")]
+            for each in (by_hand, graph)
+        )
         assert ours == theirs, strategy
 
 
@@ -229,15 +217,11 @@ def test_articulation_points_by_brute_force() -> None:
         edges = [(u, v) for v, dep in enumerate([*deps, [n - 1]]) for u in dep]
         expected = []
         for gone in range(1, n):
-            reached, todo = {n}, [n]
-            while todo:
-                k = todo.pop()
-                for u, v in edges:
-                    for near, far in ((u, v), (v, u)):
-                        if near == k and far != gone and far not in reached:
-                            reached.add(far)
-                            todo.append(far)
-            if 0 not in reached and gone != n:
+            reached, before = {n}, set[int]()
+            while reached != before:
+                before = set(reached)
+                reached |= {k for edge in edges if before & {*edge} for k in edge} - {gone}
+            if 0 not in reached:
                 expected.append(gone)
         if any(0 in dep for dep in deps):
             assert Forward.of(graph).articulation_points() == expected
@@ -249,16 +233,14 @@ def test_articulation_points_by_brute_force() -> None:
 def test_on_a_chain_each_segment_is_rebuilt_at_most_once(strategy: str) -> None:
     rng = random.Random(5)
     n = 30
-    deps = [[i - 1] if i else [] for i in range(n)]
-    graph = mirrored(deps, [rng.randint(1, 99) for _ in range(n)], [rng.randint(1, 99) for _ in range(n)])
+    graph = mirrored(in_a_chain(n), [rng.randint(1, 99) for _ in range(n)], [rng.randint(1, 99) for _ in range(n)])
     for accounting in ("exact", "published"):
         for member in remat.family(graph, strategy, accounting=accounting):
             assert max(counts(graph, member)) <= 2
 
 
 def test_fixed_bytes_do_not_move_greedys_sweep() -> None:
-    deps = [[i - 1] if i else [] for i in range(12)]
-    plain, fixed = (mirrored(deps, [2] * 12, [1] * 12, fixed_bytes=f) for f in (0, 1000))
+    plain, fixed = (mirrored(in_a_chain(12), [2] * 12, [1] * 12, fixed_bytes=f) for f in (0, 1000))
     for a, b in zip(remat.family(plain, "chen_greedy"), remat.family(fixed, "chen_greedy"), strict=True):
         assert (a.cost, a.peak_bytes + 1000) == (b.cost, b.peak_bytes)
 
