@@ -5,24 +5,20 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import sweep_helpers
 from hydra import compose, initialize_config_dir
 
 import remat
-from analysis.paper import sizes, sweeps
-from analysis.parts import Study, prose
+from analysis.paper import sweeps
 from experiments import cli
-from experiments.checkmate import FULL, QUICK, STUDY, TABLE_1, stored_study
+from experiments.checkmate import TABLE_1, stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
-from experiments.paper.sweeps import SHARES, spread
+from experiments.paper.sweeps import spread
 from experiments.registry import experiments
 from experiments.settings import read_settings
 from remat.graph import Graph
@@ -45,26 +41,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("budget", [3, 4, 5])
 def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_search(budget: int) -> None:
     graph = unit_chain(3)
-    optimum = exhaustive(graph, budget)
-    staged = solve_published(graph, budget, frontier_advancing=True, time_limit_s=60)
-    free = solve_published(graph, budget, frontier_advancing=False, time_limit_s=60)
-    assert staged.proven
-    assert free.proven
-    assert optimum.bound is not None
-    assert optimum.bound == round(staged.cost or 0) == round(free.cost or 0)  # of a chain: stages lose nothing
-    assert staged.lp is not None
-    assert free.lp is not None
-    assert free.lp < staged.lp <= optimum.bound + 1e-6
+    optimum = exhaustive(graph, budget).bound
+    staged, free = (
+        solve_published(graph, budget, frontier_advancing=advancing, time_limit_s=60) for advancing in (True, False)
+    )
+    assert (staged.proven, free.proven) == (True, True)
+    assert optimum == round(staged.cost) == round(free.cost)  # of a chain: stages lose nothing
+    assert free.lp < staged.lp <= optimum + 1e-6
 
 
 def test_the_published_chain_has_the_published_integrality_gaps() -> None:
     graph, budget = unit_chain(LAYERS), BUDGETS[0]
     optimum = exhaustive(graph, budget).bound
-    assert optimum is not None
     assert (len(graph), budget, optimum) == (17, 4, 26)
     for frontier_advancing, gap in ((True, 1.18), (False, 21.56)):
         found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=2)
-        assert found.lp is not None
         assert round(optimum / found.lp, 2) == gap
 
 
@@ -142,7 +133,6 @@ def test_nothing_fits_below_the_largest_working_set() -> None:
 def test_random_rounding_of_both_matrices_keeps_what_is_whole() -> None:
     graph = unit_chain(2)
     plan = exhaustive(graph, 4).plan
-    assert plan is not None
     R, S = (matrix.astype(float) for matrix in plan.matrices(graph))
     kept = valid_samples(R, S, graph, 5, 0)  # nothing is random in it
     assert len(kept) == 5
@@ -162,48 +152,6 @@ def test_random_rounding_finds_the_share_that_is_whole() -> None:
 def test_a_budget_that_all_fits_into_is_met_by_every_sample() -> None:
     graph = unit_chain(2)
     assert count_feasible(graph, len(graph), 20, 0, 10.0) == 20
-
-
-def run_of(rows: list[tuple[str, int, int | None, int | None]]) -> Any:
-    """(strategy, budget, cost, bound) as a stored run."""
-    frame = pd.DataFrame(rows, columns=["strategy", "budget_bytes", "cost", "bound"])
-    frame["cost"], frame["bound"] = frame["cost"].astype("Int64"), frame["bound"].astype("Int64")
-    frame["status"] = ["NO_PLAN" if cost is None else "FEASIBLE" for _, _, cost, _ in rows]
-    return SimpleNamespace(info={}, rows=frame, total_cost=100, families=pd.DataFrame({"strategy": [], "cost": []}))
-
-
-def test_ratios_are_to_the_cheapest_plan_where_something_has_to_be_computed_again() -> None:
-    run = run_of([
-        ("a", 10, 150, None), ("b", 10, 120, 110), ("a", 20, 130, None), ("b", 20, 130, 130), ("a", 30, 100, None),
-        ("b", 30, 100, 100), ("a", 5, None, None), ("b", 5, 200, None),
-    ])  # fmt: skip
-    assert sweeps.best_costs(run) == {5: (200, None), 10: (120, 110), 20: (130, 130), 30: (100, 100)}
-    assert sweeps.ratios(run, "a") == [150 / 120, 1.0]
-    assert sweeps.ratios(run, "b") == [1.0, 1.0, 1.0]
-    assert sweeps.gaps(run)[5] == pytest.approx(0.5)  # nothing is proven there but that all has to run once
-    sweep = sweeps.Sweep("net", "Net", "ours", run)
-    proven = sweeps.proven([sweep])
-    assert (proven["near"], proven["known"]) == (1, 3)  # all is optimal at 30
-    assert (proven["widest"], proven["widest_at"]) == (pytest.approx(50), "Net at 0.00 GB")
-
-
-def test_every_scale_has_budgets_for_solver_times() -> None:
-    assert {scale.solver_points for scale in (QUICK, STUDY, FULL)} <= set(SHARES)
-    assert all(len(shares) == points for points, shares in SHARES.items())
-
-
-def test_throughput_without_a_solved_network_has_no_curve() -> None:
-    part = sizes.throughput({"throughput": [], "searches": [], "memory_bytes": 1, "gpu": "V100"}, Study({}, {}, Path()))
-    assert not part.figures
-    assert not part.tables
-
-
-def test_prose_has_values_where_its_markdown_has_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "# Part {n}\n\n**Published.** One\nline.\n\n**Ours.** {share:.1f} %.\n\n**Why they differ.** {why}\n"
-    (tmp_path / "part.md").write_text(text)
-    values = {"n": 1, "share": 2.345, "why": "Braces {stay}."}
-    monkeypatch.setattr("analysis.parts.PROSE", tmp_path)
-    assert prose("part", **values) == ("Part 1", "One line.", "2.3 %.", "Braces {stay}.")
 
 
 @pytest.fixture(autouse=True)
@@ -267,20 +215,16 @@ def test_the_milp_starts_from_the_cheapest_heuristic_that_fits(tmp_path: Path) -
     assert graph_run.key("checkmate_milp", 8) != cold  # other rows than those of a cold start
     cheapest = min(m.cost for family in families.values() for m in family.members if m.peak_bytes <= 8)
     plan = graph_run.cheapest_below({}, "checkmate_milp", 8)
-    assert plan is not None
     assert simulate(sweep_helpers.MIRROR, plan).cost == cheapest
     assert graph_run.cheapest_below({}, "checkmate_milp", 1) is None
     assert graph_run.cheapest_below({}, "search", 8) is None  # the others start as users' do
 
 
 def test_a_full_run_rounds_within_the_time_limit(here: Path) -> None:
-    amounts = []
-    for asked in ([], ["time_limit=7"], ["scale=study"], ["scale=study", "time_limit=60"]):
+    listed = experiments()["paper"]
+    for asked, limits in (([], (3600, 3600)), (["time_limit=7"], (7, 7)), (["scale=study"], (30, 300)),
+                          (["scale=study", "time_limit=60"], (30, 60))):  # fmt: skip
         with initialize_config_dir(str(CONF_FOLDER), version_base="1.3"):
             cfg = compose("config", ["experiment=paper", "networks=[chain]", *asked])
-        settings, listed = read_settings(cfg), experiments()["paper"]
-        case = next(listed.load().cases(settings, **listed.arguments(as_dict(cfg))))
-        amounts.append(case.what["amount"])
-    assert [(amount["time_limit_s"], amount["rounding_s"]) for amount in amounts] == [
-        (3600, 3600), (7, 7), (30, 300), (30, 60),
-    ]  # fmt: skip
+        amount = next(listed.load().cases(read_settings(cfg), **listed.arguments(as_dict(cfg)))).what["amount"]
+        assert (amount["time_limit_s"], amount["rounding_s"]) == limits
