@@ -177,15 +177,11 @@ def first_of(_labels, prediction):
     [
         (tagger, "ce", lambda: [*NAMED, keras.metrics.SparseCategoricalAccuracy(), first_of], labels_for("sparse")),
         (lambda: tagger(False), "ce", lambda: NAMED, labels_for("sparse")),
-        (
-            by_name,
-            {"a": "ce", "b": "mse"},
-            lambda: {"a": NAMED, "b": [keras.metrics.MeanAbsoluteError(), "mse"]},
-            {"a": labels_for("sparse"), "b": labels_for("mse")},
-        ),
+        (by_name, {"a": "ce", "b": "mse"}, lambda: {"a": NAMED, "b": [keras.metrics.MeanAbsoluteError(), "mse"]},
+         {"a": labels_for("sparse"), "b": labels_for("mse")}),
     ],
     ids=["masked", "unmasked", "by name"],
-)
+)  # fmt: skip
 def test_metrics_are_what_they_are_in_compile(factory, loss, metrics_of, y, is_weighted):
     x, weights = PADDED, np.random.default_rng(2).uniform(0.1, 2.0, (3, 6)).astype("float32")
     w = dict.fromkeys(y, weights) if isinstance(y, dict) else weights

@@ -61,14 +61,11 @@ def test_a_fraction_is_of_the_largest_batch(plain_peaks):
     """28 samples are 3 batches of 8 and one of 4, which runs as it is."""
     model = rtf.fit_within(_model(), 0.7, **QUICK)
     model.fit(*_data(), batch_size=8, verbose=0)
-    large, small = _steps(model)
-    assert large.budget_bytes == small.budget_bytes == int(0.7 * plain_peaks[0])
-    assert len(plain_peaks) == 1
-    assert large.plan.recomputed
-    assert not small.plan.recomputed
+    (large, small), (peak,) = _steps(model), plain_peaks
+    assert large.budget_bytes == small.budget_bytes == int(0.7 * peak)
+    assert (bool(large.plan.recomputed), bool(small.plan.recomputed)) == (True, False)
     assert model.remat is large
-    assert large.plan.plain_peak_bytes == plain_peaks[0]
-    assert small.plan.plain_peak_bytes is None
+    assert (large.plan.plain_peak_bytes, small.plan.plain_peak_bytes) == (peak, None)
 
 
 @pytest.mark.slow
@@ -151,19 +148,17 @@ def test_what_is_prepared_is_what_fit_brings(weighted, caplog):
 
 
 def test_prepare_refuses_what_it_cannot_plan():
-    model = _model()
-    with refused(r"call remat\.tf\.fit_within\(model, budget\) first"):
-        rtf.prepare(model, _data(8))
-    uncompiled = rtf.fit_within(built(deep), "1GB", **QUICK)
-    with refused("compile the model first"):
-        rtf.prepare(uncompiled, _data(8))
-    rtf.fit_within(model, "1GB", **QUICK)
-    with refused("has no static shape"):
-        rtf.prepare(model, (tf.TensorSpec((None, 16, 16, 3)), tf.TensorSpec((None,), "int64")))
-    rtf.fit_within(model, "1kB", **QUICK)
-    with refused("no plan of"):
-        rtf.prepare(model, _data(8))
-    assert model.remat is None
+    small = rtf.fit_within(_model(), "1kB", **QUICK)
+    unknown = tf.TensorSpec((None, 16, 16, 3)), tf.TensorSpec((None,), "int64")
+    for model, batch, says in (
+        (_model(), _data(8), r"call remat\.tf\.fit_within\(model, budget\) first"),
+        (rtf.fit_within(built(deep), "1GB", **QUICK), _data(8), "compile the model first"),
+        (rtf.fit_within(_model(), "1GB", **QUICK), unknown, "has no static shape"),
+        (small, _data(8), "no plan of"),
+    ):
+        with refused(says):
+            rtf.prepare(model, batch)
+    assert small.remat is None
 
 
 @pytest.mark.slow
