@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import blocks_of, install_package, run_python
+from helpers import blocks_of, install_package, run_py, run_python
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-strategy.md"
 
@@ -67,10 +65,7 @@ def test_an_outside_strategy_is_in_the_leaderboard(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, str(DOCUMENT.parents[2] / "run.py"), *arguments], cwd=tmp_path, capture_output=True,
-            text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
+        done = run_py(tmp_path, *arguments, PYTHONPATH=path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

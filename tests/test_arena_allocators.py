@@ -152,10 +152,9 @@ def test_no_simulated_allocator_needs_less_than_the_load(is_expandable: bool, se
 
 
 def test_the_smallest_limit_is_where_steps_begin_to_survive() -> None:
-    lower, upper, size = np.array([0, 1, 1, 2]), np.array([1, 2, 2, 3]), np.array([40, 20, 20, 40]) * MIB
-    native = simulate_allocator(lower, upper, size, steps=1)
+    native = simulate_allocator([0, 1, 1, 2], [1, 2, 2, 3], [n * MIB for n in (40, 20, 20, 40)], steps=1)
     assert native.reserved_bytes == native.limit_bytes == 40 * MIB  # two halves of one segment, merged again
-    lower, upper, size = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3]), np.array([20, 20, 40, 40]) * MIB
+    lower, upper, size = [0, 0, 1, 2], [1, 1, 2, 3], [n * MIB for n in (20, 20, 40, 40)]
     native = simulate_allocator(lower, upper, size)
     assert native.reserved_bytes == 80 * MIB
     assert 40 * MIB <= native.limit_bytes <= 40.1 * MIB  # both segments are given back for the one of 40
@@ -174,9 +173,8 @@ def test_printed_words_name_the_simulation_and_the_command_prints_them(
     assert list(places_in_words(graph, plan, is_cuda=False)) == ["places"]
     remat.save_graph(graph, tmp_path / "graph.json")
     plan.save(tmp_path / "plan.json")
-    assert (
-        main(["arena", str(tmp_path / "plan.json"), "--graph", str(tmp_path / "graph.json"), "--time-limit", "1"]) == 0
-    )
+    graph_file, plan_file = str(tmp_path / "graph.json"), str(tmp_path / "plan.json")
+    assert main(["arena", plan_file, "--graph", graph_file, "--time-limit", "1"]) == 0
     assert words["CUDA allocator"] in capsys.readouterr().out
 
 

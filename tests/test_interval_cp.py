@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from brute_force import KINDS, optimum, random_graph
-from helpers import run_python
+from helpers import DIAMOND, run_python
 
 from remat import Graph, Plan, Status, simulate, solve_sweep
 
@@ -69,9 +69,8 @@ def test_the_published_method_starts_from_the_graph_alone():
 
 
 def test_nothing_is_claimed_for_a_wider_scope():
-    graph = Graph.from_nodes("scopes", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-    assert here(graph, 6).status is not Status.OPTIMAL
-    assert here(graph, 6, scope="free").status in (Status.NO_PLAN, Status.TIMEOUT)
+    assert here(DIAMOND, 6).status is not Status.OPTIMAL
+    assert here(DIAMOND, 6, scope="free").status in (Status.NO_PLAN, Status.TIMEOUT)
 
 
 def test_dear_operations_do_not_overflow():

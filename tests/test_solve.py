@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from brute_force import training_chain
-from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
+from helpers import ALL, DIAMOND, FEWER, context_of, install_package, refused, run_python
 
 import remat
 from remat import Candidate, Graph, InvalidInput, Outcome, Plan, Skip, Status, registry, simulate, solve
@@ -109,9 +109,8 @@ def test_budget_ignoring_strategies_run_once_for_a_sweep(scripted):
     ],
 )
 def test_what_users_get_wrong(arguments, words):
-    with pytest.raises(InvalidInput, match=words) as caught:
+    with refused(words):
         solve(**{"graph": DIAMOND, "budget": 9, "strategy": "checkpoint_all"} | arguments)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_graph_without_operations_is_refused():

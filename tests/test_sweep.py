@@ -21,26 +21,22 @@ from remat.search.sequence import anneal
 def test_budgets_are_even_whole_and_hold_both_ends() -> None:
     assert sweep_budgets(10, 20, 5) == [10, 12, 15, 17, 20]
     assert sweep_budgets(0, 2**53 + 1, 3) == [0, 2**52, 2**53 + 1]  # beyond what a float can hold
-    assert sweep_budgets(10, 12, 16) == [10, 11, 12]  # each once
-    assert sweep_budgets(20, 10, 4) == [20]  # nothing to save
     assert sweep_budgets(10, 80, 4, by_factor=True) == [10, 20, 40, 80]
-    assert sweep_budgets(10, 12, 16, by_factor=True) == [10, 11, 12]
-    assert sweep_budgets(20, 10, 4, by_factor=True) == [20]
+    for by_factor in (False, True):
+        assert sweep_budgets(10, 12, 16, by_factor=by_factor) == [10, 11, 12]  # each once
+        assert sweep_budgets(20, 10, 4, by_factor=by_factor) == [20]  # nothing to save
     assert through([10, 20, 40, 80], 35) == [10, 20, 35, 80]
-    assert through([10, 20, 40, 80], 20) == [10, 20, 40, 80]
-    assert through([10, 20, 40, 80], 80) == [10, 20, 40, 80]  # an end, or beyond
+    for budget in (20, 80):  # one of them, or an end
+        assert through([10, 20, 40, 80], budget) == [10, 20, 40, 80]
     assert through([10, 20], 15) == [10, 20]
 
 
 def test_a_cheaper_plan_of_a_smaller_budget_is_taken_and_says_so() -> None:
     tight, wide = reuse_plans([at(20, 150, 100), at(10, 120, 110)], 1e-4)
     assert (tight.budget_bytes, tight.cost, tight.plan_from, tight.key) == (10, 120, None, "10")
-    assert (wide.budget_bytes, wide.cost, wide.plan_from) == (20, 120, 10)
-    assert (wide.plan_file, wide.peak_bytes) == ("plans/10.json", 9)
-    assert wide.overhead == pytest.approx(0.2)
-    assert wide.bound == 100  # the tight budget's 110 proves nothing here
-    assert wide.gap == pytest.approx(20 / 120)
-    assert wide.status == "FEASIBLE"
+    assert (wide.budget_bytes, wide.cost, wide.plan_from, wide.status) == (20, 120, 10, "FEASIBLE")
+    assert (wide.plan_file, wide.peak_bytes, wide.overhead) == ("plans/10.json", 9, pytest.approx(0.2))
+    assert (wide.bound, wide.gap) == (100, pytest.approx(20 / 120))  # the tight budget's 110 proves nothing here
     assert wide.key != "20"
     assert "plan found at 10 B" in wide.message
 
@@ -80,9 +76,8 @@ def test_rows_that_gain_nothing_stay_as_they_are() -> None:
 
 
 def test_baselines_are_never_reused() -> None:
-    assert is_reusable("checkmate_milp")
-    assert not is_reusable("chen_greedy")
-    assert not is_reusable("checkpoint_all")
+    names = ("checkmate_milp", "chen_greedy", "checkpoint_all")
+    assert [is_reusable(name) for name in names] == [True, False, False]
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +90,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row], lis
 
 def test_a_sweep_reaches_from_the_smallest_budget_to_checkpoint_all(done: tuple[Path, list[Row], list[str]]) -> None:
     _, rows, families = done
-    budgets = sorted({row.budget_bytes for row in rows})
     # All forward values and the first gradient: 5 bytes. A gradient, its input and the gradient before: 3.
-    assert budgets == [3, 4, 5]
+    assert sorted({row.budget_bytes for row in rows}) == [3, 4, 5]
     milp = [row for row in rows if row.strategy == "checkmate_milp"]
-    assert [row.status for row in milp] == ["FEASIBLE", "FEASIBLE", "OPTIMAL"]  # only the last needs no proof by HiGHS
-    assert [(row.gap, row.proven_by) for row in milp] == [(0, "highs"), (0, "highs"), (0, None)]
-    assert milp[-1].cost == 2 * N
-    assert len(families) == 2
-    assert len(rows) == 9
+    assert [(row.status, row.gap, row.proven_by) for row in milp] == [
+        ("FEASIBLE", 0, "highs"), ("FEASIBLE", 0, "highs"), ("OPTIMAL", 0, None),  # only the last needs no proof
+    ]  # fmt: skip
+    assert (milp[-1].cost, len(families), len(rows)) == (2 * N, 2, 9)
 
 
 def test_every_row_holds_its_plan_and_where_it_came_from(done: tuple[Path, list[Row], list[str]]) -> None:
@@ -130,12 +123,8 @@ def test_a_repeated_sweep_solves_nothing_and_says_the_same(done: tuple[Path, lis
 
 
 def test_another_time_limit_is_another_question(done: tuple[Path, list[Row], list[str]]) -> None:
-    folder, _, _ = done
     only = {"strategies": ("checkpoint_all",), "options": {"checkpoint_all": {}}}
-    _, _, same = sweep(folder, **only)
-    assert same.solved == 0
-    _, _, other = sweep(folder, **only, time_limit_s=30.0)
-    assert other.solved == 1
+    assert [sweep(done[0], **only, time_limit_s=seconds)[2].solved for seconds in (60.0, 30.0)] == [0, 1]
 
 
 def test_what_a_strategy_compiles_is_compiled_before_the_first_solve(
