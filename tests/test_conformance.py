@@ -34,15 +34,11 @@ def skip_graph() -> Graph:
 def several_outputs() -> Graph:
     """Operations with two outputs, scratch memory, a kept value and an operation that must run once."""
     operations = (
-        Operation("input", "", (), (0,), 1),
-        Operation("norm", "", (0,), (1, 2), 3, 2),
-        Operation("update", "", (2,), (3,), 1, run_once=True),
-        Operation("relu", "", (1,), (4,), 1),
-        Operation("loss", "", (4,), (5,), 1),
-        Operation("grad", "", (1, 2, 5), (6,), 4, 1, is_backward=True),
-    )
-    sizes = [3, 3, 1, 1, 3, 1, 3]
-    values = tuple(Value(f"v{v}", size, v in (3, 6)) for v, size in enumerate(sizes))
+        Operation("input", "", (), (0,), 1), Operation("norm", "", (0,), (1, 2), 3, 2),
+        Operation("update", "", (2,), (3,), 1, run_once=True), Operation("relu", "", (1,), (4,), 1),
+        Operation("loss", "", (4,), (5,), 1), Operation("grad", "", (1, 2, 5), (6,), 4, 1, is_backward=True),
+    )  # fmt: skip
+    values = tuple(Value(f"v{v}", size, v in (3, 6)) for v, size in enumerate((3, 3, 1, 1, 3, 1, 3)))
     return Graph("several", operations, values, fixed_bytes=2, loss=4)
 
 
@@ -60,12 +56,9 @@ def branching(n: int) -> Graph:
 
 
 SMALL = {
-    "chain": training_chain(4),
-    "skip": skip_graph(),
+    "chain": training_chain(4), "skip": skip_graph(), "several": several_outputs(), "branching": branching(8),
     "random": random_graph(np.random.default_rng(11), 8, min_bytes=1, min_cost=1),
-    "several": several_outputs(),
-    "branching": branching(8),
-}
+}  # fmt: skip
 # Too large for every exhaustive solver.
 LARGE = {
     "long chain": training_chain(14),
@@ -87,8 +80,7 @@ def budgets(graph: str) -> tuple[int, ...]:
     """From just feasible to comfortable."""
     if graph in RECORDED:
         return tuple(RECORDED[graph])
-    least = remat.min_budget(GRAPHS[graph]).bytes
-    most = plain_peak(GRAPHS[graph])
+    least, most = remat.min_budget(GRAPHS[graph]).bytes, plain_peak(GRAPHS[graph])
     return least, (least + most) // 2, most
 
 
@@ -116,9 +108,7 @@ def test_every_strategy_conforms(strategy, graph):
         assert solution.status in set(Status) - {Status.FAILED}, solution.message
         assert solution.status is not Status.INFEASIBLE, f"a plan exists within {budget}"
         if solution.status not in WITH_PLAN:
-            assert solution.plan is None
-            assert solution.cost is None
-            assert solution.message
+            assert (solution.plan, solution.cost, bool(solution.message)) == (None, None, True)
             continue
         trace = simulate(GRAPHS[graph], solution.plan)
         assert (solution.cost, solution.peak_bytes) == (trace.cost, trace.peak_bytes)
@@ -135,16 +125,14 @@ def test_every_strategy_conforms(strategy, graph):
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_the_same_seed_gives_the_same_plan(strategy):
     runs = [run(strategy, "skip", budgets("skip")[:2], seed=7) for _ in range(2)]
-    for first, second in zip(*runs, strict=True):
-        assert (first.status, first.cost, first.peak_bytes) == (second.status, second.cost, second.peak_bytes)
-        assert first.plan is None or first.plan.steps == second.plan.steps
+    first, second = ([(one.status, one.cost, one.plan and one.plan.steps) for one in solutions] for solutions in runs)
+    assert first == second
 
 
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_a_budget_that_cannot_be_met_is_a_status(strategy):
     for graph, one in SMALL.items():
-        impossible, zero = one.largest_working_set()[0] - 1, 0
-        for solution in run(strategy, graph, (impossible, zero)):
+        for solution in run(strategy, graph, (one.largest_working_set()[0] - 1, 0)):
             assert solution.plan is None
             assert solution.status in (Status.INFEASIBLE, Status.SKIPPED), solution.message
             if solution.status is Status.INFEASIBLE:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import KINDS, least_budget, random_graph, random_step, with_implementations
+from brute_force import KINDS, SCOPES, least_budget, random_graph, random_step, with_implementations
+from helpers import DIAMOND
 
 from remat import Graph, Operation, Value, load_graph, min_budget, simulate, solve
 from remat.bounds import _annealed
@@ -14,8 +15,6 @@ from remat.bounds import min_budget as module
 from remat.bounds.peak import peak_bound
 from remat.plan import Scope
 from remat.solvers import search
-
-SCOPES = ("staged", "fixed_order", "free")
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -75,8 +74,7 @@ def test_what_runs_once_waits():
 
 
 def test_scopes_differ():
-    graph = Graph.from_nodes("design", [[], [0], [1], [1], [0, 2]], [2, 2, 3, 2, 1], [1] * 5)
-    least = {scope: min_budget(graph, scope) for scope in SCOPES}
+    least = {scope: min_budget(DIAMOND, scope) for scope in SCOPES}
     assert all(known.is_exact for known in least.values())
     assert least["staged"].bytes > 6 >= least["fixed_order"].bytes >= least["free"].bytes
     assert str(least["staged"]) == "7 B, staged: proven the smallest"
@@ -89,9 +87,9 @@ def test_two_calls_give_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_annealed, "ORDER_MOVES", 50_000)
     graph = random_graph(np.random.default_rng(4), 40, min_bytes=1, max_bytes=50, min_cost=1)
     for scope in ("staged", "free"):
-        one, two = min_budget(graph, scope), min_budget(graph, scope)
-        assert (one.bytes, one.lower_bound_bytes) == (two.bytes, two.lower_bound_bytes)
-        assert one.plan.order.tolist() == two.plan.order.tolist()
+        found = [min_budget(graph, scope) for _ in range(2)]
+        one, two = ((known.bytes, known.lower_bound_bytes, known.plan.order.tolist()) for known in found)
+        assert one == two
 
 
 def test_without_time_it_is_still_right():

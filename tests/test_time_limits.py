@@ -122,27 +122,23 @@ def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
 
 
 def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
-    assert not ready.ready_by(time.monotonic() + 1)
-    assert not ready.begin_compiling(1)()
-    assert cold.begun == 0
-    assert ready.ready_by(time.monotonic() + 50)
-    assert cold.begun == 1
+    assert (ready.ready_by(time.monotonic() + 1), ready.begin_compiling(1)(), cold.begun) == (False, False, 0)
+    assert (ready.ready_by(time.monotonic() + 50), cold.begun) == (True, 1)
 
 
 def test_only_what_sees_no_clock_and_another_process_finds_runs_aside() -> None:
     griewank, large = get_strategy("griewank"), LARGEST_WITHOUT_CLOCK + 1
-    assert griewank.in_own_process(False, large)
+    of_a_script = replace(griewank, run=conv_relu)
+    aside = [one.in_own_process(False, large) for one in (griewank, get_strategy("portfolio"), of_a_script)]
+    assert aside == [True, False, False]
     assert not griewank.in_own_process(False, large - 1)
-    assert not get_strategy("portfolio").in_own_process(False, large)
-    assert not replace(griewank, run=conv_relu).in_own_process(False, large)  # of a script
 
 
 def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "LARGEST_WITHOUT_CLOCK", 10)
     monkeypatch.setattr("remat.solving.api.run_family", lambda *_: pytest.fail("it ran in this process"))
     roomy, tight = solve_sweep(BLOCKS, [plain_peak(BLOCKS), TIGHT], "checkpoint_all", time_limit_s=60)
-    assert (roomy.status, roomy.cost) == (Status.OPTIMAL, BLOCKS.total_cost)
-    assert tight.status is Status.NO_PLAN
+    assert (roomy.status, roomy.cost, tight.status) == (Status.OPTIMAL, BLOCKS.total_cost, Status.NO_PLAN)
 
 
 def test_a_search_over_implementations_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +283,7 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
             runs.append((run.order.tolist(), run.failed_at, run.is_stopped))
         assert runs[0] == runs[1] == runs[2]
     stopped = online.run_online(BLOCKS, TIGHT, heuristic, 7, 200, lambda: True)
-    assert stopped.is_stopped
-    assert stopped.failed_at >= 0
+    assert (stopped.is_stopped, stopped.failed_at >= 0) == (True, True)
 
 
 @pytest.mark.parametrize("name", ["checkpoint_last", "griewank", "portfolio"])
