@@ -13,6 +13,7 @@ import analysis
 from analysis import interactive
 from analysis.results import load_run
 from remat import Graph, Plan
+from remat.simulator import plain_peak
 
 NAME = "a [/b] [bold] <script>alert(1)</script> <b>c</b> ${x}_$y^2 %{x} &amp;"
 
@@ -27,7 +28,7 @@ def awkward() -> Graph:
 @pytest.mark.parametrize("budgets", [1, 2])
 def test_awkward_names_are_drawn_printed_and_escaped(awkward: Graph, tmp_path, budgets: int) -> None:
     plan = Plan.from_order(awkward, range(len(awkward)))
-    peak = fake_run.store_all_peak(awkward)
+    peak = plain_peak(awkward)
     solved = [(fake_run.row(awkward, "checkpoint_all", peak + i, "OPTIMAL", plan), plan) for i in range(budgets)]
     folder = fake_run.write_run(tmp_path, awkward, solved)
     written = {path.name for path in analysis.draw_run(folder)}
@@ -41,7 +42,7 @@ def test_awkward_names_are_drawn_printed_and_escaped(awkward: Graph, tmp_path, b
 def test_plotly_is_given_no_markup_of_names(awkward: Graph, tmp_path) -> None:
     """It reads ``<b>`` in a label as bold, and ``%{x}`` in a template as a field."""
     plan = Plan.from_order(awkward, range(len(awkward)))
-    solved = [(fake_run.row(awkward, "checkpoint_all", fake_run.store_all_peak(awkward), "OPTIMAL", plan), plan)]
+    solved = [(fake_run.row(awkward, "checkpoint_all", plain_peak(awkward), "OPTIMAL", plan), plan)]
     run = load_run(fake_run.write_run(tmp_path, awkward, solved))
     figure, payload = interactive.network_figure(awkward), interactive.plan_payload(run)
     labels = [*figure["layout"]["xaxis"]["ticktext"], *payload["names"]]

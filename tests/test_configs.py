@@ -92,12 +92,9 @@ def test_the_command_line_wins_over_an_experiment() -> None:
 
 
 def test_a_number_written_as_a_float_is_a_size_in_bytes() -> None:
-    (settings,) = cli.check(["budget=1e9"], multirun=False)
-    assert settings.budget_bytes == 1_000_000_000
-    (settings,) = cli.check(["budget=7.5GiB"], multirun=False)
-    assert settings.budget_bytes == int(7.5 * 2**30)
-    (settings,) = cli.check(["budget=sweep"], multirun=False)
-    assert settings.budget_bytes is None
+    for given, size in (("1e9", 1_000_000_000), ("7.5GiB", int(7.5 * 2**30)), ("sweep", None)):
+        (settings,) = cli.check([f"budget={given}"], multirun=False)
+        assert settings.budget_bytes == size
 
 
 def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from brute_force import optimum
@@ -19,7 +21,7 @@ import remat
 from experiments import cli
 from experiments.batch_search import RULES, Bisection, PerSample, of_batch, pair, per_sample
 from experiments.config import register
-from experiments.engine import Job, make_engine
+from experiments.engine import make_engine
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
 from experiments.progress import SolveProgress
 from experiments.solving import Solves
@@ -118,19 +120,14 @@ def test_a_rules_budget_admits_its_batch_and_no_byte_more(rule) -> None:
     assert admitted >= 6
 
 
-@dataclass(frozen=True)
-class Answer:
+def answer(
+    budget: int, status: str, cost: int | None, peak: int | None, bound: int | None, total_cost: int
+) -> SimpleNamespace:
     """What the bisection reads of a row."""
-
-    budget_bytes: int
-    status: str
-    cost: int | None
-    peak_bytes: int | None
-    bound: int | None
-    total_cost: int
-    plan_file: str | None = None
-    wall_s: float = 0.0
-    message: str = ""
+    return SimpleNamespace(
+        budget_bytes=budget, status=status, cost=cost, peak_bytes=peak, bound=bound, total_cost=total_cost,
+        plan_file=None, wall_s=0.0, message="",
+    )  # fmt: skip
 
 
 def least_peak(graph: Graph, cap: int) -> int:
@@ -161,7 +158,7 @@ def test_bisection_finds_what_stepping_through_every_batch_finds(seed: int, know
         plan = exhaustive(graph, budget).plan
         trace = None if plan is None else remat.simulate(graph, plan)
         status, cost, peak = (none, None, None) if trace is None else (Status.FEASIBLE, trace.cost, trace.peak_bytes)
-        known.learn(Answer(budget, status, cost, peak, cost if knows_bounds else graph.total_cost, graph.total_cost))
+        known.learn(answer(budget, status, cost, peak, cost if knows_bounds else graph.total_cost, graph.total_cost))
     assert rule.batch(known.found_bytes, network, memory) == stepped
     most = rule.batch(known.proven_bytes, network, memory)
     assert most == stepped if knows_bounds else most >= stepped
@@ -176,7 +173,7 @@ def test_an_undecided_solve_neither_finds_nor_rules_out(vgg19: PerSample) -> Non
     total = vgg19.graph.total_cost
     asked = 0
     while (budget := known.next_budget()) is not None:
-        known.learn(Answer(budget, Status.FEASIBLE, vgg19.cost_cap + 1, budget, total, total))
+        known.learn(answer(budget, Status.FEASIBLE, vgg19.cost_cap + 1, budget, total, total))
         asked += 1
     assert (known.found_bytes, known.proven_bytes) == before
     assert asked < 10  # halved down to the batch above the one found
@@ -294,26 +291,15 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     assert "| checkmate_milp |" in capsys.readouterr().out
     (settings,) = cli.check(asked, multirun=False)
     console = Console(quiet=True)
-    with SolveProgress(console, 1) as progress, _NoEngine() as engine:
-        run = Solves(settings, Store(Path("runs/store")), engine, progress, console)
+    with SolveProgress(console, 1) as progress:
+        run = Solves(settings, Store(Path("runs/store")), no_engine(), progress, console)
         (document,) = max_batches(run, [settings])
     assert {key: row[key] for key in document} == document
 
 
-class _NoEngine:
+def no_engine() -> Any:
     """Nothing may be solved again."""
-
-    def __enter__(self) -> _NoEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, job: Job) -> None:
-        raise AssertionError(f"{job.label} is solved again")
-
-    def results(self) -> list:
-        return []
+    return SimpleNamespace(submit=lambda job: pytest.fail(f"{job.label} is solved again"), results=list)
 
 
 def worked(graph: Graph, batch: int) -> Graph:
@@ -357,9 +343,8 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(
         assert row.peak_bytes <= 400_000
         assert point["samples_per_s"] == pytest.approx(batch * 1e9 / (row.cost or 0))
     assert [price["batch"] for price in document["prices"]] == list(dict.fromkeys((document["best"], max(planned))))
-    nothing_left = replace(surroundings, engine=_NoEngine())
-    again = throughput_module.best_batch(nothing_left, settings, coarse=2, rounds=1)
-    assert again == document
+    nothing_left = replace(surroundings, engine=no_engine())
+    assert throughput_module.best_batch(nothing_left, settings, coarse=2, rounds=1) == document
 
 
 @pytest.mark.slow

@@ -142,8 +142,5 @@ def test_a_failed_child_says_why(tmp_path):
         return tf.reduce_sum(tf.gather(tf.range(3.0), tf.cast(x, "int32") + 7)), []
 
     emitted = emit_plain(trace(step, (tf.TensorSpec((4,)),)))
-    with pytest.raises(
-        RematError, match=r"measuring the step failed: code 1: InvalidArgumentError: .*indices"
-    ) as error:
+    with refused("measuring the step failed: code 1: InvalidArgumentError: .*indices", RematError):
         measure_step(emitted, as_written=False)
-    assert "\n" not in str(error.value)
