@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -390,6 +392,31 @@ def test_plans_of_strategies_that_give_starts_count_on_a_graph_of_middle_size(mo
         assert found.cost == solve(graph, peak // 2, best.name).cost
 
 
+@pytest.mark.parametrize("gains", [{"proof": 3, "search": 1}, {"proof": 1, "search": 3}])
+def test_the_last_of_the_time_goes_to_what_has_closed_more_of_the_gap(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[str, int]
+) -> None:
+    """Each has one turn first, the proof before the search, and both go on from the best plan."""
+    graph = synthetic.chain(n=40, varied=True)
+    run, turns = portfolio._Run(context_of(graph, plain_peak(graph), seconds=2.0)), list[str]()
+    known = SimpleNamespace(gap=0.5, plan=None)
+    monkeypatch.setattr(portfolio._Run, "_done", lambda self: len(turns) == 5)
+    object.__setattr__(run.context, "incumbent", known)
+
+    def turn(name: str) -> None:
+        turns.append(name)
+        time.sleep(0.02)
+        known.gap -= 0.01 * gains[name]
+
+    monkeypatch.setattr(portfolio._Run, "prove", lambda self, context: turn("proof"))
+    heats = list[float]()
+    monkeypatch.setattr(portfolio._Run, "search", lambda self, *_, hot: (turn("search"), heats.append(hot)))
+    run._last_turns()
+    more = max(gains, key=lambda name: gains[name])
+    assert turns == ["proof", "search", more, more, more]
+    assert set(heats) == {search.WARM}
+
+
 @pytest.mark.parametrize(("cost", "heat"), [(None, search.HOT), (200, search.HOT), (120, search.MEDIUM)])
 def test_sequences_begin_from_the_best_plan_unless_eviction_finds_a_poor_one(cost: int | None, heat: float) -> None:
     assert search.first_heat(Graph.from_nodes("one", [[]], [1], [100]), cost) == heat
@@ -404,3 +431,21 @@ def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
     for _ in range(400):
         *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
     assert price > 2 * first
+
+
+def test_a_search_that_goes_on_begins_neither_from_blocks_nor_from_every_operation_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, begun = synthetic.chain(n=350), list[tuple[bool, float]]()
+    start = next(greedy_plans(graph, plain_peak(graph) * 3 // 4))
+    monkeypatch.setattr(search, "_cheaper_by_blocks", lambda *_: begun.append((True, -1.0)))
+    monkeypatch.setattr(search, "SHORT_SEARCH_S", 0.0)
+    monkeypatch.setattr(
+        search._Cycles, "sequences", lambda self, order, hot, *_: begun.append((order is not None, hot))
+    )
+    for heat in (search.HOT, search.WARM):
+        context = context_of(graph, plain_peak(graph) * 3 // 4, seconds=0.5, warm_start=start)
+        begun.clear()
+        search.search_staged(context, 1, hot=heat)
+        again = [(True, -1.0), (False, search.HOT)] if heat == search.HOT else [(True, search.WARM)]
+        assert begun[: len(again) + 1] == [*again, (True, search.WARM)]
