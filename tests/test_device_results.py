@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,14 +19,16 @@ import torch
 from torch import nn
 
 from analysis.execution import draw_execution
-from experiments import device, executed_steps
+from experiments import device, executed_steps, table
 from experiments.steps import measure, torch_sizes
 from experiments.steps.sizes import spec_at
 from experiments.steps.table import beside
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
-from remat.files import write_lines
+from remat.files import read_lines, write_lines
+from remat.frontends import synthetic
+from remat.frontends.json import save_graph
 from remat.plan import Plan
 from remat.simulator import simulate
 from remat.torch.frontend import graphs as frontend
@@ -53,7 +55,7 @@ class Bare(PathFinder):
 
 sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
 """
-HERE = ["--device", "cpu", "--size", "tiny", "--models", "gpt2_medium", "--time-limit", "1", "--rounds", "2"]
+HERE = ["--device", "cpu", "--size", "tiny", "--models", "gpt2_medium", "--time-limit", "1", "--rounds", "200"]
 
 
 @pytest.fixture
@@ -63,20 +65,19 @@ def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Callable[..., str]:
-    """Runs ``python arguments`` on such a machine; returns what it prints."""
+def bare(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts ``python -m experiments.device arguments`` on such a machine."""
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE)
 
-    def run_bare(*arguments: str) -> str:
+    def start(*arguments: str) -> subprocess.Popen[str]:
         paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "bare"), str(ROOT)])}
-        done = subprocess.run(
-            [sys.executable, *arguments], env=os.environ | paths, cwd=tmp_path, capture_output=True, text=True
-        )
-        assert not done.returncode, done.stdout + done.stderr
-        return done.stdout
+        return subprocess.Popen(
+            [sys.executable, "-m", "experiments.device", *arguments],
+            env=os.environ | paths, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
-    return run_bare
+    return start
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -93,29 +94,37 @@ def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", device.BACKENDS)
-def test_a_bare_machine_measures_plans_and_largest_batches(
-    backend: str, tmp_path: Path, bare: Callable[..., str], capsys: pytest.CaptureFixture[str]
+def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
+    backend: str, tmp_path: Path, bare: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "rows"
-    options = [*HERE, *f"--backends {backend} --cost flops --budgets 0.8,0.1 --memory 1MB --tries 3".split()]
-    printed = bare("-m", "experiments.device", str(folder), *options)
-    assert "5 of 5 rows" in printed
-    assert f"gpt2_medium {backend} plan 0.8: batch 4" in printed
-    assert device.main([str(folder), *options]) == 0
-    assert "0 of 5 rows" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
+    options = ["rows", *HERE, *f"--backends {backend} --cost flops --budgets 0.8,0.1 --memory 1MB".split()]
+    first = bare(*options)
+    while not (plans := list((tmp_path / "rows" / "plans").glob("*.plan.json.gz"))):
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.02)
+    first.kill()
+    assert [row["case"]["method"] for row in read_lines(tmp_path / "rows" / device.ROWS)] == [device.PLAIN]
+    before = plans[0].read_bytes()
 
-    assert device.main([str(folder), "--keep", "--out", str(tmp_path)]) == 0
-    (written,) = (tmp_path / "cpu").glob("*_device.json")
-    rows = json.loads(written.read_text())["rows"]
-    plain, planned, too_small, largest, ours = rows
-    assert [row["case"]["method"] for row in rows] == [
-        device.PLAIN, device.PLANNED, device.PLANNED, device.LARGEST, device.LARGEST_PLANNED
-    ]  # fmt: skip
+    printed, _ = (again := bare(*options)).communicate()
+    assert not again.returncode, printed
+    assert printed.startswith("4 of 5 rows")
+    assert f"gpt2_medium {backend} plan 0.8: batch 4" in printed
+    assert plans[0].read_bytes() == before
+    assert device.main(options) == 0  # nothing is missing
+
+    plain, planned, too_small, largest, ours = rows = read_lines(tmp_path / "rows" / device.ROWS)
+    assert [row["case"]["method"] for row in rows] == [device.PLAIN, device.PLANNED, device.PLANNED, *device.LARGEST]
+    assert set(planned["plan_s"]) == {"capture"}  # the plan was kept
     assert planned["measured_peak_bytes"] <= planned["predicted_peak_bytes"] <= planned["budget_bytes"]
     assert planned["budget_bytes"] == int(0.8 * plain["predicted_peak_bytes"])
     assert planned["difference"] < 1e-4
     assert planned["recomputed"] > 0
-    assert min(row["measured_s"] for row in (plain, planned, largest, ours)) > 0
+    for row in (plain, planned, largest, ours):
+        low, high = row["measured_quartiles_s"]
+        assert 0 < low <= row["measured_s"] <= high
     assert "too small" in too_small["note"]
     assert plain["batch"] < largest["batch"] < ours["batch"]
     assert max(largest["measured_peak_bytes"], ours["measured_peak_bytes"]) <= 1_000_000
@@ -123,12 +132,51 @@ def test_a_bare_machine_measures_plans_and_largest_batches(
         assert planned["difference"] == 0
         assert plain["measured_peak_bytes"] == plain["predicted_peak_bytes"]
 
+    assert device.main([*options, "--keep"]) == 0
+    kept = table.Table("device").rows(kept_only=True)
+    assert [row["measured_s"] for row in kept] == [row.get("measured_s") for row in rows]
+    assert {row["gpu"] for row in kept} == {"cpu"}
+    assert all(row["versions"] and row["date"] for row in kept)
+    gaps = [row["gap"] for row in kept]
+    if backend == "eager":
+        assert [gap is None for gap in gaps] == [True, False, True, True, False]
+        assert kept[1]["bound"] <= kept[1]["cost"]
+    else:
+        assert gaps == [None] * 5
+
+
+def test_a_plan_that_is_not_its_rows_is_refused_when_it_is_proven(tmp_path: Path) -> None:
+    graph = synthetic.chain(n=6)
+    plan = Plan.from_order(graph, range(len(graph)))
+    graph_file, plan_file = device.files_of(tmp_path, "chain")
+    save_graph(graph, graph_file)
+    plan.save(plan_file)
+    row = {"plan": "chain", "predicted_peak_bytes": simulate(graph, plan).peak_bytes - 1}
+    with pytest.raises(InvalidInput, match=r"chain.plan.json.gz: its peak is \d+ B, not \d+ B"):
+        device.proven(row, tmp_path, 1.0, 1)
+
+
+def test_rows_of_an_earlier_version_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
+    case = {"model": "unet", "backend": "eager", "method": "plan", "device": "cuda", "cost": "flops", "share": 0.8}
+    rows = [{"case": case, "gpu": gpu, "date": "2026-11-27", "measured_s": 0.1, "costs_of": {"device": gpu},
+             "versions": "{}", "cpu": "a processor"} for gpu in ("h100", "h200")]  # fmt: skip
+    write_lines(tmp_path / device.ROWS, [*rows, {"case": case, "error": "the time was up"}])
+    for _ in range(2):
+        assert device.main([str(tmp_path), "--keep"]) == 0
+        kept = table.Table("device").rows(kept_only=True)
+        assert [(row["gpu"], row["model"], row["share"], row["date"], row["cpu"]) for row in kept] == [
+            (gpu, "unet", 0.8, "2026-11-27", "a processor") for gpu in ("h100", "h200")
+        ]
+
 
 @pytest.mark.slow
 def test_costs_serve_a_machine_that_cannot_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
     assert device.main([str(tmp_path / "rows"), *HERE, "--backends", "eager", "--budgets", "0.9"]) == 0
-    assert device.main([str(tmp_path / "rows"), "--keep", "--out", str(tmp_path / "results")]) == 0
+    assert device.main([str(tmp_path / "rows"), "--keep", "--time-limit", "1"]) == 0
     found = stored.load_stored("cpu", tmp_path / "results")
     monkeypatch.setattr(stored, "RESULTS_FOLDER", tmp_path / "results")
     graph = frontend.extract(replace(spec_at("gpt2_medium", "tiny"), name="gpt2"))
@@ -143,20 +191,16 @@ def test_costs_serve_a_machine_that_cannot_measure(tmp_path: Path, monkeypatch: 
 def test_a_wrong_folder_or_machine_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no rows: run .* on the device"):
         device.main([str(tmp_path / "nothing"), "--keep"])
-    (tmp_path / "rows.jsonl").write_text("")
-    case = next(device.cases(device._read([str(tmp_path), *HERE])))
-    write_lines(tmp_path / "rows.jsonl", [{"case": case | {"size": "cpu"}, "costs_of": {"device": "another"}}])
-    with pytest.raises(InvalidInput, match=r"has rows of .*another.* take another folder"):
-        device.main([str(tmp_path), *HERE, "--cost", "flops"])
     if not torch.cuda.is_available():
-        with pytest.raises(InvalidInput, match="PyTorch finds no CUDA device here; measure with --device cpu"):
+        with pytest.raises(InvalidInput, match="PyTorch finds no CUDA device here; use device=cpu"):
             device.main([str(tmp_path)])
 
 
 def test_a_process_that_fails_is_one_row(tmp_path: Path) -> None:
-    row = device._in_child({"model": "resnet50", "device": "cpu"}, tmp_path, None)
-    assert row == {"error": "KeyError: 'size'"}
-    assert device._in_child({"model": "resnet50", "device": "cpu"}, tmp_path, 0.01) == {"error": "the time was up"}
+    case = {"model": "resnet50", "device": "cpu"}
+    assert device._in_child(tmp_path, [case], 600) == "KeyError: 'method'"
+    with pytest.raises(subprocess.TimeoutExpired):
+        device._in_child(tmp_path, [case], 0.01)
 
 
 def test_what_counts_as_out_of_memory() -> None:

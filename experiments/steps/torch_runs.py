@@ -45,6 +45,7 @@ def filled(x: Any, device: str, n_classes: int) -> Any:
     return torch.randint(0, n_classes, x.shape, dtype=x.dtype, device=device)
 
 
+QUARTILES = (0.25, 0.5, 0.75)
 Clock = Callable[[], float]  # `time.perf_counter`, or `time.process_time` on a busy machine
 
 
@@ -78,10 +79,14 @@ def times_beside(
     plain: nn.Module, module: nn.Module, args: Sequence[Any], device: str, rounds: int,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:  # fmt: skip
-    """Medians of the plain step and the module's, and of their ratio, with its quartiles."""
+    """Medians of the plain step and the module's, and of their ratio, with quartiles."""
     of_plain, ours = paired_seconds((plain, module), args, device, rounds, clock)
-    low, ratio, high = np.quantile(np.divide(ours, of_plain), (0.25, 0.5, 0.75)).tolist()
-    return {
-        "plain_s": statistics.median(of_plain), "measured_s": statistics.median(ours),
-        "measured_ratio": ratio, "ratio_quartiles": [low, high],
-    }  # fmt: skip
+    low, ratio, high = np.quantile(np.divide(ours, of_plain), QUARTILES).tolist()
+    return {"plain_s": statistics.median(of_plain), **spread(ours),
+            "measured_ratio": ratio, "ratio_quartiles": [low, high]}  # fmt: skip
+
+
+def spread(seconds: Sequence[float]) -> dict[str, Any]:
+    """The median of several steps, and the quartiles."""
+    low, middle, high = np.quantile(seconds, QUARTILES).tolist()
+    return {"measured_s": middle, "measured_quartiles_s": [low, high]}
