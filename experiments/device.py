@@ -50,7 +50,7 @@ from remat.torch.planning.planner import there_before
 from remat.units import parse_size
 
 T = TypeVar("T")
-Case, Row = dict[str, Any], dict[str, Any]  # JSON-ready; `groups` has the keys of a case
+Row = Case = dict[str, Any]  # JSON-ready; `groups` has the keys of a case
 BACKENDS = ("eager", "inductor")
 FOLDER, ROWS = Path("runs/device"), "rows.jsonl"
 MODELS = [*ON_A_GPU][:3]  # unless others are asked for

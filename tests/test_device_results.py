@@ -107,6 +107,8 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
     first.kill()
     assert [row["case"]["method"] for row in read_lines(tmp_path / "rows" / device.ROWS)] == [device.PLAIN]
     before = plans[0].read_bytes()
+    assert device.main([*options, "--minutes", "0.001"]) == 0  # no time is left
+    assert len(read_lines(tmp_path / "rows" / device.ROWS)) == 1
 
     printed, _ = (again := bare(*options)).communicate()
     assert not again.returncode, printed
