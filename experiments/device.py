@@ -359,7 +359,7 @@ def keep(given: argparse.Namespace) -> Iterator[Path]:
 
 
 def proven(row: Row, folder: Path, time_limit_s: float, threads: int) -> Row:
-    """Bound and gap of a row's plan, by the solvers of this machine.
+    """Bound and gap of a row's plan, and the cost of the cheapest one known, by the solvers of this machine.
 
     Of a compiled plan there is none: its cost is that of the code, which no graph has.
     """
@@ -377,7 +377,8 @@ def proven(row: Row, folder: Path, time_limit_s: float, threads: int) -> Row:
         graph, "portfolio", row["budget_bytes"], "free", time_limit_s=time_limit_s, threads=threads, warm_start=plan
     )
     gap = None if found.bound is None else relative_gap(trace.cost, found.bound)
-    return {"cost": trace.cost, "bound": found.bound, "gap": gap, "proven_by": found.proven_by or None}
+    return {"plan_cost": trace.cost, "least_cost": found.cost, "bound": found.bound, "gap": gap,
+            "proven_by": found.proven_by or None}  # fmt: skip
 
 
 def _parser() -> Parser:
