@@ -32,6 +32,8 @@ def main(job_path: str) -> None:
     job = json.loads(Path(job_path).read_text())
     _set_threads(job["frameworks"], job["threads"])
     failed: set[str] = set()
+    if "torch" in job["frameworks"]:
+        _runner("torch").prepare(map(json.loads, _unfinished(job, failed).values()))
     began = time.monotonic()
     for n_pass in range(1, job["passes"] + 1):
         _measure(job, n_pass, failed)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-CAPTURE, MEASURING, SEARCH, FIRST_STEP = "capture", "measuring", "search", "first step"
+CAPTURE, LOWERING, MEASURING, SEARCH, FIRST_STEP = "capture", "lowering", "measuring", "search", "first step"
 SHOWN_S = 0.05  # shorter phases are not shown
 
 

@@ -2,14 +2,18 @@
 
 Inductor is asked for the code of a plan, without compiling kernels, and the code is followed on tensors without
 contents (`remat.torch.inductor.generated`). If it holds more than the budget, the plan is made again within less.
+A step is lowered twice whatever the budget, as `torch.compile` cuts it and with what it repeats for nothing, and once
+for a plan that repeats more.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ from torch import fx
 
 from remat.bounds.min_budget import min_budget
 from remat.cost import Noise, costs_and_noise
-from remat.cost.gpu import Gpu
+from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.profile import profile_workspaces
-from remat.errors import BudgetTooSmall, CostWarning
+from remat.errors import BudgetTooSmall, CostWarning, DiskFull, InvalidInput, warn
 from remat.execution import Generated
+from remat.execution.phases import MEASURING, Phases
+from remat.files import read_json, sealed, unsealed, write_text
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import simulate
@@ -29,21 +35,24 @@ from remat.torch.inductor import mincut
 from remat.torch.inductor.fused import FusedGroups, fused
 from remat.torch.inductor.generated import FollowedCode, follow
 from remat.torch.internals import aot
-from remat.torch.internals.inductor import LoweredHalf
+from remat.torch.internals.inductor import Buffer, LoweredHalf, settings_key
 from remat.torch.measuring.plain import calls_graph
 from remat.torch.step import capture
 from remat.torch.step.emit import emit
 from remat.torch.step.runners import Inductor
-from remat.torch.step.training_graph import CapturedStep, end_of, split_graph_of
+from remat.torch.step.training_graph import CapturedStep, end_of
 from remat.units import format_size
 
 AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 KNOB = "torch.compile"  # strategy of a plan whose order within each half is left to Inductor
-LIKELY = 1.1  # a cut that costs more, by its groups, than so many times our plan is not tried
 MOST_TRIES = 4
 SMALLEST = "min_budget"  # strategy of the plan that needs the least
 SMALLEST_S = 5.0  # to find it
-SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)  # of PyTorch's knob, whose saved tensors are plans to start from
+# Shares of PyTorch's knob. From 0.9 to 0.7 it repeats what its estimate says costs nothing; such calls are fused into
+# kernels that read their results. Below, its plans are slower than ours (docs/results/compiled-steps.md).
+ALL, FREE = 1.0, 0.8
+FORMAT = "remat-lowered/1"
+ENOUGH = 0.001  # overhead that is not worth a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +72,84 @@ class Candidate:
     step: FollowedCode
 
 
-@dataclass(slots=True)
+@dataclass
 class LoweredStep:
     """A captured step and what Inductor makes of it.
 
     Attributes:
         step: of single calls; its training graph can be lowered again.
-        folder: for files of kernels, and for measurements.
+        folder: for files of kernels, of what was lowered, and for measurements.
         device: ``cpu`` or ``cuda``.
+        phases: where the seconds of measuring go.
     """
 
     step: CapturedStep
     folder: Path
     device: str
-    fused: FusedGroups = field(init=False)
-    plain: Candidate = field(init=False)
+    phases: Phases = field(default_factory=Phases)
     workspaces: dict[str, int] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def plain(self) -> Candidate:
+        """The step as `torch.compile` cuts it."""
+        return self._followed(self._plain[1], self._plain[0], [])
+
+    @functools.cached_property
+    def fused(self) -> FusedGroups:
+        """Its groups."""
+        return fused(self.step, self._plain[1])
+
+    @functools.cached_property
+    def repeats_free(self) -> Candidate:
+        """The step as PyTorch's knob cuts it at `FREE`."""
+        order, halves = self._kept("free", lambda: self._order_of(self.free_cut), whole=False)
+        return self._followed(halves, order, [])
+
+    @functools.cached_property
+    def _plain(self) -> tuple[list[int], Sequence[LoweredHalf]]:
+        return self._kept("plain", lambda: self._order_of(self._cut(ALL, {})), whole=True)
+
+    @functools.cached_property
+    def free_cut(self) -> Sequence[fx.GraphModule]:
+        """The halves of the knob's cut at `FREE`."""
+        gpu = load_gpu("cpu" if self.device == "cpu" else DEFAULT_GPU)
+        with warnings.catch_warnings(action="ignore", category=CostWarning):
+            weighed, _ = costs_and_noise(self.step.graph, "roofline", gpu)
+        pairs = zip(weighed.operations, self.step.nodes, strict=True)
+        return self._cut(FREE, {node.name: op.cost for op, nodes in pairs for node in nodes})
+
+    def _cut(self, share: float, costs: Mapping[str, int]) -> Sequence[fx.GraphModule]:
         training_graph = self.step.training_graph
-        halves = aot.min_cut(training_graph.module, training_graph.n_forward_outputs, {})
-        order = self._order_of(halves)
-        lowered = self._lowered(order, [])
-        self.fused = fused(self.step, lowered)
-        self.plain = self._followed(lowered, order, [])
+        return aot.min_cut(training_graph.module, training_graph.n_forward_outputs, costs, share)
+
+    @functools.cached_property
+    def _key(self) -> str:
+        """What determines the code of this step."""
+        module = self.step.training_graph.module
+        places = [(node.name, str(node.meta.get("val"))) for node in module.graph.find_nodes(op="placeholder")]
+        determines = FORMAT, settings_key(), module.code, places
+        return hashlib.sha256(repr(determines).encode()).hexdigest()[:32]
+
+    def _kept(
+        self, name: str, order_of: Callable[[], list[int]], *, whole: bool
+    ) -> tuple[list[int], Sequence[LoweredHalf]]:
+        """(an order of operations, what Inductor makes of it), from a file if an earlier call has lowered it."""
+        path = self.folder / "lowered" / f"{self._key}-{name}.json"
+        try:
+            if path.exists():
+                document = unsealed(read_json(path), path)
+                return document["order"], [_half_of(half) for half in document["halves"]]
+        except InvalidInput as error:
+            warn(f"{error}; lowering the step again")
+        order = order_of()
+        halves = self._lowered(order, [], whole=whole)
+        document = {"format": FORMAT, "order": order, "halves": [asdict(half) for half in halves]}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(sealed(document)))
+        except (OSError, DiskFull, InvalidInput) as error:
+            warn(f"{path}: the code is not kept for later processes: {error}")
+        return order, halves
 
     def _order_of(self, halves: Sequence[fx.GraphModule]) -> list[int]:
         """The order of operations in two halves whose calls have the names of the training graph."""
@@ -109,20 +172,11 @@ class LoweredStep:
         """The plan with this order of operations."""
         return self._followed(self._lowered(order, groups), order, groups)
 
-    def _lowered(self, order: list[int], groups: list[int]) -> Sequence[LoweredHalf]:
-        training_graph = self.step.training_graph
-        runner = training_graph.runner
+    def _lowered(self, order: list[int], groups: list[int], *, whole: bool = False) -> Sequence[LoweredHalf]:
+        runner = self.step.training_graph.runner
         assert isinstance(runner, Inductor), "the step was captured for Inductor"
-        lower = runner.lower
-        assert lower is not None
-
-        def cut(module: fx.GraphModule, n_forward: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-            again = capture.read_training_graph(module, n_forward, training_graph.primals, runner)
-            step = split_graph_of(again, self.step.graph.name)
-            return emit(step, order, (), groups)
-
         with capture.compiler_settings():
-            return lower(cut)
+            return runner.shown(emit(self.step, order, (), groups), whole=whole)
 
     def _followed(self, halves: Sequence[LoweredHalf], order: list[int], groups: list[int]) -> Candidate:
         training_graph = self.step.training_graph
@@ -141,7 +195,8 @@ class LoweredStep:
         new = set(signatures) - self.workspaces.keys() - {""}
         if new:
             calls = calls_graph(self.step.graph.name, new)
-            sizes, _ = profile_workspaces(calls, self.folder, self.device)
+            with self.phases.of(MEASURING):
+                sizes, _ = profile_workspaces(calls, self.folder, self.device)
             named = (op.work.signature for op in calls.operations if op.work)
             self.workspaces.update(zip(named, sizes, strict=True))
         return self.workspaces
@@ -176,7 +231,8 @@ class LoweredStep:
     def measured(self, signatures: Iterable[str]) -> tuple[dict[str, int], Noise | None]:
         """({signature: ns of the call}, their noise), from measurements."""
         calls = calls_graph(self.step.graph.name, signatures)
-        calls, noise = costs_and_noise(calls, "profile", None, cache_folder=self.folder, device=self.device)
+        with self.phases.of(MEASURING):
+            calls, noise = costs_and_noise(calls, "profile", None, cache_folder=self.folder, device=self.device)
         return {op.work.signature: op.cost for op in calls.operations if op.work}, noise
 
     def _kernel_ns(self, ns: Mapping[str, int]) -> list[float]:
@@ -194,20 +250,19 @@ class LoweredStep:
                 costs[g] += ns[call.signature] * part / sum(moved.values())
         return costs
 
-    def cuts(self, gpu: Gpu) -> list[tuple[list[int], list[int]]]:
-        """(order of operations, order of groups) of each cut of the step by PyTorch's knob."""
-        with warnings.catch_warnings(action="ignore", category=CostWarning):
-            weighed, _ = costs_and_noise(self.step.graph, "roofline", gpu)
-        pairs = zip(weighed.operations, self.step.nodes, strict=True)
-        costs = {node.name: op.cost for op, nodes in pairs for node in nodes}
+    def freely_repeating(self) -> tuple[int, list[int]]:
+        """(bytes that the cut of `repeats_free` saves, at least its peak; an order of groups that saves the same)."""
         before_end = range(self.fused.graph.operations[self.fused.end].outputs[-1] + 1)
         ids = {self.fused.values[i]: i for i in before_end}
-        training_graph, cuts = self.step.training_graph, dict[tuple[int, ...], list[int]]()
-        for share in SHARES:
-            halves = aot.min_cut(training_graph.module, training_graph.n_forward_outputs, costs, share)
-            saved = {ids[v] for v in mincut.values_saved_by(halves[0], self.step) if v in ids}
-            cuts[tuple(self._order_of(halves))] = mincut.order_with(self.fused.graph, saved)
-        return [([*order], groups) for order, groups in cuts.items()]
+        saved = mincut.values_saved_by(self.free_cut[0], self.step)
+        order = mincut.order_with(self.fused.graph, {ids[v] for v in saved if v in ids})
+        return sum(self.step.graph.values[v].bytes for v in saved), order
+
+
+def _half_of(document: Mapping[str, Any]) -> LoweredHalf:
+    groups = tuple(tuple(Buffer(**each) for each in group) for group in document["groups"])
+    others = {name: tuple(document[name]) for name in ("is_extern", "inputs", "outputs")}
+    return LoweredHalf(document["source"], groups, **others)
 
 
 def _likeness(signature: str) -> tuple[str, tuple[tuple[int, ...], ...]]:
@@ -278,31 +333,25 @@ def cheapest(
     if fixed + plain.peak_bytes <= budget_bytes:
         return CompiledPlan(plain, _needs(plain), AS_IT_IS)
     weighed = compiled.weighed(model, gpu)
-    cuts = compiled.cuts(gpu)
-    ours = _within(compiled, weighed, budget_bytes, [groups for _, groups in cuts], find)
-    candidates = [] if ours is None else [ours]
-    if model == "profile":  # else the cost of code that the groups do not describe is not known
-        limit = None if ours is None else LIKELY * ours.generated.cost
-        free = _fitting(compiled, weighed, budget_bytes - fixed, cuts, limit)
-        if ours is not None:
-            free.append(compiled.followed(ours.candidate.order, []))  # Inductor may fuse more where it is free
-        candidates += [
-            CompiledPlan(each, _needs(each), KNOB, "ns", weighed.noise)
-            for each in free if fixed + each.peak_bytes <= budget_bytes
-        ]  # fmt: skip
-        candidates = _timed(compiled, candidates)
-    if not candidates:
-        least = _smallest(compiled, weighed)
-        if fixed + least.candidate.peak_bytes > budget_bytes:
-            known_bytes = fixed + min(least.candidate.peak_bytes, plain.peak_bytes)
+    saved_bytes, start = compiled.freely_repeating()
+    free = None
+    # Without measurements, the cost of code that the groups do not describe is not known.
+    if model == "profile" and fixed + saved_bytes <= budget_bytes:
+        free = _fitting(compiled, weighed, budget_bytes)
+    if free is not None and free.generated.cost <= (1 + ENOUGH) * free.generated.plain_cost:
+        return free
+    found = _within(compiled, weighed, budget_bytes, [start], find, free)
+    if found is None:
+        found = _smallest(compiled, weighed)
+        if fixed + found.candidate.peak_bytes > budget_bytes:
+            known_bytes = fixed + min(found.candidate.peak_bytes, plain.peak_bytes)
             raise BudgetTooSmall(
                 f"no plan of '{compiled.step.graph.name}' compiled by Inductor was found within "
                 f"{format_size(budget_bytes)}; the smallest budget known to suffice is "
                 f"{format_size(known_bytes, up=True)}",
                 known_bytes,
             )
-        candidates = [least]
-    return min(candidates, key=lambda each: each.generated.cost)
+    return _timed(compiled, found) if model == "profile" and found is not free else found
 
 
 def _smallest(compiled: LoweredStep, weighed: Weighed) -> CompiledPlan:
@@ -314,58 +363,52 @@ def _smallest(compiled: LoweredStep, weighed: Weighed) -> CompiledPlan:
     return CompiledPlan(candidate, needs, SMALLEST, graph.cost_unit, weighed.noise)
 
 
-def _fitting(
-    compiled: LoweredStep, weighed: Weighed, peak_bytes: int, cuts: Iterable[tuple[list[int], list[int]]],
-    limit: float | None,
-) -> list[Candidate]:  # fmt: skip
-    """The cheapest of the knob's cuts whose code keeps the peak, if it may cost less than `limit`; or none."""
-
-    def cost(cut: tuple[list[int], list[int]]) -> int:
-        return simulate(weighed.graph, Plan.from_order(weighed.graph, cut[1], None)).cost
-
-    for cut in sorted(cuts, key=cost):
-        if limit is not None and cost(cut) > limit:
-            return []
-        candidate = compiled.followed(cut[0], [])
-        if candidate.peak_bytes <= peak_bytes:
-            return [candidate]
-    return []
+def _fitting(compiled: LoweredStep, weighed: Weighed, budget_bytes: int) -> CompiledPlan | None:
+    """What repeats calls for nothing, if its code keeps the budget."""
+    candidate = compiled.repeats_free
+    if compiled.step.graph.fixed_bytes + candidate.peak_bytes > budget_bytes:
+        return None
+    return _timed(compiled, CompiledPlan(candidate, _needs(candidate), KNOB, "ns", weighed.noise))
 
 
 def _within(
     compiled: LoweredStep, weighed: Weighed, budget_bytes: int, orders: Iterable[list[int]],
-    find: Callable[[Graph, int, list[Plan]], Solution],
+    find: Callable[[Graph, int, list[Plan]], Solution], known: CompiledPlan | None,
 ) -> CompiledPlan | None:  # fmt: skip
-    """The cheapest plan on groups whose code keeps the budget; made within less while the code needs more."""
+    """The cheapest plan on groups whose code keeps the budget; made within less while the code needs more.
+
+    Args:
+        known: the plan to return if the groups show none that is cheaper.
+    """
     limit = budget_bytes + weighed.shift
     starts = [[*range(len(weighed.graph))], *orders]
     for i in range(MOST_TRIES):
         graph = weighed.cautious if i else weighed.graph
         solution = find(graph, limit, [Plan.from_order(graph, order, limit) for order in starts])
         if solution.plan is None:
-            return None
+            return known
+        cost = simulate(graph, solution.plan).cost
+        if known is not None and cost * known.generated.plain_cost >= known.generated.cost * graph.total_cost:
+            return known
         candidate = compiled.candidate(solution.plan.order.tolist())
         excess = graph.fixed_bytes + candidate.peak_bytes - budget_bytes
         if excess <= 0:
-            needs = _needs(candidate, simulate(graph, solution.plan).cost, graph.total_cost)
+            needs = _needs(candidate, cost, graph.total_cost)
             return CompiledPlan(candidate, needs, solution.strategy, graph.cost_unit, weighed.noise)
         if i:
             limit -= excess
         if limit <= weighed.shift:
-            return None
-    return None
+            break
+    return known
 
 
 def _needs(candidate: Candidate, cost: int = 0, plain_cost: int = 0) -> Generated:
     return Generated(candidate.peak_bytes, cost, plain_cost, tuple(candidate.groups))
 
 
-def _timed(compiled: LoweredStep, plans: Sequence[CompiledPlan]) -> list[CompiledPlan]:
-    """The plans with the measured times of the calls of their code, and of the plain step's."""
-    steps = [compiled.plain.step, *(each.candidate.step for each in plans)]
+def _timed(compiled: LoweredStep, plan: CompiledPlan) -> CompiledPlan:
+    """The plan with the measured times of the calls of its code, and of the plain step's."""
+    steps = compiled.plain.step, plan.candidate.step
     ns, _ = compiled.measured(call for step in steps for call in step.calls)
-    plain_cost, *costs = (sum(ns[call] for call in step.calls) for step in steps)
-    return [
-        replace(each, generated=_needs(each.candidate, cost, plain_cost))
-        for each, cost in zip(plans, costs, strict=True)
-    ]
+    plain_cost, cost = (sum(ns[call] for call in step.calls) for step in steps)
+    return replace(plan, generated=_needs(plan.candidate, cost, plain_cost))

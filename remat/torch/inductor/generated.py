@@ -126,7 +126,7 @@ class _Code:
         return isinstance(called, ast.Name) and called.id in self.names
 
     def _kernel_files(self) -> dict[str, str]:
-        """A file for each kernel that defines it as ``kernel``; equal kernels have one file."""
+        """A file for each kernel that begins to compile it as ``kernel``; equal kernels have one file."""
         lines = [ast.unparse(node) for node in self.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         head = "\n".join([*lines, f"async_compile = {_COMPILER}()"])
         files = {}
@@ -134,7 +134,7 @@ class _Code:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
                 if name in self.names:
-                    text = f"{head}\nkernel = {ast.unparse(node.value)}\nasync_compile.wait(globals())\n"
+                    text = f"{head}\nkernel = {ast.unparse(node.value)}\n"
                     path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.py"
                     if not path.exists():
                         write_text(path, text)

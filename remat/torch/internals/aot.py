@@ -45,23 +45,26 @@ Boxed = Callable[[list[Any]], Any]
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
-def second_stage_later(begin: Callable[[Callable[[PartitionFn], Boxed]], Boxed]) -> AbstractContextManager[None]:
+def second_stage_later(
+    begin: Callable[[Callable[[PartitionFn | None], Boxed]], Boxed],
+) -> AbstractContextManager[None]:
     """Let AOT autograd end behind its first stage, the capture of the training graph.
 
     The second one, from the training graph to a compiled function, may then run later, and several times.
 
     Args:
-        begin: (the second stage, a function of a partition function) -> what AOT autograd is to return as compiled.
-            While `begin` runs, the compiler is as during a compilation.
+        begin: (the second stage, a function of a partition function, or of None for the compiler's own) -> what AOT
+            autograd is to return as compiled. While `begin` runs, the compiler is as during a compilation.
     """
     original: Any = aot_autograd.aot_stage2_compile  # pyright: ignore[reportPrivateImportUsage]
 
-    def stage(state: Any, captured: Any, partition_fn: PartitionFn, *compilers: Any) -> Any:
+    def stage(state: Any, captured: Any, own_partition_fn: PartitionFn, *compilers: Any) -> Any:
         if not state.needs_autograd:
-            return original(state, captured, partition_fn, *compilers)
+            return original(state, captured, own_partition_fn, *compilers)
         context, compilation = TracingContext.try_get(), CompileContext.try_get()
 
-        def finish(partition_fn: PartitionFn) -> Boxed:
+        def finish(partition_fn: PartitionFn | None) -> Boxed:
+            partition_fn = partition_fn or own_partition_fn
             # This stage would print all graphs, whether somebody reads that or not.
             quiet = replace(state.aot_config, enable_log=False)
             own = replace(state, fw_metadata=_copied_metadata(state.fw_metadata), aot_config=quiet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +12,17 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
-from torch._guards import tracing as tracing_in
 
-from remat.torch.internals.aot import _copied
+from remat.torch.internals.aot import PartitionFn, second_stage_later
 from remat.torch.internals.operators import outside_modes, replaced
 
-_Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
+Halves = tuple[fx.GraphModule, fx.GraphModule]
+Partition = Callable[[fx.GraphModule, int], Halves]
+Finish = Callable[[Partition], Any]
+_GROUP = re.compile(r"remat_group_(\d+)_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class LoweredHalf:
 
     Attributes:
         source: the generated code; it defines ``call``, which takes one list.
-        groups: for each group of calls that it fuses, the buffers that the group fills.
+        groups: for each group of calls that it fuses, the buffers that the group fills; () with all that follows if the
+            code was in Inductor's cache.
         is_extern: for each group whether it is a call of a library, not generated code.
         inputs, outputs: names in the code, of those that are tensors.
     """
@@ -65,16 +68,58 @@ def records_cuda_graphs() -> bool:
     return torch._inductor.config.triton.cudagraphs
 
 
-def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _Partition) -> Callable[..., Any]:
-    """A backend that lets Inductor compile both halves.
+def settings_key() -> tuple[str, ...]:
+    """What determines the code that Inductor generates for given halves: version, settings, threads, vector unit."""
+    import torch._inductor.config
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    Inductor asks for a partition of the training graph after its own passes over it. These decompose operators and
-    draw random numbers from seeds; each seed is drawn once. It then fuses calls, so that it needs other memory than the
-    graph says.
+    own = torch._inductor.config.get_hash().hex(), functorch_config.get_hash().hex()
+    return torch.__version__, *own, str(torch.get_num_threads()), str(pick_vec_isa())
+
+
+def halfway(graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callable[[Finish], Any]) -> Any:
+    """A graph as a function that is compiled only as far as the training graph, with Inductor's own passes over it.
+
+    These decompose operators and draw random numbers from seeds; each seed is drawn once. Inductor then fuses calls of
+    the halves, so that it needs other memory than the graph says.
+
+    Args:
+        begin: gets the rest of the compilation, a function of a partition, and returns what runs the graph. A partition
+            is (training graph, number of forward outputs) -> (forward half, backward half). Inductor's passes run
+            before the first one, later ones get the graph that the first one has left.
     """
-    import torch._inductor.config  # takes seconds, like the next imports
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn, CustomSchedulerPass
+    from torch._inductor.compile_fx import compile_fx  # takes seconds, like the next imports
+    from torch._inductor.virtualized import V
+
+    def begin_boxed(finish: Callable[[PartitionFn | None], Any]) -> Any:
+        fake_mode, is_first = TracingContext.get().fake_mode, True
+
+        def finished(partition: Partition) -> Any:
+            nonlocal is_first
+            begins, is_first = is_first, False
+            with _settings() as reused, V.set_fake_mode(fake_mode), torch.enable_grad(), enable_python_dispatcher():
+                if begins:
+                    with torch._inductor.config.patch(custom_partitioner_fn=_partitioner(partition)):
+                        return finish(None)
+
+                def partition_fn(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Halves:
+                    halves = partition(module, num_fwd_outputs)
+                    # A buffer that waits for its next use takes memory, of which the plan does not know.
+                    has_groups = any(_GROUP.match(node.name) for half in halves for node in half.graph.nodes)
+                    torch._inductor.config.allow_buffer_reuse = reused and not has_groups
+                    return halves
+
+                return finish(partition_fn)
+
+        return begin(finished)
+
+    with second_stage_later(begin_boxed), _settings():
+        return compile_fx(graph, list(example_inputs))
+
+
+def _partitioner(partition: Partition) -> Any:
+    """A partition as Inductor takes it behind its own passes."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class Partitioner(CustomPartitionerFn):
         def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
@@ -84,12 +129,22 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
         def __deepcopy__(self, memo: Any) -> Partitioner:  # Inductor copies its settings
             return self
 
-        def __reduce__(self) -> Any:  # as a part of the key of Inductor's cache
-            return str, (self.uuid(),)
-
         def uuid(self) -> str:
-            """Always the same: each half has its own key, which holds the calls that the plan put there."""
             return "remat"
+
+    return Partitioner()
+
+
+@contextmanager
+def _settings() -> Iterator[bool]:
+    """Inductor's settings for the halves of plans; gives whether buffers are reused without a plan.
+
+    Each half has its own key in Inductor's cache, which holds the calls that the plan put there. AOT autograd's own
+    cache has a key that does not know the plan. The backward half is compiled at once, under these settings, not at the
+    first call of backward.
+    """
+    import torch._inductor.config
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass
 
     class Ordered(CustomSchedulerPass):
         """Groups of calls run in the plan's order; calls of one group may be fused.
@@ -99,27 +154,23 @@ def inductor(graph: fx.GraphModule, example_inputs: Sequence[Any], partition: _P
 
         def __call__(self, nodes: Any) -> Any:
             in_group = _grouped(nodes)
-            # A buffer that waits for its next use takes memory, of which the plan does not know.
-            torch._inductor.config.allow_buffer_reuse = reuses_buffers and not in_group
             return _keep_order(nodes, in_group) if in_group else nodes
 
         def uuid(self) -> str:
             return "remat"
 
     reuses_buffers = torch._inductor.config.allow_buffer_reuse
-    # AOT autograd's own cache has a key that does not know the plan. The backward half is compiled at once, under
-    # these settings, not at the first call of backward.
     with (
-        torch._inductor.config.patch(
-            custom_partitioner_fn=Partitioner(), _pre_fusion_custom_pass=Ordered(), allow_buffer_reuse=reuses_buffers
+        torch._inductor.config.patch(_pre_fusion_custom_pass=Ordered(), allow_buffer_reuse=reuses_buffers),
+        functorch_config.patch(
+            enable_autograd_cache=False, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True
         ),
-        functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
     ):
-        return compile_fx(graph, list(example_inputs))  # pyright: ignore[reportReturnType]
+        yield reuses_buffers
 
 
 def name_in_group(name: str, group: int) -> str:
-    """A name by which Inductor's scheduler keeps a call's place, see `inductor`."""
+    """A name by which Inductor's scheduler keeps a call's place, see `halfway`."""
     return f"remat_group_{group}_{name}"
 
 
@@ -127,7 +178,7 @@ def _grouped(nodes: Sequence[Any]) -> dict[int, list[Any]]:
     """Nodes of Inductor's scheduler by the groups in the names of their calls."""
     in_group = dict[int, list[Any]]()
     for node in nodes:
-        if found := re.match(r"remat_group_(\d+)_", _origin_name(node.node)):
+        if found := _GROUP.match(_origin_name(node.node)):
             in_group.setdefault(int(found[1]), []).append(node)
     return in_group
 
@@ -164,55 +215,64 @@ def _read_outside(group: Sequence[Any]) -> set[str]:
     return read or {outputs[-1].get_name()}
 
 
-Lowering = Callable[[_Partition], tuple[LoweredHalf, LoweredHalf]]
+def shown(finish: Finish, halves: Halves, *, whole: bool) -> tuple[LoweredHalf, LoweredHalf]:
+    """What Inductor generates for two halves; no kernel is compiled.
 
+    A later compilation of these halves finds the code in Inductor's cache.
 
-def lowering(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Lowering:
-    """A function that shows what `inductor` generates for a partition; no kernel is compiled.
-
-    Call this while Dynamo calls a backend, and the function at any time.
+    Args:
+        whole: the groups are asked for, which that cache does not hold.
     """
-    context, original = copy.copy(TracingContext.get()), fx.GraphModule(graph, _copied(graph.graph))
-
-    def lowered(partition: _Partition) -> tuple[LoweredHalf, LoweredHalf]:
-        again = fx.GraphModule(original, _copied(original.graph))
-        with tracing_in(context), torch.enable_grad(), _only_code() as halves:
-            inductor(again, example_inputs, partition)
-        forward, backward = halves
-        return forward, backward
-
-    return lowered
-
-
-@contextmanager
-def _only_code() -> Iterator[list[LoweredHalf]]:
-    """Let Inductor stop once it has written the code of a half, and note the code."""
     import torch._inductor.config
-    from torch._inductor.custom_graph_pass import CustomSchedulerPass
+
+    found = _shown(finish, halves)
+    if whole and not all(half.groups for half in found):
+        with torch._inductor.config.patch(fx_graph_cache=False):
+            found = _shown(finish, halves)
+    forward, backward = found
+    return forward, backward
+
+
+def _shown(finish: Finish, halves: Halves) -> list[LoweredHalf]:
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import V
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.scheduler import Scheduler
 
-    halves, groups = list[LoweredHalf](), dict[Any, Any]()
+    found, groups, new = list[LoweredHalf](), list[Any](), list[Any]()
+    fuse, generate, end = Scheduler.fuse_nodes, GraphLowering.codegen, CompiledFxGraph.post_compile
 
-    class Reader(CustomSchedulerPass):
-        def __call__(self, nodes: Any) -> Any:
-            extern = tuple(any(each.is_extern() for each in node.get_nodes()) for node in nodes)
-            groups[V.graph] = tuple(tuple(_buffers_of(node)) for node in nodes), extern
-            return nodes
+    def fuse_nodes(self: Any, nodes: Any) -> Any:
+        is_all = nodes is self.nodes  # else the nodes of one group, which it may fuse alone
+        fused = fuse(self, nodes)
+        if is_all:
+            extern = tuple(any(each.is_extern() for each in node.get_nodes()) for node in fused)
+            groups[:] = tuple(tuple(_buffers_of(node)) for node in fused), extern
+        return fused
 
-        def uuid(self) -> str:
-            return "remat"
+    def codegen(self: Any) -> Any:
+        made = generate(self)
+        new[:] = *groups, tuple(self.graph_input_names), tuple(self.get_output_names())
+        return made
 
-    def compile_to_module(self: Any) -> Any:
-        source = self.codegen()[0].value
-        buffers, is_extern = groups[self]
-        names = tuple(self.graph_input_names), tuple(self.get_output_names())
-        halves.append(LoweredHalf(source, buffers, is_extern, *names))
-        return SimpleNamespace(call=None)
+    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        found.append(LoweredHalf(self.source_code, *(new or ((), (), (), ()))))
+        new.clear()
+        end(self, *args, **kwargs)
 
-    config = torch._inductor.config.patch(_post_fusion_custom_pass=Reader(), fx_graph_cache=False)
-    with replaced(GraphLowering, compile_to_module=compile_to_module), config:
-        yield halves
+    def load(_key: str, path: str, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(call=_uncompiled, __file__=path)
+
+    with (
+        replaced(Scheduler, fuse_nodes=fuse_nodes), replaced(GraphLowering, codegen=codegen),
+        replaced(CompiledFxGraph, post_compile=post_compile), replaced(PyCodeCache, load_by_key_path=load),
+    ):  # fmt: skip
+        finish(lambda *_: halves)
+    return found
+
+
+def _uncompiled(_args: list[Any]) -> Any:
+    raise AssertionError("this code was only shown")
 
 
 def _buffers_of(group: Any) -> Iterator[Buffer]:

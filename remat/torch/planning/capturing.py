@@ -25,7 +25,7 @@ from remat.torch.step.branches import Arguments, NewBranches, Values
 from remat.torch.step.capture import TrainingGraph, captured, compile_graph
 from remat.torch.step.numbers import check_containers
 from remat.torch.step.refusals import causes, check_given_tensors, check_history, check_momentum, check_own_tensors
-from remat.torch.step.runners import EAGER, Runner
+from remat.torch.step.runners import Runner
 from remat.torch.step.state import State
 from remat.torch.step.training_graph import CapturedStep, split_graph_of
 from remat.torch.step.work import storage_bytes, tensors_of
@@ -98,7 +98,7 @@ def _settings_of_kernels() -> tuple[Any, ...]:
 
 
 _compiling = threading.local()  # its `now` compiles for the call that this thread makes
-_of_models: weakref.WeakKeyDictionary[nn.Module, dict[bool, Calls]] = weakref.WeakKeyDictionary()
+_of_models: weakref.WeakKeyDictionary[nn.Module, dict[Any, Calls]] = weakref.WeakKeyDictionary()
 
 
 def _compile(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -106,10 +106,9 @@ def _compile(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[.
 
 
 def calls_of(model: nn.Module, backend: Backend) -> Calls:
-    """A model's compiled calls. With PyTorch's own kernels, plans that rewrite the graph share one, others another."""
-    if backend.runner is not EAGER:
-        return Calls(backend.runner)
-    return _of_models.setdefault(model, {}).setdefault(backend.rewrites, Calls(EAGER))
+    """A model's compiled calls. Plans for one runner share them, unless they rewrite the graph."""
+    runner, own = backend.runner, _of_models.setdefault(model, {})
+    return own.setdefault((runner, backend.rewrites), Calls(runner))
 
 
 def captured_step(

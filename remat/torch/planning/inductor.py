@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from remat.errors import InvalidPlan
 from remat.execution import Peaks, StepPlan, cheapest_fitting
+from remat.execution.phases import LOWERING, SEARCH
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.solution import Solution
 from remat.solving.api import solve
 from remat.torch.inductor.compiled import LoweredStep, cheapest
+from remat.torch.internals.inductor import settings_key
 from remat.torch.planning.capturing import whole_step
 from remat.torch.planning.planner import Backend, Planner, StepToPlan
 from remat.torch.resident.in_backward import BY_THE_LOOP, Updates
@@ -27,22 +27,17 @@ from remat.torch.step.capture import TrainingGraph
 from remat.torch.step.runners import Runner
 from remat.torch.step.training_graph import CapturedStep
 
-COMPILED = 2  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
+COMPILED = 3  # counts changes of how compiled plans are made, so that plans of earlier versions are not kept for ever
 
 
 @dataclass(frozen=True, slots=True)
 class Inductor(Backend):
-    """Compiles the groups of calls that Inductor fuses; a plan is judged by the code that Inductor generates.
-
-    Attributes:
-        compiled: [step that was captured] what Inductor makes of it, while the step lives.
-    """
+    """Compiles the groups of calls that Inductor fuses; a plan is judged by the code that Inductor generates."""
 
     runner: ClassVar[Runner] = runners.Inductor()
     instead: ClassVar[str] = ", or backend='eager', whose peak is the predicted one"
     implementations: str = "default"
     updates: Updates = BY_THE_LOOP
-    compiled: weakref.WeakKeyDictionary[CapturedStep, LoweredStep] = field(default_factory=weakref.WeakKeyDictionary)
 
     @aot.no_collection()
     def step_of(self, training_graph: TrainingGraph, name: str, model: nn.Module) -> CapturedStep:
@@ -53,8 +48,9 @@ class Inductor(Backend):
         kwargs: Mapping[str, Any], *, may_run: bool,
     ) -> Peaks:  # fmt: skip
         planner.follow_loss(model, args, kwargs)
-        compiled = self._compiled(planner, planner.surrounded(step, ""))
-        return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
+        with planner.phases.of(LOWERING):
+            compiled = self._compiled(planner, planner.surrounded(step, ""))
+            return Peaks(compiled.step.graph.fixed_bytes + compiled.plain.peak_bytes)
 
     def carried(self, planner: Planner, own: StepToPlan) -> StepPlan | None:
         return None
@@ -73,12 +69,14 @@ class Inductor(Backend):
         compiled = self._compiled(planner, own)
 
         def find(groups: Graph, limit: int, known: Sequence[Plan]) -> Solution:
-            return solve(
-                groups, limit, options.strategy, **options.of_solver(),
-                warm_start=cheapest_fitting(groups, known, limit),
-            )  # fmt: skip
+            with planner.phases.of(SEARCH):
+                return solve(
+                    groups, limit, options.strategy, **options.of_solver(),
+                    warm_start=cheapest_fitting(groups, known, limit),
+                )  # fmt: skip
 
-        found = cheapest(compiled, planner.budget_bytes, options.cost, options.gpu, find)
+        with planner.phases.of(LOWERING):
+            found = cheapest(compiled, planner.budget_bytes, options.cost, options.gpu, find)
         graph = own.graph.with_costs([0] * len(own.graph), found.cost_unit)
         plan = own.planned(
             graph, Plan.from_order(graph, found.candidate.order), found.strategy, planner.budget_bytes,
@@ -95,18 +93,23 @@ class Inductor(Backend):
         return None
 
     def _compiled(self, planner: Planner, own: StepToPlan) -> LoweredStep:
-        """What Inductor makes of a step, with everything resident."""
-        if own.step not in self.compiled:
-            step = replace(own.step, graph=own.graph)
-            self.compiled[own.step] = LoweredStep(step, planner.options.cache_folder, planner.device)
-        return self.compiled[own.step]
+        """What Inductor makes of a step, with everything resident; kept as long as the captured step."""
+        known, folder = own.step.training_graph.known, planner.options.cache_folder
+        key = LoweredStep, own.graph.sha256(), folder
+        if key not in known:
+            primals = (None,) * len(own.step.training_graph.primals)  # the compiler must not keep the tensors
+            training_graph = replace(own.step.training_graph, primals=primals, known={})
+            step = replace(own.step, graph=own.graph, training_graph=training_graph)
+            known[key] = LoweredStep(step, folder, planner.device)
+        known[key].phases = planner.phases
+        return known[key]
 
     def _folder_of_plans(self, planner: Planner, own: StepToPlan) -> Path:
         """Where plans of this step under these options are kept, each with its budget above the fixed bytes as name."""
         options, fingerprint = planner.options, own.fingerprint
         determines = (
             COMPILED, fingerprint.version, fingerprint.sha256, options.cost, options.gpu.name, options.strategy,
-            options.scope, options.seed, options.time_limit_s, options.threads, torch.get_num_threads(),
+            options.scope, options.seed, options.time_limit_s, options.threads, settings_key(),
         )  # fmt: skip
         return options.cache_folder / "plans" / hashlib.sha256(repr(determines).encode()).hexdigest()[:32]
 

@@ -31,7 +31,7 @@ from remat.torch.step.layouts import layouts_of_kernels
 from remat.torch.step.numbers import NumbersChange, numbers_apart
 from remat.torch.step.recurrent import replace_recurrent
 from remat.torch.step.refusals import MOST_GRAPHS, check_functions, check_sizes, refusals
-from remat.torch.step.runners import EAGER, Eager, Runner
+from remat.torch.step.runners import EAGER, Runner
 
 T = TypeVar("T")
 MOST_PLACES = 10  # places at which a model hears that it is traced, see `compiling`
@@ -238,14 +238,7 @@ def compile_graph(graph: fx.GraphModule, example_inputs: Sequence[Any], runner: 
     def read(module: fx.GraphModule, n_forward_outputs: int) -> TrainingGraph:
         return read_training_graph(module, n_forward_outputs, primals, own)
 
-    def partition(module: fx.GraphModule, n_forward_outputs: int) -> Halves:
-        assert calling.call is not None
-        return calling.call.halves_of(read(module, n_forward_outputs))
-
-    if isinstance(own, Eager):
-        step = own.halfway(graph, example_inputs, lambda finish: Halfway(finish, read))
-    else:
-        step = own.compiled(graph, example_inputs, partition)
+    step = own.halfway(graph, example_inputs, lambda finish: Halfway(finish, read))
     return with_numbers(with_detached(Watched(step, used) if used else step))
 
 

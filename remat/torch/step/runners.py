@@ -78,22 +78,32 @@ def _partition_fn(partition: Partition) -> aot.PartitionFn:
     return partition_fn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Inductor:
-    """Lets Inductor compile both halves. It has `compiled` in place of `halfway`; for the other methods see `Eager`.
+    """Lets Inductor compile both halves; for the methods see `Eager`.
 
     Attributes:
-        lower: shows what Inductor generates for a partition of the graph.
+        finish: the rest of the compilation of the graph that it is of.
     """
 
-    lower: inductor.Lowering | None = None
+    finish: inductor.Finish | None = None
 
     def of(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Runner:
-        return Inductor(inductor.lowering(graph, example_inputs))
+        return Inductor()
 
-    def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition) -> Any:
-        """The graph as a function."""
-        return inductor.inductor(graph, example_inputs, partition)
+    def halfway(
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callable[[inductor.Finish], Any]
+    ) -> Any:  # fmt: skip
+        def begin_noted(finish: inductor.Finish) -> Any:
+            self.finish = finish
+            return begin(finish)
+
+        return inductor.halfway(graph, example_inputs, begin_noted)
+
+    def shown(self, halves: inductor.Halves, *, whole: bool) -> tuple[inductor.LoweredHalf, inductor.LoweredHalf]:
+        """What Inductor generates for two halves of the graph, see `inductor.shown`."""
+        assert self.finish is not None
+        return inductor.shown(self.finish, halves, whole=whole)
 
     def complete(self, module: fx.GraphModule) -> None:
         aot.merge_equal_calls(module)
