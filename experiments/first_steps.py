@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,31 +30,39 @@ def first_steps(
     time_limit_s: float = 60.0,
     threads: int = 2,
     rounds: int = 0,
+    backends: Sequence[str] = ("eager",),
 ) -> Iterator[Case]:
     """Seconds from call to first step: an empty cache, a full one, another budget.
 
     Args:
         rounds: in each, the plain step and the planned one run, for the overhead in processor time.
+        backends: of plans; the plain step of ``inductor`` is that of `torch.compile`.
     """
-    for network in networks:
+    for network, backend in itertools.product(networks, backends):
         what = {"network": network, "layers": layers, "budgets": list(budgets), "rounds": rounds}
+        what |= {} if backend == "eager" else {"backend": backend}
         yield Case(measured, {**what, "time_limit_s": time_limit_s, "threads": threads}, on_this_machine=True)
 
 
 def measured(
-    network: str, layers: int, budgets: Sequence[float], time_limit_s: float, threads: int, rounds: int = 0
-) -> Iterator[dict[str, Any]]:
+    network: str, layers: int, budgets: Sequence[float], time_limit_s: float, threads: int, rounds: int = 0,
+    backend: str = "eager",
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """A row for the plain step, and for each way to begin.
 
     With a full cache, the model is a copy, of which this process has captured nothing; a new process imports PyTorch
-    besides.
+    besides. Inductor's cache is empty before its plain step, and again before its plans.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     options = {"n_layers": layers} if network in ("gpt2", "llama", "vit") else {}
     model, args = step_for_a_cpu(network, options)
-    yield {"begins": "the plain step", **_taken(lambda: None, lambda _: model(*args).backward())}
-    with tempfile.TemporaryDirectory() as folder:
+    with _empty_cache(backend):
+        modules = [model] if backend == "eager" else [torch.compile(model), torch.compile(copy.deepcopy(model))]
+        for module, begins in zip(modules, ("the plain step", "the plain step, a full cache"), strict=False):
+            row = _taken(lambda: None, lambda _, module=module: module(*args).backward())
+            yield {"begins": begins, "backend": backend, **row}
+    with tempfile.TemporaryDirectory() as folder, _empty_cache(backend):
         for begins, module, budget in (
             ("an empty cache", model, budgets[0]),
             *(("another budget", model, budget) for budget in budgets[1:]),
@@ -60,7 +70,8 @@ def measured(
         ):
 
             def call(module: nn.Module = module, budget: float = budget) -> Any:
-                return planned(module, args, budget, time_limit_s=time_limit_s, threads=threads, cache_folder=folder)
+                how = {"time_limit_s": time_limit_s, "threads": threads, "cache_folder": folder, "backend": backend}
+                return planned(module, args, budget, **how)
 
             made = list[Any]()
 
@@ -71,11 +82,21 @@ def measured(
             module.zero_grad()
             row = _taken(call, step)
             plan = made[0].plan
-            later = times_beside(module, made[0], args, "cpu", rounds, time.process_time) if rounds else {}
+            later = times_beside(modules[0], made[0], args, "cpu", rounds, time.process_time) if rounds else {}
             yield {
-                "begins": begins, "budget": budget, "calls": len(plan.graph), "overhead": plan.overhead, **row,
-                "phases": str(plan.phases), "recomputed": len(plan.recomputed), **later,
+                "begins": begins, "backend": backend, "budget": budget, "calls": len(plan.graph),
+                "overhead": plan.overhead, "phases": str(plan.phases), "recomputed": len(plan.recomputed),
+                **row, **later,
             }  # fmt: skip
+
+
+def _empty_cache(backend: str) -> AbstractContextManager[Any]:
+    """An empty cache of Inductor, if that is the back-end."""
+    if backend != "inductor":
+        return contextlib.nullcontext()
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
 
 
 def _taken(call: Callable[[], Any], step: Callable[[Any], None]) -> dict[str, float]:
@@ -98,20 +119,32 @@ def _clocks() -> tuple[float, float]:
 
 @first_steps.draws
 def table(rows: Sequence[Row]) -> Drawing:
-    """A line for each network and way to begin."""
-    heads = ["network", "begins with", "budget", "calls", "call", "first step", "overhead", "measured", "where"]
+    """A line for each network, back-end and way to begin."""
+    heads = [
+        "network",
+        "back-end",
+        "begins with",
+        "budget",
+        "calls",
+        "call",
+        "first step",
+        "overhead",
+        "measured",
+        "where",
+    ]
     where = f"Seconds (processor seconds), {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
-    return Drawing(f"{where}\n\n{markdown_table(heads, map(_cells, rows))}")
+    return Drawing(f"{where}\n\n{markdown_table([*heads, 'where'], map(_cells, rows))}")
 
 
 def _cells(row: Row) -> list[str]:
+    begins = row["network"], row.get("backend") or "eager", row["begins"]
     took = {name: f"{row[f'{name}_s']:.1f} ({row[f'{name}_cpu_s']:.1f})" for name in ("call", "step")}
     if not row.get("phases"):
-        return [row["network"], row["begins"], "", "", "", took["step"], "", "", ""]
+        return [*begins, "", "", "", took["step"], "", "", ""]
     shown = f"{row['budget']:g}", str(int(row["calls"])), took["call"], took["step"], f"{row['overhead']:.2%}"
     measured = ""
     if row.get("measured_ratio") is not None:
         low, high = (ratio - 1 for ratio in row["ratio_quartiles"])
         ratio, plain_ms = row["measured_ratio"] - 1, 1e3 * row["plain_s"]
         measured = f"{ratio:.1%} ({low:.1%} to {high:.1%}) of {plain_ms:.1f} ms"
-    return [row["network"], row["begins"], *shown, measured, row["phases"]]
+    return [*begins, *shown, measured, row["phases"]]
