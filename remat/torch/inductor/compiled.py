@@ -251,7 +251,7 @@ class LoweredStep:
         return costs
 
     def freely_repeating(self) -> tuple[int, list[int]]:
-        """(bytes that the cut of `repeats_free` saves, at least its peak; an order of groups that saves the same)."""
+        """(bytes that the cut of `repeats_free` saves, its least peak; an order of groups that saves the same)."""
         before_end = range(self.fused.graph.operations[self.fused.end].outputs[-1] + 1)
         ids = {self.fused.values[i]: i for i in before_end}
         saved = mincut.values_saved_by(self.free_cut[0], self.step)
@@ -351,7 +351,10 @@ def cheapest(
                 f"{format_size(known_bytes, up=True)}",
                 known_bytes,
             )
-    return _timed(compiled, found) if model == "profile" and found is not free else found
+    if model != "profile" or found is free:
+        return found
+    timed = [_timed(compiled, found), *([] if free is None else [free])]
+    return min(timed, key=lambda each: each.generated.cost)
 
 
 def _smallest(compiled: LoweredStep, weighed: Weighed) -> CompiledPlan:
