@@ -22,7 +22,7 @@ from torch import fx
 from remat.bounds.min_budget import min_budget
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
-from remat.cost.profile import profile_workspaces
+from remat.cost.profile import begin_to_measure, profile_workspaces
 from remat.errors import BudgetTooSmall, CostWarning, DiskFull, InvalidInput, warn
 from remat.execution import Generated
 from remat.execution.phases import MEASURING, Phases
@@ -141,6 +141,7 @@ class LoweredStep:
                 return document["order"], [_half_of(half) for half in document["halves"]]
         except InvalidInput as error:
             warn(f"{error}; lowering the step again")
+        begin_to_measure(self.step.graph, self.folder, self.device)  # meanwhile: the process takes seconds to start
         order = order_of()
         halves = self._lowered(order, [], whole=whole)
         document = {"format": FORMAT, "order": order, "halves": [asdict(half) for half in halves]}
