@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor.graph import GraphLowering
 from torch_helpers import MARKS, needs
 
 import remat.torch as rt
@@ -112,6 +114,22 @@ def test_a_whole_budget_gives_what_torch_compile_gives(words_at) -> None:
     assert peak_of_step(plain, (words(),), {}, "cpu") == peak_of_step(words_at[1.0], (words(),), {}, "cpu")
     assert words_at[1.0].overhead == 0
     assert words_at[1.0].plan.plain_peak_bytes == words_at[1.0].predicted_peak_bytes
+
+
+def test_nothing_is_generated_twice(tmp_path, monkeypatch) -> None:
+    """A first step finds its code in Inductor's cache; a later process finds the plan and the plain step's code too."""
+    generate, generated = GraphLowering.codegen, list[str]()
+    monkeypatch.setattr(GraphLowering, "codegen", lambda self: generated.append(self.name) or generate(self))
+    model, args = Words(), (words(),)
+    planned = compiled(model, args, 0.6, cache_folder=tmp_path)
+    assert generated
+    generated.clear()
+    planned(*args).backward()
+    again = compiled(copy.deepcopy(model), args, 0.6, cache_folder=tmp_path)
+    again(*args).backward()
+    assert again.plan.order.tolist() == planned.plan.order.tolist()
+    compiled(model, args, 1.0, cache_folder=tmp_path)(*args).backward()
+    assert not generated
 
 
 def test_repeated_dropout_draws_the_same_numbers(words_at) -> None:
