@@ -167,10 +167,6 @@ class LoweredStep:
     def candidate(self, order_of_groups: Sequence[int]) -> Candidate:
         """The plan with this order of groups."""
         order, groups = self.fused.calls_in(order_of_groups)
-        return self.followed(order, groups)
-
-    def followed(self, order: list[int], groups: list[int]) -> Candidate:
-        """The plan with this order of operations."""
         return self._followed(self._lowered(order, groups), order, groups)
 
     def _lowered(self, order: list[int], groups: list[int], *, whole: bool = False) -> Sequence[LoweredHalf]:

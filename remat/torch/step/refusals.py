@@ -137,7 +137,10 @@ def check_sizes(module: fx.GraphModule) -> None:
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     given = (node for node in module.graph.find_nodes(op="placeholder") if not is_tangent(node))
     if any(is_symbol(size) for node in given for size in _sizes_of(node)):
-        raise InvalidInput("a size of an argument is marked as dynamic (torch._dynamo.mark_dynamic): unmark it")
+        raise InvalidInput(
+            "a size of an argument is marked as dynamic (torch._dynamo.mark_dynamic): unmark it, because a plan is of "
+            "one size; pad to few sizes, and give these to prepare(...), which plans each"
+        )
     sized = (node for node in calls if any(map(is_symbol, _sizes_of(node))))
     numbers = (node for node in calls if is_symbol(node.meta.get("val")) and any(map(is_in_backward, node.users)))
     if (node := next(sized, None)) is not None:

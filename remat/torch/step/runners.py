@@ -19,7 +19,6 @@ from remat.torch.step.aot import boxed
 from remat.torch.step.recurrent import gru_cell
 
 aten = torch.ops.aten
-Partition = Callable[[fx.GraphModule, int], tuple[fx.GraphModule, fx.GraphModule]]
 
 
 class Eager:
@@ -30,7 +29,7 @@ class Eager:
         return self
 
     def halfway(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callable[[Callable[[Partition], Any]], Any]
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callable[[inductor.Finish], Any]
     ) -> Any:
         """The graph as a function that is compiled only as far as the training graph.
 
@@ -70,7 +69,7 @@ class Eager:
         return None
 
 
-def _partition_fn(partition: Partition) -> aot.PartitionFn:
+def _partition_fn(partition: inductor.Partition) -> aot.PartitionFn:
     def partition_fn(module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
         with operators.outside_modes():  # measurements must see real tensors
             return partition(module, num_fwd_outputs)
