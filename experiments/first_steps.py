@@ -58,7 +58,9 @@ def measured(
     options = {"n_layers": layers} if network in ("gpt2", "llama", "vit") else {}
     model, args = step_for_a_cpu(network, options)
     with _empty_cache(backend):
-        modules = [model] if backend == "eager" else [torch.compile(model), torch.compile(copy.deepcopy(model))]
+        modules: list[Any] = (
+            [model] if backend == "eager" else [torch.compile(model), torch.compile(copy.deepcopy(model))]
+        )
         for module, begins in zip(modules, ("the plain step", "the plain step, a full cache"), strict=False):
             row = _taken(lambda: None, lambda _, module=module: module(*args).backward())
             yield {"begins": begins, "backend": backend, **row}

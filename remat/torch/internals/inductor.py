@@ -88,7 +88,8 @@ def halfway(graph: fx.GraphModule, example_inputs: Sequence[Any], begin: Callabl
             is (training graph, number of forward outputs) -> (forward half, backward half). Inductor's passes run
             before the first one, later ones get the graph that the first one has left.
     """
-    from torch._inductor.compile_fx import compile_fx  # takes seconds, like the next imports
+    import torch._inductor.config  # takes seconds, like the next imports
+    from torch._inductor.compile_fx import compile_fx
     from torch._inductor.virtualized import V
 
     def begin_boxed(finish: Callable[[PartitionFn | None], Any]) -> Any:
