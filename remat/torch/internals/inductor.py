@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config as functorch_config
