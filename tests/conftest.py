@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from remat.search import __main__ as search_main
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if find_spec("torch") is None:
+    collect_ignore_glob = ["test_torch_*"]
+
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
     "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.",  # steps
@@ -31,7 +35,7 @@ LONG = (
     "portfolio", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
     "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "queries",
     "tables",  # results and their pages
-    "damage", "faults", "healing", "ray_engine", "sharing", "strangers_file", "wheel",  # disturbed runs
+    "healing", "ray_engine", "sharing", "strangers_file", "wheel",  # disturbed runs
 )  # fmt: skip
 
 
@@ -53,7 +57,7 @@ def torch_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measurements of PyTorch's operations are shared by the tests of a session, in whatever process they run.
 
     Workspaces are measured in the test's process, because another one takes seconds to start. `test_cost` has tests of
-    that process, and `test_torch_lengths` one that both measure the same.
+    that process, and `test_torch_loops` one that both measure the same.
     """
     from remat.cost import profile
     from remat.torch.measuring.carried import measured_here
@@ -106,6 +110,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def torch_seed() -> None:
     """PyTorch's random numbers are the same in every run."""
     pytest.importorskip("torch").manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Kernels of attention have workspaces for each thread, which a followed step leaves out."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
-"""Whatever is damaged or killed, the run mends it and says so: each kind of file, each kind of damage, each worker."""
+"""Whatever is damaged, killed or crashes, the run mends it and says so: each kind of file, of damage, each worker."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -11,25 +13,27 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import wait_for
-from sweep_helpers import MIRROR, sweep
+from helpers import install_package, wait_for
+from sweep_helpers import MIRROR, make_row, sweep
 
 import remat
 from experiments import cli
 from experiments.store import Row, Store
-from remat import child
-from remat.errors import RematError
+from remat.cost.records import read_record, write_record
+from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
 from remat.implementation import Implementation
 from remat.simulator import load_and_simulate
+from remat.solution import Family, Member, Status
 from remat.solving.here import run_family, solve_here
 
 # One strategy that ignores the budget and one that does not.
@@ -38,6 +42,16 @@ CHEAP = {"strategies": ("checkpoint_all", "search"), "options": {"checkpoint_all
 
 def outcome(rows: list[Row]) -> list[tuple[object, ...]]:
     return [(row.key, row.status, row.cost, row.bound, row.peak_bytes, row.budget_bytes) for row in rows]
+
+
+@contextlib.contextmanager
+def said() -> Iterator[list[str]]:
+    """The messages of all warnings inside, once it is left."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    told += [str(warning.message) for warning in caught]
 
 
 @pytest.fixture
@@ -80,6 +94,7 @@ def altered(path: Path) -> None:
     path.write_text(json.dumps(document))
 
 
+ROOT = Path(__file__).parents[1]
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
@@ -98,25 +113,21 @@ def test_a_damaged_file_of_the_store_is_made_again_and_named(
 ) -> None:
     folder, rows = shutil.copytree(solved[0], tmp_path, dirs_exist_ok=True), solved[1]
     mine = next(row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None)
-    path = {
-        "rows": folder / "rows" / f"{mine.key}.parquet",
-        "plans": folder / str(mine.plan_file),
-    }.get(kind) or next((folder / kind).iterdir())
+    path = {"rows": folder / "rows" / f"{mine.key}.parquet", "plans": folder / str(mine.plan_file)}.get(kind) or next(
+        (folder / kind).iterdir()
+    )
     DAMAGE[damage](path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said() as told:
         again, _, graph_run = sweep(folder, **CHEAP)
         store = Store(folder)
         store.write_graph(MIRROR)
         assert store.remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
-    told = [str(warning.message) for warning in caught]
     assert outcome(again) == outcome(rows)
     assert graph_run.solved == (1 if kind in ("rows", "plans", "families") else 0)
     # What is not there is no damage; but a row whose plan is gone is.
     assert [line for line in told if str(path) in line and "\n" not in line] == told
     assert len(told) == (0 if damage == "deleted" and kind != "plans" else 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         once_more, _, graph_run = sweep(folder, **CHEAP)
         Store(folder).write_graph(MIRROR)
         assert Store(folder).remember("paper", {"question": 1}, lambda: None) == {"answer": 42}
@@ -190,13 +201,11 @@ def test_a_damaged_graph_in_the_cache_is_extracted_again(
     assert extract_in_child(CHAIN, tmp_path) == graph
     (cached,) = tmp_path.iterdir()
     DAMAGE[damage](cached)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said() as told:
         assert extract_in_child(CHAIN, tmp_path) == extract_in_child(CHAIN, tmp_path) == graph
     assert len(extracted) == 2
-    assert [str(cached) in str(w.message) and "extracting the graph again" in str(w.message) for w in caught] == (
-        [] if damage == "deleted" else [True]
-    )
+    named = [str(cached) in text and "extracting the graph again" in text for text in told]
+    assert named == ([] if damage == "deleted" else [True])
 
 
 # ---- what is drawn
@@ -333,7 +342,7 @@ def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], i
     """A process that runs `code` in `folder`, and the id of its child, which it prints."""
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(child.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     return parent, int(parent.stdout.readline())
 
@@ -344,3 +353,247 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+# ---- bits that a fault of the disk has changed
+
+N_MUTATIONS = 600  # of each file
+PLAN = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
+TRACE = remat.simulate(MIRROR, PLAN)
+RECORD = {"ns": 12, "best_ns": 11, "samples": [[12, 11], [13, 12]], "signature": "conv ünïcode"}
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    """The content with a few bits flipped, its end or a part of it lost, or two parts exchanged."""
+    n = len(content)
+    kind = chance.choice(["flip", "flips", "cut", "lose", "exchange"])
+    changed = bytearray(content)
+    if kind in ("flip", "flips"):
+        for _ in range(1 if kind == "flip" else chance.randint(2, 5)):
+            changed[chance.randrange(n)] ^= 1 << chance.randrange(8)
+    elif kind == "cut":
+        del changed[chance.randrange(n) :]
+    else:
+        i, j = sorted(chance.sample(range(n), 2))
+        width = min(chance.randint(1, 40), j - i)
+        if kind == "lose":
+            del changed[i : i + width]
+        else:
+            changed[i : i + width], changed[j : j + width] = content[j : j + width], content[i : i + width]
+    return bytes(changed)
+
+
+def _row(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    store = Store(folder)
+    store.write_row(make_row())
+    return folder / "rows" / "k.parquet", lambda: store.read_row("k")
+
+
+def _family(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    store = Store(folder)
+    members = tuple(Member(PLAN, TRACE.cost, TRACE.peak_bytes, {"slots": slots}) for slots in (3, 4))
+    store.write_family("k", Family("f", members, "one rejected", Status.FEASIBLE, "ünïcode", 0.5), MIRROR, "exact")
+
+    def read() -> Any:
+        found = store.read_family("k", "f", MIRROR)
+        if found is None:
+            return None
+        told = [(m.plan.steps, m.cost, m.peak_bytes, dict(m.parameters)) for m in found.members]
+        return told, found.rejected, found.status, found.message, found.wall_s
+
+    return folder / "families" / "k.parquet", read
+
+
+def _remembered(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    store = Store(folder)
+    answer = {"bytes": [1, 2, 3], "name": "ünïcode", "share": 0.25}
+    store.remember("paper", {"question": 1}, lambda: answer)
+    return next((folder / "paper").iterdir()), lambda: store.remember("paper", {"question": 1}, lambda: None)
+
+
+def _lines(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    path = folder / "rows.jsonl"
+    write_lines(path, [RECORD])
+    return path, lambda: next(iter(read_lines(path)), None)
+
+
+def _record(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    path = folder / "record.json"
+    write_record(path, RECORD)
+    return path, lambda: read_record(path) or None
+
+
+def _graph(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    """Its hash holds all but the names, which are labels."""
+    store, sha256 = Store(folder), MIRROR.sha256()
+    store.write_graph(MIRROR)
+    return folder / "graphs" / f"{sha256}.json", lambda: _or_told(lambda: store.read_graph(sha256).sha256())
+
+
+def _plan(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    """The judge reads it: a plan of the same cost and peak is as good."""
+    path = folder / "plan.json"
+    PLAN.save(path)
+    expected = TRACE.cost, TRACE.peak_bytes
+
+    def read() -> Any:
+        trace = _or_told(lambda: load_and_simulate(path, MIRROR)[1])
+        return None if trace is None or (trace.cost, trace.peak_bytes) != expected else expected
+
+    return path, read
+
+
+def _or_told(read: Callable[[], Any]) -> Any:
+    """What is read; None with a warning instead of the error that names the file."""
+    try:
+        return read()
+    except InvalidInput as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
+
+
+KINDS = (_row, _family, _remembered, _lines, _record, _graph, _plan)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__.strip("_") for kind in KINDS])
+def test_no_change_of_a_file_is_read_as_another_content(
+    tmp_path: Path, kind: Callable[[Path], tuple[Path, Callable[[], Any]]]
+) -> None:
+    path, read = kind(tmp_path)
+    content, expected = path.read_bytes(), read()
+    assert expected is not None
+    chance, n_damaged = random.Random(1), 0
+    for n in range(N_MUTATIONS):
+        path.write_bytes(mutated(content, chance))
+        with said() as told:
+            found = read()
+        assert all("\n" not in line for line in told), (n, told)
+        if found is None:
+            n_damaged += 1
+            assert kind is _plan or any(str(path) in line for line in told) or not path.read_bytes().strip(), n
+        else:
+            assert found == expected, n
+    assert n_damaged > N_MUTATIONS / 4
+    path.write_bytes(content)
+    assert read() == expected
+
+
+def test_a_file_of_the_store_under_the_name_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Whole files that have changed places keep their seals."""
+    store = Store(tmp_path)
+    for key in "ab":
+        store.write_row(make_row(key))
+        store.write_family(key, Family("f", status=Status.SKIPPED, message=f"reason {key}"), MIRROR, "exact")
+        store.remember("paper", {"question": key}, lambda key=key: key)
+    for folder in ("rows", "families", "paper"):
+        one, other = sorted((tmp_path / folder).iterdir())
+        contents = one.read_bytes(), other.read_bytes()
+        other.write_bytes(contents[0])
+        one.write_bytes(contents[1])
+    for key in "ab":
+        with pytest.warns(UserWarning, match=rf"rows/{key}\.parquet: holds the row [ab]; computing it again"):
+            assert store.read_row(key) is None
+        with pytest.warns(UserWarning, match=rf"families/{key}\.parquet: holds the family [ab]; computing it again"):
+            assert store.read_family(key, "f", MIRROR) is None
+        with pytest.warns(UserWarning, match=r"paper/.*: holds another result; computing it again"):
+            assert store.remember("paper", {"question": key}, lambda: None) is None
+
+
+# ---- solvers that crash, and runs beside each other
+
+PLUGIN = '''
+import ctypes, os, signal, time
+from remat.registry import strategy
+
+@strategy("breaks_memory")
+def breaks_memory(problem):
+    """Segmentation fault."""
+    ctypes.string_at(0)
+
+@strategy("breaks_as_family", ignores_budget=True)
+def breaks_as_family(problem):
+    """Segmentation fault before any budget is known."""
+    ctypes.string_at(0)
+
+@strategy("is_killed")
+def is_killed(problem):
+    """What the system does to a process when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@strategy("never_ends")
+def never_ends(problem):
+    """Ignores its time limit, and that it is asked to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+'''
+# How each ends, and words of the reason.
+ENDS = {
+    "breaks_memory": ("FAILED", "SIGSEGV"),
+    "breaks_as_family": ("FAILED", "SIGSEGV"),
+    "is_killed": ("FAILED", "memory runs out"),
+    "never_ends": ("TIMEOUT", "did not stop by itself; killed after"),
+    "checkpoint_all": ("OPTIMAL", ""),
+}
+
+
+def rows_of(store: Path) -> list[dict]:
+    return [row for path in sorted((store / "rows").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def run_command(here: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
+    remat.save_graph(MIRROR, here / "mirror.json")
+    path = os.pathsep.join(map(str, [*paths, ROOT]))
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), "graph=mirror.json", *arguments], cwd=here, text=True,
+        env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray", reason="ray is not installed: pip install 'remat[ray]'")
+    plugin, here = tmp_path / "plugin", tmp_path / "here"
+    plugin.mkdir()
+    here.mkdir()
+    install_package(plugin, PLUGIN)
+    where = ["engine=ray", "engine.address=local"] if engine == "ray" else ["engine.jobs=2"]
+    run = run_command(here, "points=2", "time_limit=10", f"strategies=[{','.join(ENDS)}]", *where, paths=(plugin,))
+    out, errors = run.communicate(timeout=300)
+    assert run.returncode == 0, out + errors
+    assert "Traceback" not in out + errors
+    assert "6 of 10 solves failed or were cut short, the first of them breaks_as_family at" in out
+    rows = rows_of(here / "runs/store")
+    largest = max(row["budget_bytes"] for row in rows)
+    assert len(rows) == 2 * len(ENDS)
+    for row in rows:
+        status, words = ENDS[row["strategy"]]
+        if row["strategy"] != "checkpoint_all" or row["budget_bytes"] == largest:
+            assert row["status"] == status, row
+            assert words in row["message"], row
+
+
+@pytest.mark.slow
+def test_two_runs_of_one_store_at_once(tmp_path: Path) -> None:
+    """The same question twice, at the same time: each row once, whole, and with its own plan."""
+    asked = ["points=4", "strategies=[checkpoint_all,chen_sqrtn,checkmate_milp]", "engine.jobs=2"]
+    runs = [run_command(tmp_path, *asked) for _ in range(2)]
+    for run in runs:
+        out, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, out + errors
+        assert "warning" not in out
+    store = Store(tmp_path / "runs/store")
+    keys = [path.stem for path in (store.folder / "rows").iterdir()]
+    found = [store.read_row(key) for key in keys]
+    assert all(found)
+    solved = [row for row in found if row is not None and row.plan_from is None]
+    budgets = {row.budget_bytes for row in solved}
+    assert len(budgets) >= 3
+    assert len({(row.strategy, row.budget_bytes) for row in solved}) == len(solved) == 3 * len(budgets)
+    for row in solved:
+        if row.plan_file is not None:
+            trace = remat.simulate(MIRROR, store.read_plan(row, MIRROR))
+            assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
+    assert not list(tmp_path.rglob("*.part"))

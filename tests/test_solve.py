@@ -204,7 +204,7 @@ def run_script(command, folder, **more):
 
 
 def test_processes_that_misbehave_cost_one_row(plugin):
-    """Those that are killed or hang are in `test_faults` and, with a plan, in `test_incumbent`."""
+    """Those that are killed or hang are in `test_healing` and, with a plan, in `test_incumbent`."""
     rows = run_script([sys.executable, "script.py", "leaves", "raises", "prints", "checkpoint_all"], plugin)
     assert [row[0] for row in rows.values()] == ["FAILED", "FAILED", "OPTIMAL", "OPTIMAL"]
     assert "KeyError: 'who' (heuristics.py:" in rows["raises"][1]

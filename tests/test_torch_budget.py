@@ -9,30 +9,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from helpers import refused
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-torch = pytest.importorskip("torch")
-
-from torch import fx, nn  # noqa: E402
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402
-from torch._functorch import config as functorch_config  # noqa: E402
-from torch._functorch.partitioners import min_cut_rematerialization_partition  # noqa: E402
-
-import remat  # noqa: E402
-from baselines import _partitioner  # noqa: E402
-from remat import Status, simulate  # noqa: E402
-from remat.errors import UnknownName  # noqa: E402
-from remat.frontends.spec import ModelSpec  # noqa: E402
-from remat.plan import parse_scope  # noqa: E402
-from remat.problem import Problem, SolveOptions  # noqa: E402
-from remat.simulator import plain_peak  # noqa: E402
-from remat.solving.dispatch import new_context  # noqa: E402
-from remat.solving.worker import run_family_isolated  # noqa: E402
-from remat.torch.frontend import graphs as frontend  # noqa: E402
-from remat.torch.inductor import mincut  # noqa: E402
-from remat.torch.internals.aot import min_cut  # noqa: E402
-from remat.torch.planning.capturing import captured_step  # noqa: E402
-from remat.torch.planning.eager import Eager  # noqa: E402
+import remat
+from baselines import _partitioner
+from remat import Status, simulate
+from remat.errors import UnknownName
+from remat.frontends.spec import ModelSpec
+from remat.plan import parse_scope
+from remat.problem import Problem, SolveOptions
+from remat.simulator import plain_peak
+from remat.solving.dispatch import new_context
+from remat.solving.worker import run_family_isolated
+from remat.torch.frontend import graphs as frontend
+from remat.torch.inductor import mincut
+from remat.torch.internals.aot import min_cut
+from remat.torch.planning.capturing import captured_step
+from remat.torch.planning.eager import Eager
 
 
 class Layers(nn.Module):

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 from helpers import refused
-
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch_helpers import MARKS, Applies, rematerialize  # noqa: E402
-
-import remat.torch as rt  # noqa: E402
+from torch import Tensor, nn
+from torch_helpers import MARKS, Applies, both, gradients, rematerialize, said
 
 pytestmark = MARKS
 REFUSED = r"tensor that the module returns or stores, and also uses, .* use \.model"
@@ -44,10 +39,10 @@ def detached(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return self.b(x).sum() + h.detach().sum(), h
 
 
-def both(function: Callable[..., Any], x: Tensor | None = None) -> tuple[nn.Module, rt.Rematerialized, Tensor]:
+def of(function: Callable[..., Any], x: Tensor | None = None) -> tuple[Any, Any, Tensor]:
     """(the plain model, the same under a plan, an argument)"""
-    plain, x = Applies(function), torch.randn(8, 16) if x is None else x
-    return plain, rematerialize(copy.deepcopy(plain), (x,)), x
+    x = torch.randn(8, 16) if x is None else x
+    return *both(Applies(function), (x,)), x
 
 
 # Readers of gradients: (model, what is made of the feature, the feature) -> the gradient
@@ -117,7 +112,7 @@ def twice(model: nn.Module, y: Tensor, h: Tensor) -> Any:
 
 @pytest.mark.parametrize("function", [features, views])
 def test_whoever_reads_the_gradient_of_a_used_feature_is_refused(function: Callable[..., Any]) -> None:
-    plain, ours, x = both(function)
+    plain, ours, x = of(function)
     for read in READERS:
         assert read(plain, *plain(x)) is not None
         with refused(REFUSED):
@@ -132,7 +127,7 @@ def test_whoever_reads_the_gradient_of_a_used_feature_is_refused(function: Calla
     ],
 )  # fmt: skip
 def test_other_gradients_are_those_of_the_plain_step(function: Callable[..., Any], readers: Any) -> None:
-    plain, ours, x = both(function)
+    plain, ours, x = of(function)
     for read in readers:
         assert torch.equal(read(plain, *plain(x)), read(ours, *ours(x)))
 
@@ -144,7 +139,7 @@ def test_an_argument_that_comes_back_keeps_its_whole_gradient() -> None:
         h = x.float()
         return self.b(torch.tanh(self.a(h))).sum(), h
 
-    plain, ours, _ = both(returns)
+    plain, ours, _ = of(returns)
     for x in (torch.randn(8, 16, requires_grad=True), torch.randn(8, 16, requires_grad=True) * 2):
         for _ in range(2):
             assert torch.equal(asked_for_also(plain, *plain(x)), asked_for_also(ours, *ours(x)))
@@ -164,62 +159,61 @@ def test_a_feature_that_a_hook_stores_is_refused_too() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_features_can_be_pickled() -> None:
-    _, ours, x = both(features)
+    _, ours, x = of(features)
     _, h = ours(x)
     assert torch.equal(pickle.loads(pickle.dumps(h)), h)
 
 
-def gradients(model: nn.Module, loss: Callable[[Any], Tensor], x: Tensor) -> list[Any]:
-    model.zero_grad()
-    loss(model(x)).backward()
-    return [p.grad for p in model.parameters()]
-
-
-def _said(of: Callable[[], Any]) -> list[str]:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        of()
-    return [str(each.message) for each in told]
+def compare(plain: nn.Module, ours: nn.Module, x: Tensor, loss: Callable[[Any], Tensor]) -> list[Tensor]:
+    """The gradients of parameters, which are those of the plain model."""
+    theirs, mine = (gradients(each, lambda m: loss(m(x))) for each in (plain, ours))
+    assert len(theirs) == len(mine)
+    assert all(map(torch.equal, theirs, mine))
+    return mine
 
 
 def test_a_gradient_asked_for_together_with_those_of_parameters_is_said_to_be_incomplete() -> None:
-    plain, ours, x = both(features)
+    plain, ours, x = of(features)
 
     def asked(model: nn.Module, *more: str) -> Any:
         y, h = model(x)
         wanted = [h, *model.parameters()] if more else [*model.parameters()]
         return torch.autograd.grad(y + h.square().sum(), wanted)
 
-    assert not _said(lambda: asked(ours))
-    assert any("gives only the part from outside" in text for text in _said(lambda: asked(ours, "h")))
+    assert not said(lambda: asked(ours))
+    assert said(lambda: asked(ours, "h"), "gives only the part from outside")
     assert all(map(torch.equal, asked(plain, "h")[1:], asked(ours, "h")[1:]))
 
 
-def test_the_gradient_of_the_loss_is_not_taken_for_one_that_is_asked_for() -> None:
-    def twice(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        error = self.b(torch.tanh(self.a(x))).square().mean()
-        return error, error.exp()
-
-    plain, ours, x = both(twice)
-    assert not _said(lambda: gradients(ours, lambda outputs: outputs[0] + outputs[1], x))
-    assert all(
-        map(torch.equal, *(gradients(each, lambda outputs: outputs[0] + outputs[1], x) for each in (plain, ours)))
-    )
+def of_an_error(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    error = self.b(torch.tanh(self.a(x))).square().mean()
+    return error, error.exp()
 
 
-def test_a_gradient_that_flows_into_two_outputs_is_not_taken_for_one_that_is_asked_for() -> None:
-    def shared(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.a(x))
-        return self.b(h), h
+def hidden(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(self.a(x))
+    return self.b(h), h
 
-    plain, ours, x = both(shared)
 
-    def step(model: nn.Module) -> list[Any]:
-        y, h = model(x)
-        return list(torch.autograd.grad((y + h).square().sum(), [*model.parameters()]))
+def turned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the hidden tensor is transposed in memory if it comes from the first output alone."""
+    h = self.a(x)
+    return self.b(h.transpose(1, 2)), h * 1
 
-    assert not _said(lambda: step(ours))
-    assert all(map(torch.equal, step(plain), step(ours)))
+
+@pytest.mark.parametrize(
+    ("function", "loss", "sizes"),
+    [
+        (of_an_error, lambda out: out[0] + out[1], (8, 16)),  # the loss's own gradient
+        (hidden, lambda out: (out[0] + out[1]).square().sum(), (8, 16)),  # one that flows into two outputs
+        (turned, lambda out: out[0].square().sum(), (4, 16, 16)),  # one that is missing
+    ],
+)
+def test_gradients_that_nobody_asks_for_are_the_plain_ones_without_a_word(
+    function: Callable[..., Any], loss: Callable[[Any], Tensor], sizes: tuple[int, ...]
+) -> None:
+    plain, ours, x = of(function, torch.randn(sizes))
+    assert not said(lambda: compare(plain, ours, x, loss))
 
 
 def test_gradients_of_a_feature_and_a_view_of_it_are_said_to_be_added_in_another_order() -> None:
@@ -234,12 +228,12 @@ def test_gradients_of_a_feature_and_a_view_of_it_are_said_to_be_added_in_another
     def of_both(outputs: tuple[Tensor, ...]) -> Tensor:
         return of_one(outputs) + outputs[2].exp().sum()
 
-    plain, ours, x = both(and_view)
-    assert not _said(lambda: gradients(ours, of_one, x))
-    assert all(map(torch.equal, gradients(plain, of_one, x), gradients(ours, of_one, x)))
-    assert any("same memory" in text for text in _said(lambda: gradients(ours, of_both, x)))
-    assert not _said(lambda: gradients(ours, of_both, x)), "once is enough"
-    for one, other in zip(gradients(plain, of_both, x), gradients(ours, of_both, x), strict=True):
+    plain, ours, x = of(and_view)
+    assert not said(lambda: compare(plain, ours, x, of_one))
+    found: list[list[Tensor]] = []
+    told = said(lambda: found.extend(gradients(ours, lambda m: of_both(m(x))) for _ in range(2)))
+    assert ["same memory" in text for text in told] == [True]  # once is enough
+    for one, other in zip(gradients(plain, lambda m: of_both(m(x))), found[1], strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -257,13 +251,11 @@ def test_gradients_of_a_part_of_a_returned_view_are_refused_to_its_readers_and_r
         part.square().sum().backward()
         return h.grad
 
-    plain, ours, x = both(and_part)
+    plain, ours, x = of(and_part)
     assert read(plain) is not None
     with refused(REFUSED):
         read(ours)
-    theirs, mine = (gradients(model, lambda outputs: outputs[1].square().sum(), x) for model in (plain, ours))
-    assert len(theirs) == 4
-    assert all(map(torch.equal, theirs, mine))
+    assert len(compare(plain, ours, x, lambda outputs: outputs[1].square().sum())) == 4
 
 
 @pytest.mark.parametrize("rows", [4, 8], ids=["square", "oblong"])
@@ -280,21 +272,7 @@ def test_a_detached_twin_of_a_returned_view_is_the_plain_models(twin: Callable[[
         self.kept = twin(h)
         return h.transpose(0, 1)
 
-    plain, ours, x = both(remembers, torch.randn(rows, 4, 16))
-    theirs, mine = (gradients(each, lambda output: output.square().sum(), x) for each in (plain, ours))
+    plain, ours, x = of(remembers, torch.randn(rows, 4, 16))
+    assert len(compare(plain, ours, x, lambda output: output.square().sum())) == 2  # the other layer is not used
     assert torch.equal(plain.kept, ours.kept)
     assert not ours.kept.requires_grad
-    assert theirs[2] is mine[2] is None  # of the layer that is not used
-    assert all(map(torch.equal, theirs[:2], mine[:2]))
-
-
-def test_a_gradient_that_is_missing_leaves_the_others_in_their_layout() -> None:
-    """The gradient of the hidden tensor is transposed in memory if it comes from the first output alone."""
-
-    def transposed(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.a(x)
-        return self.b(h.transpose(1, 2)), h * 1
-
-    plain, ours, x = both(transposed, torch.randn(4, 16, 16))
-    theirs, mine = (gradients(each, lambda outputs: outputs[0].square().sum(), x) for each in (plain, ours))
-    assert all(map(torch.equal, theirs, mine))

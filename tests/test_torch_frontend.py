@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import refused, run_python
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode, conv_backward_flop, sdpa_backward_flop, sdpa_flop
+from torch_helpers import Applies
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils.flop_counter import (  # noqa: E402
-    FlopCounterMode,
-    conv_backward_flop,
-    sdpa_backward_flop,
-    sdpa_flop,
-)
-from torch_helpers import Applies  # noqa: E402
-
-import remat  # noqa: E402
-from remat import extraction  # noqa: E402
-from remat.frontends import spec  # noqa: E402
-from remat.torch.frontend import build  # noqa: E402
-from remat.torch.frontend import graphs as frontend  # noqa: E402
-from remat.torch.networks.diffusion_unet import diffusion_unet  # noqa: E402
-from remat.torch.networks.googlenet import googlenet  # noqa: E402
-from remat.torch.networks.llama import llama  # noqa: E402
-from remat.torch.networks.mobilenet_v2 import mobilenet_v2  # noqa: E402
-from remat.torch.networks.resnet import resnet50  # noqa: E402
-from remat.torch.networks.t5 import t5  # noqa: E402
-from remat.torch.networks.transformer import gpt2, vit  # noqa: E402
-from remat.torch.networks.unet import unet  # noqa: E402
-from remat.torch.networks.vgg import vgg16, vgg19  # noqa: E402
+import remat
+from remat import extraction
+from remat.frontends import spec
+from remat.torch.frontend import build
+from remat.torch.frontend import graphs as frontend
+from remat.torch.networks.diffusion_unet import diffusion_unet
+from remat.torch.networks.googlenet import googlenet
+from remat.torch.networks.llama import llama
+from remat.torch.networks.mobilenet_v2 import mobilenet_v2
+from remat.torch.networks.resnet import resnet50
+from remat.torch.networks.t5 import t5
+from remat.torch.networks.transformer import gpt2, vit
+from remat.torch.networks.unet import unet
+from remat.torch.networks.vgg import vgg16, vgg19
 
 aten = torch.ops.aten
 logging.getLogger("torch.__trace").propagate = False  # pytest would format every trace event of the compiler
@@ -69,12 +65,8 @@ def test_hand_computed_mlp() -> None:
     assert graph.operations[0].work.bytes_moved == 16 + 60 + 48 + 80  # bias, x, weight, result
     assert graph.operations[4].work.bytes_moved == 4 + 40  # an expanded scalar is read once
     signature = json.loads(graph.operations[0].work.signature)
-    weight = {"t": [3, 4], "s": [1, 3], "d": "float32"}
-    assert signature["args"] == [
-        {"t": [4], "s": [1], "d": "float32"},
-        {"t": [5, 3], "s": [3, 1], "d": "float32"},
-        weight,
-    ]
+    arguments = [([4], [1]), ([5, 3], [3, 1]), ([3, 4], [1, 3])]  # bias, x, weight
+    assert signature["args"] == [{"t": sizes, "s": strides, "d": "float32"} for sizes, strides in arguments]
     assert (signature["fw"], signature["op"], signature["kwargs"]) == ("torch", "aten.addmm.default", {})
 
 
@@ -167,117 +159,68 @@ class Counter(FlopCounterMode):
             ]
             return both[0] + both[1] // args[9]
 
-        super().__init__(
-            display=False,
-            custom_mapping={
-                aten._scaled_dot_product_flash_attention_for_cpu: attention,
-                aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-                aten.convolution_backward: convolution_backward,
-            },
-        )
+        fused = aten._scaled_dot_product_flash_attention_for_cpu
+        rules = {fused: attention, aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward}
+        super().__init__(display=False, custom_mapping=rules | {aten.convolution_backward: convolution_backward})
 
 
-def resnet18() -> nn.Module:
-    return resnet50(depth=18)
+PUBLISHED_PARAMETERS = [
+    (vgg16, 138_357_544), (vgg19, 143_667_240), (partial(resnet50, depth=18), 11_689_512), (resnet50, 25_557_032),
+    (partial(resnet50, depth=101), 44_549_160), (mobilenet_v2, 3_504_872),
+    (googlenet, 13_004_888),  # with both auxiliary heads
+    (unet, 17_267_393), (gpt2, 124_439_808), (vit, 86_567_656), (llama, 6_738_415_616), (t5, 222_903_552),
+    (diffusion_unet, 35_746_307),
+]  # fmt: skip
 
 
-def resnet101() -> nn.Module:
-    return resnet50(depth=101)
-
-
-PUBLISHED_PARAMETERS = {
-    vgg16: 138_357_544,
-    vgg19: 143_667_240,
-    resnet18: 11_689_512,
-    resnet50: 25_557_032,
-    resnet101: 44_549_160,
-    mobilenet_v2: 3_504_872,
-    googlenet: 13_004_888,  # with both auxiliary heads
-    unet: 17_267_393,
-    gpt2: 124_439_808,
-    vit: 86_567_656,
-    llama: 6_738_415_616,
-    t5: 222_903_552,
-    diffusion_unet: 35_746_307,
-}
-
-
-@pytest.mark.parametrize("factory", PUBLISHED_PARAMETERS, ids=lambda f: f.__name__)
-def test_networks_have_the_published_number_of_parameters(factory: Any) -> None:
+@pytest.mark.parametrize(("factory", "n"), PUBLISHED_PARAMETERS)
+def test_networks_have_the_published_number_of_parameters(factory: Any, n: int) -> None:
     with torch.device("meta"):
         made = factory()
     model = made[0] if isinstance(made, tuple) else made
-    assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[factory]
+    assert sum(p.numel() for p in model.parameters()) == n
 
 
-def test_llama_attends_as_defined() -> None:
-    """One layer of attention against complex numbers that turn, and weights written out."""
-    torch.manual_seed(0)
-    batch, length, n_heads, n_groups, size = 2, 7, 4, 2, 6
-    model = llama(
-        batch, length, vocabulary=11, width=n_heads * size, hidden=16, n_layers=1, n_heads=n_heads, n_groups=n_groups
-    )[0].double()
-    layer = model.blocks[0].attention
-    x = torch.randn(batch, length, n_heads * size, dtype=torch.float64)
-    turn = torch.tensor([[10_000 ** (-2 * c / size) for c in range(size // 2)]], dtype=torch.float64)
-    turn = torch.polar(torch.ones(length, size // 2, dtype=torch.float64), torch.arange(length)[:, None] * turn)
-
-    def turned(y: torch.Tensor) -> torch.Tensor:
-        return torch.complex(y[..., : size // 2], y[..., size // 2 :]) * turn
-
-    outputs = []
-    for head in range(n_heads):
-        group = head // (n_heads // n_groups)
-        query = turned((x @ layer.query.weight.T)[..., head * size : (head + 1) * size])
-        key, value = (
-            (x @ weight.T)[..., group * size : (group + 1) * size] for weight in (layer.key.weight, layer.value.weight)
-        )
-        scores = (query @ turned(key).conj().transpose(1, 2)).real / size**0.5
-        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
-        outputs.append(scores.softmax(-1) @ value)
-    expected = torch.cat(outputs, -1) @ layer.project.weight.T
-    assert torch.allclose(layer(x, *model._angles(length, x)), expected, atol=1e-5)
+OF_LLAMA = {  # part of a name in transformers -> in this project
+    r"model\.embed_tokens": "tokens", r"model\.layers": "blocks", "self_attn": "attention", "mlp": "feed",
+    "input_layernorm": "norm_1", "post_attention_layernorm": "norm_2", r"model\.norm": "norm", "lm_head": "head",
+    "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "project", "(gate|up|down)_proj": r"\1",
+}  # fmt: skip
+OF_T5 = {
+    r"layer\.0\.layer_norm": "norm_1", r"(encoder.*)layer\.1\.layer_norm": r"\1norm_2",
+    r"layer\.1\.layer_norm": "norm_read", r"layer\.2\.layer_norm": "norm_2", "final_layer_norm": "norm",
+    r"block\.0\.layer\.0\.SelfAttention\.relative_attention_bias": "bias", r"block\.": "blocks.", r"layer\.\d\.": "",
+    "SelfAttention": "attention", "EncDecAttention": "reader", "DenseReluDense": "feed", r"\bq\b": "query",
+    r"\bk\b": "key", r"\bv\b": "value", r"\bo\b": "project", "wi_0": "gate", r"wi(_1)?\b": "up", r"\bwo\b": "down",
+    "shared": "tokens", "lm_head": "head",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_t5_is_that_of_transformers(gated: bool) -> None:
+@pytest.mark.parametrize("kind", ["llama", "t5", "gated t5"])
+def test_language_models_are_those_of_transformers(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2}
-    kind = "gated-gelu" if gated else "relu"
-    theirs = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**sizes, feed_forward_proj=kind, tie_word_embeddings=not gated)
-    ).eval()
-    ours = t5(2, vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=4, gated=gated, tied=not gated)[0].eval()
-    names = {
-        "shared": "tokens", "lm_head": "head", "block": "blocks", "final_layer_norm": "norm", "o": "project",
-        "q": "query", "k": "key", "v": "value", "EncDecAttention": "reader", "SelfAttention": "attention",
-        "DenseReluDense": "feed", "wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down",
-    }  # fmt: skip
-    ours.load_state_dict(_renamed_t5(theirs.state_dict(), names))
     ids, targets = torch.randint(0, 50, (2, 300)), torch.randint(0, 50, (2, 200))
-    expected = theirs(input_ids=ids, decoder_input_ids=targets).logits
-    assert torch.allclose(ours(ids, targets), expected, atol=1e-4)
-
-
-def _renamed_t5(weights: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """The weights of transformers' T5 under our names."""
-    renamed = {}
-    for key, weight in weights.items():
-        parts = key.split(".")
-        if "relative_attention_bias" in parts:
-            renamed[f"{parts[0]}.bias.weight"] = weight
-        elif parts[1] == "embed_tokens":
-            assert torch.equal(weight, weights["shared.weight"])
-        elif parts[-2] == "layer_norm":
-            place = int(parts[4])
-            last = 1 if parts[0] == "encoder" else 2
-            norm = "norm_1" if place == 0 else "norm_2" if place == last else "norm_read"
-            renamed[f"{parts[0]}.blocks.{parts[2]}.{norm}.weight"] = weight
-        else:
-            parts = [*parts[:3], *parts[5:]] if "layer" in parts else parts
-            renamed[".".join(names.get(part, part) for part in parts)] = weight
-    return renamed
+    if kind == "llama":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = transformers.LlamaConfig(**sizes, vocab_size=50, num_key_value_heads=2, rms_norm_eps=1e-5)
+        theirs, names = transformers.LlamaForCausalLM(config).eval(), OF_LLAMA
+        ours = llama(2, vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=4, n_groups=2)[0]
+        found, expected = (lambda: ours(ids)), theirs(ids).logits
+    else:
+        sizes = {"vocab_size": 50, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2}
+        gated, names = kind != "t5", OF_T5
+        feed = "gated-gelu" if gated else "relu"
+        config = transformers.T5Config(**sizes, feed_forward_proj=feed, tie_word_embeddings=not gated)
+        theirs = transformers.T5ForConditionalGeneration(config).eval()
+        ours = t5(2, vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=4, gated=gated, tied=not gated)[0].eval()
+        found, expected = (lambda: ours(ids, targets)), theirs(input_ids=ids, decoder_input_ids=targets).logits
+    weights = {}
+    for name, weight in theirs.state_dict().items():
+        if kind == "llama" or "embed_tokens" not in name:
+            weights[functools.reduce(lambda found, each: re.sub(*each, found), names.items(), name)] = weight
+    ours.load_state_dict(weights)
+    assert torch.allclose(found(), expected, atol=1e-4)
 
 
 IMAGE, IDS = torch.zeros(2, 3, 64, 64), torch.zeros(2, 64, dtype=torch.long)
@@ -285,7 +228,7 @@ TINY_T5 = {"vocabulary": 99, "width": 64, "hidden": 96, "n_layers": 1, "n_heads"
 TINY_DIFFUSION = {"input_size": (3, 64, 64), "width": 32, "multipliers": (1, 2), "n_blocks": 1, "attention": (32,)}
 NETWORKS = {
     "vgg16": (vgg16, (IMAGE,)),
-    "resnet18": (resnet18, (IMAGE,)),
+    "resnet18": (partial(resnet50, depth=18), (IMAGE,)),
     "unet": (lambda: unet(width=8), (IMAGE,)),
     "gpt2": (lambda: gpt2(n_layers=1)[0], (IDS, IDS)),
     "llama": (lambda: llama(vocabulary=99, width=64, hidden=96, n_layers=1, n_heads=4, n_groups=2)[0], (IDS, IDS)),
@@ -358,20 +301,15 @@ def test_extract_takes_no_memory_and_is_fast() -> None:
 def test_unet_matches_the_published_profile(instances: Path) -> None:
     """Forward activations of MONeT's U-Net, by kind and bytes, in order; and its parameters and buffers."""
     published = json.loads((instances / "p100" / "unet_b11.json").read_text())
-    names = {"convolution": "convolution", "batch_norm": "batch_norm", "relu": "relu", "max_pool2d": "max_pool2d"}
-    names |= {"cat": "cat", "adaptive_avg_pool2d": "adaptive_avg_pool2d"}
+    names = "convolution", "batch_norm", "relu", "max_pool2d", "cat", "adaptive_avg_pool2d"
 
     def kind(text: str) -> str:
         return next((n for n in names if n in text), "")
 
     want = [(kind(n["op"]), n["bytes"]) for n in published["nodes"] if not n["backward"] and kind(n["op"])]
     graph = extraction.extract(spec_of("remat.torch.networks.unet:unet", batch_size=11, input_size=(3, 416, 608)))
-    got = [
-        (kind(op.kind), graph.values[op.outputs[0]].bytes)
-        for op in graph.operations
-        if not op.is_backward and kind(op.kind)
-    ]
-    assert got == want
+    forward = [op for op in graph.operations if not op.is_backward and kind(op.kind)]
+    assert [(kind(op.kind), graph.values[op.outputs[0]].bytes) for op in forward] == want
     gradients = sum(value.bytes for value in graph.values if value.keep) - 4
     assert graph.fixed_bytes + gradients == pytest.approx(published["fixed_bytes"], abs=512)
 

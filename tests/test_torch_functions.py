@@ -8,19 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import refused
 from orders import random_order
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch_helpers import MARKS, Applies, assert_same_steps, both, rematerialize, reordered
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.autograd import Function  # noqa: E402
-from torch_helpers import MARKS, Applies, assert_same_steps, rematerialize  # noqa: E402
-
-import remat.torch as rt  # noqa: E402
-from remat.execution import StepPlan  # noqa: E402
-from remat.plan import Plan  # noqa: E402
-from remat.torch.internals.operators import tree_leaves  # noqa: E402
+import remat.torch as rt
+from remat.torch.internals.operators import tree_leaves
 
 pytestmark = MARKS
 
@@ -168,18 +164,13 @@ CASES: dict[str, Callable[[Any, Tensor], Any]] = {
 FAST = ("last", "several", "own loss", "several results", "not differentiable", "in place", "of a parameter")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_functions_train_under_plans(name: str) -> None:
     plain, x = model_of(CASES[name]), torch.randn(8, 16, requires_grad=True)
     model = copy.deepcopy(plain)
     made = rematerialize(model, (x,)).plan
     order = random_order(made.graph, np.random.default_rng(0), 0.3)
-    again = StepPlan(
-        Plan.from_order(made.graph, order), made.graph, made.fingerprint, "random", None, None, made.fixed, ""
-    )
-    ours = rt.rematerialize(model, (x,), plan=again)
+    ours = rt.rematerialize(model, (x,), plan=reordered(made, order))
     for scale in (1.0, 3.0):
         assert_same_steps(plain, ours, x, loss_of=lambda out, scale=scale: scale * of_everything(out))
 
@@ -203,17 +194,13 @@ def test_a_view_by_a_function_beside_its_argument_is_refused_and_a_copy_trains(o
     x = torch.randn(4, 16, requires_grad=True)
     with refused(r"output 2 .*return x.clone\(\)"):
         rematerialize(beside(False), (x,))
-    plain = beside(True)
-    ours = rematerialize(copy.deepcopy(plain), (x,))
-    assert_same_steps(plain, ours, x, loss_of=lambda out: out[0].square().sum() + out[1].abs().sum())
+    assert_same_steps(*both(beside(True), (x,)), x, loss_of=lambda out: out[0].square().sum() + out[1].abs().sum())
 
 
 @pytest.mark.parametrize("beside", ["another", "places"])
 def test_a_function_that_asks_for_missing_gradients_is_refused_or_left_out_of_a_plan(beside: str) -> None:
     plain, x = model_of(lambda m, h: m.a(Missing.apply(h, beside)[0])), torch.randn(8, 16)
-    with refused(
-        r"the torch\.autograd\.Function Missing calls ctx\.set_materialize_grads\(False\) and has .*, at line \d+ of "
-        r".*; leave set_materialize_grads out, .*, or give parts="
-    ):
-        rematerialize(copy.deepcopy(plain), (x,))
-    assert_same_steps(plain, rematerialize(copy.deepcopy(plain), (x,), parts=["b"]), x)
+    says = r"Function Missing calls ctx\.set_materialize_grads\(False\) and has .*, at line \d+ of .*; leave .* parts="
+    with refused(says):
+        rematerialize(plain, (x,))
+    assert_same_steps(*both(plain, (x,), parts=["b"]), x)

@@ -10,39 +10,30 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, fx, nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils._pytree import tree_map  # noqa: E402
-
-from remat.torch.implementations import (  # noqa: E402
+from remat.torch.implementations import (
     IMPLEMENTATIONS,
     Calls,
     Family,
     NotInvertible,
     TorchImplementation,
-    _activations,
-    _batch_norm,
     _bits,
     _convolution,
-    _dropout,
-    _im2col,
-    _masks,
-    _max_pool,
-    _norms,
     all_arguments,
     dense_strides,
     why_not_invertible,
 )
-from remat.torch.measuring.timing import peak_of  # noqa: E402
-from remat.torch.step.capture import capture_module  # noqa: E402
-from remat.torch.step.work import kind_of  # noqa: E402
+from remat.torch.measuring.timing import peak_of
+from remat.torch.step.capture import capture_module
+from remat.torch.step.work import kind_of
 
 DTYPES = [torch.float32, torch.float64]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
@@ -315,30 +306,33 @@ def test_bits_come_back_in_any_layout(shape: list[int], random: Any) -> None:
     assert layout(again) == layout(mask)
 
 
-def packed_backward(packed: Callable[..., tuple[Tensor, Tensor]], *options: float) -> Callable[..., Tensor]:
-    """(gradient, x, y) -> the gradient of x by the bits that are kept of it."""
-    return lambda grad, x, y: _masks.packed_backward(grad, packed(x, *options)[1], dense_strides(y))
+def called(name: str) -> tuple[Any, Any]:
+    """(forward, backward) of the implementation."""
+    return IMPLEMENTATIONS[name].forward, IMPLEMENTATIONS[name].backward
 
 
-RANGES, SLOPES = ((-1.0, 1.0), (0.0, 6.0), (-0.1, 0.3)), (0.0, 1e-30, 0.01, 1.0, 3.0)
-RELU = IMPLEMENTATIONS["relu_from_output"]
-ACTIVATIONS: dict[str, tuple[Any, Any, bool, tuple[float, ...]]] = {  # default, gradient, of NaN too?, bounds
-    "relu packed": (F.relu, packed_backward(_masks.relu_packed), True, (0.0,)),
-    "relu from output": (F.relu, lambda grad, _, y: RELU.backward(grad, y, 0), True, (0.0,)),
-}
-for low, high in RANGES:
-    default = partial(F.hardtanh, min_val=low, max_val=high)
-    found = partial(_activations.hardtanh_backward_from_output, min_val=low, max_val=high)
-    ACTIVATIONS |= {
-        f"hardtanh {low} packed": (default, packed_backward(_masks.hardtanh_packed, low, high), False, (low, high)),
-        f"hardtanh {low} from output": (default, lambda grad, _, y, f=found: f(grad, y), True, (low, high)),
-    }
-for slope in SLOPES:
-    default = partial(F.leaky_relu, negative_slope=slope)
-    found = partial(_activations.leaky_relu_backward_from_output, negative_slope=slope)
-    ACTIVATIONS[f"leaky_relu {slope}"] = default, lambda grad, _, y, f=found: f(grad, y), True, (0.0,)
+def activations() -> Iterator[tuple[str, Any, Any, bool, tuple[float, ...]]]:
+    """(implementation, default, (gradient, x, y) -> the gradient of x, of NaN too?, bounds)"""
+    (relu, packed), (hardtanh, _) = called("relu_packed"), called("hardtanh_packed")
+    from_relu, of_hardtanh, of_leaky, of_elu = (
+        called(f"{name}_from_output")[1] for name in ("relu", "hardtanh", "leaky_relu", "elu")
+    )
+    yield "relu_packed", F.relu, lambda g, x, y: packed(g, relu(x)[1], dense_strides(y)), True, (0.0,)
+    yield "relu_from_output", F.relu, lambda g, _, y: from_relu(g, y, 0), True, (0.0,)
+    for lo, hi in ((-1.0, 1.0), (0.0, 6.0), (-0.1, 0.3)):
+        default = partial(F.hardtanh, min_val=lo, max_val=hi)
+        in_bits = lambda g, x, y, lo=lo, hi=hi: packed(g, hardtanh(x, lo, hi)[1], dense_strides(y))  # noqa: E731
+        yield "hardtanh_packed", default, in_bits, False, (lo, hi)
+        yield "hardtanh_from_output", default, lambda g, _, y, lo=lo, hi=hi: of_hardtanh(g, y, lo, hi), True, (lo, hi)
+    for slope in (0.0, 1e-30, 0.01, 1.0, 3.0):
+        default = partial(F.leaky_relu, negative_slope=slope)
+        yield "leaky_relu_from_output", default, lambda g, _, y, s=slope: of_leaky(g, y, s), True, (0.0,)
+    for how in ((1.0, 1.0, 1.0), (1.6732632423543772, 1.0507009873554805, 1.0), (0.3, 1.0, 1 / 0.3)):
+        default = lambda x, how=how: aten.elu(x, *how)  # noqa: E731
+        yield "elu_from_output", default, lambda g, _, y, how=how: of_elu(g, y, *how), False, (0.0,)
 
 
+ACTIVATIONS, RELU = [*activations()], IMPLEMENTATIONS["relu_packed"]
 of_images = pytest.mark.parametrize(
     ("dtype", "memory_format", "shape"),
     [*itertools.product(DTYPES, LAYOUTS, [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)])], ids=str,
@@ -351,54 +345,42 @@ def _given(shape: Any, dtype: Any, memory_format: Any, *bounds: float) -> tuple[
 
 
 @of_images
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_gradients_of_activations(name: str, dtype: Any, memory_format: Any, shape: Any) -> None:
-    default, gradient, of_nan, bounds = ACTIVATIONS[name]
+@pytest.mark.parametrize("case", ACTIVATIONS, ids=lambda case: case[0])
+def test_gradients_of_activations(case: Any, dtype: Any, memory_format: Any, shape: Any) -> None:
+    name, default, gradient, of_nan, bounds = case
     x, grad = _given(shape, dtype, memory_format, *bounds)
     if of_nan:
         x[..., 0] = math.nan
-    wanted = default_gradient(default, x, grad)
-    found = gradient(grad, x, default(x))
-    assert same_bits(found, wanted)
-    assert layout(found) == layout(wanted)
-
-
-@of_images
-def test_elu(dtype: Any, memory_format: Any, shape: Any) -> None:
-    for alpha, scale, inner in ((1.0, 1.0, 1.0), (1.6732632423543772, 1.0507009873554805, 1.0), (0.3, 1.0, 1 / 0.3)):
-        x, grad = _given(shape, dtype, memory_format, 0.0)
-        wanted = aten.elu_backward(grad, alpha, scale, inner, False, x)
-        found = _activations.elu_backward_from_output(grad, aten.elu(x, alpha, scale, inner), alpha, scale, inner)
-        assert relative_error(found, wanted) <= IMPLEMENTATIONS["elu_from_output"].tolerance[str(dtype)[6:]]
+    wanted, found = default_gradient(default, x, grad), gradient(grad, x, default(x))
+    _check_gradients(IMPLEMENTATIONS[name], found, wanted, dtype)
 
 
 @of_images
 def test_expanded_and_other_layout_of_the_gradient(dtype: Any, memory_format: Any, shape: Any) -> None:
     x, grad = _given(shape, dtype, memory_format, 0.0)
-    y, packed = _masks.relu_packed(x)
+    relu, backward = called("relu_packed")
+    y, packed = relu(x)
     other = torch.channels_last if memory_format is torch.contiguous_format else torch.contiguous_format
     for g in (torch.ones((), dtype=dtype).expand(shape), grad.to(memory_format=other)):
-        wanted, found = aten.threshold_backward(g, y, 0), _masks.packed_backward(g, packed, dense_strides(y))
-        assert same_bits(found, wanted)
-        assert layout(found) == layout(wanted)
+        _check_gradients(RELU, backward(g, packed, dense_strides(y)), aten.threshold_backward(g, y, 0), dtype)
 
 
 def test_layouts_that_differ_from_the_trace() -> None:
     x, grad = torch.randn(2, 2, 3, 5, 7)
     strides = x.to(memory_format=torch.channels_last).stride()
-    y, packed = _masks.relu_packed(x, strides)
-    assert same_bits(_masks.packed_backward(grad, packed, strides), aten.threshold_backward(grad, y, 0))
-    y, packed = _dropout.dropout_packed(torch.ones_like(x), 0.5, True, strides)
-    passes = _bits.unpack(packed, x.shape, strides)
-    assert torch.equal(passes, y != 0)
+    (relu, backward), (dropout, of_dropout) = called("relu_packed"), called("dropout_packed")
+    y, packed = relu(x, strides)
+    assert same_bits(backward(grad, packed, strides), aten.threshold_backward(grad, y, 0))
+    y, packed = dropout(torch.ones_like(x), 0.5, True, strides)
+    assert torch.equal(of_dropout(torch.ones_like(x), packed, 1.0, strides), (y != 0).float())
     with refused("drawn again"):
-        _dropout.dropout_replayed(x, 0.5, True, strides)
+        called("dropout_replayed")[0](x, 0.5, True, strides)
 
 
 def test_hardtanh_packed_blocks_nan() -> None:
     x, grad = torch.full((64,), math.nan), torch.ones(64)  # a multiple of the vector's length: no scalar tail
-    _, packed = _masks.hardtanh_packed(x)
-    assert same_bits(_masks.packed_backward(grad, packed, (1,)), aten.hardtanh_backward(grad, x, -1, 1))
+    forward, backward = called("hardtanh_packed")
+    assert same_bits(backward(grad, forward(x)[1], (1,)), aten.hardtanh_backward(grad, x, -1, 1))
 
 
 @st.composite
@@ -427,30 +409,29 @@ def test_max_pool(case: Any, dtype: Any, memory_format: Any, ties: bool, nan: bo
     grad = torch.randn_like(y)
     wanted = aten.max_pool2d_with_indices_backward(grad, x, *window, indices)
     assert same_bits(wanted, default_gradient(lambda t: F.max_pool2d(t, *window[:4], ceil_mode=window[4]), x, grad))
-    values, offsets = _max_pool.max_pool2d_offsets(x, *window)
+    (pool, of_offsets), (again, recomputed) = called("max_pool2d_offsets"), called("max_pool2d_recomputed")
+    values, offsets = pool(x, *window)
     assert same_bits(values, y)
-    assert same_bits(_max_pool.max_pool2d_values(x, *window), y)
+    assert same_bits(again(x, *window), y)
     assert offsets.nbytes * 8 == indices.nbytes
-    size, strides = x.shape, x.stride()
+    where = (x.shape, x.stride(), *window)
+    of_indices = called("max_pool2d_indices")[1]
     for found in (
-        _max_pool.max_pool2d_backward_recomputed(grad, x, *window),
-        _max_pool.max_pool2d_backward_from_indices(grad, size, strides, *window, indices),
-        _max_pool.max_pool2d_backward_from_offsets(grad, size, strides, *window, offsets),
-    ):
+        recomputed(grad, x, *window), of_indices(grad, *where, indices), of_offsets(grad, *where, offsets),
+    ):  # fmt: skip
         assert same_bits(found, wanted)
         assert layout(found) == layout(wanted)
 
 
 def test_max_pool_of_the_largest_window() -> None:
     x = torch.randn(1, 2, 40, 40)
-    y, offsets = _max_pool.max_pool2d_offsets(x, [16, 16], [3, 3])
+    forward, backward = called("max_pool2d_offsets")
+    y, offsets = forward(x, [16, 16], [3, 3])
     assert offsets.max() > 200
     window = ([16, 16], [3, 3], [0, 0], [1, 1], False)
     _, indices = aten.max_pool2d_with_indices(x, *window)
     wanted = aten.max_pool2d_with_indices_backward(torch.ones_like(y), x, *window, indices)
-    assert same_bits(
-        _max_pool.max_pool2d_backward_from_offsets(torch.ones_like(y), x.shape, x.stride(), *window, offsets), wanted
-    )
+    assert same_bits(backward(torch.ones_like(y), x.shape, x.stride(), *window, offsets), wanted)
     too_large = Calls(((x, [17, 16], [3, 3], [0, 0], [1, 1], False),))
     assert "more than a byte" in IMPLEMENTATIONS["max_pool2d_offsets"].why_not(too_large)
 
@@ -465,18 +446,19 @@ def test_dropout(p: float, memory_format: Any, dtype: Any) -> None:
     y, mask = aten.native_dropout(x, p, True)
     wanted, after = aten.native_dropout_backward(grad, mask, scale), torch.get_rng_state()
     torch.set_rng_state(state)
-    found, packed = _dropout.dropout_packed(x, p, True)
+    (forward, backward), (replayed, of_replayed) = called("dropout_packed"), called("dropout_replayed")
+    found, packed = forward(x, p, True)
     assert same_bits(found, y)
     assert torch.equal(torch.get_rng_state(), after)
     assert packed.nbytes == -(-mask.nbytes // 8)
-    assert same_bits(_dropout.dropout_packed_backward(grad, packed, scale, mask.stride()), wanted)
+    assert same_bits(backward(grad, packed, scale, mask.stride()), wanted)
     torch.set_rng_state(state)
-    found, kept = _dropout.dropout_replayed(x, p, True)
+    found, kept = replayed(x, p, True)
     assert same_bits(found, y)
     assert kept.nbytes == state.nbytes
     torch.rand(3)
     now = torch.get_rng_state()
-    assert same_bits(_dropout.dropout_replayed_backward(grad, kept, p, scale, mask.stride()), wanted)
+    assert same_bits(of_replayed(grad, kept, p, scale, mask.stride()), wanted)
     assert torch.equal(torch.get_rng_state(), now)
 
 
@@ -486,9 +468,9 @@ def test_dropout(p: float, memory_format: Any, dtype: Any) -> None:
 def _error_of_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> float:
     grad, n, wanted_affine = torch.randn_like(x), x.shape[1], weight is not None
     running = torch.zeros(n, dtype=x.dtype), torch.ones(n, dtype=x.dtype)
-    y, _, rstd, *_ = _batch_norm.batch_norm_checked(x, weight, bias, *running, True, 0.1, 1e-5)
-    mask = [True, wanted_affine, wanted_affine]
-    found = _batch_norm.batch_norm_backward_from_output(grad, y, weight, bias, rstd, mask)[0]
+    forward, backward = called("batch_norm_from_output")
+    y, _, rstd, *_ = forward(x, weight, bias, *running, True, 0.1, 1e-5)
+    found = backward(grad, y, weight, bias, rstd, [True, wanted_affine, wanted_affine])[0]
     return relative_error(found, default_gradient(lambda t: F.batch_norm(t, None, None, weight, bias, True), x, grad))
 
 
@@ -496,8 +478,9 @@ def test_norms_without_affine() -> None:
     x, grad = torch.randn(2, 16, 3, 5, dtype=torch.float64)
     assert _error_of_batch_norm(x, None, None) <= 1e-10
     for inner in ((5,), (3, 5)):
-        y, _, rstd = _norms.layer_norm_checked(x, inner, None, None, 1e-5)
-        found = _norms.layer_norm_backward_from_output(grad, y, inner, rstd, None, None, [True, False, False])
+        forward, backward = called("layer_norm_from_output")
+        y, _, rstd = forward(x, inner, None, None, 1e-5)
+        found = backward(grad, y, inner, rstd, None, None, [True, False, False])
         wanted = default_gradient(lambda t, inner=inner: F.layer_norm(t, inner), x, grad)
         assert relative_error(found[0], wanted) <= 1e-10
 
@@ -523,20 +506,18 @@ def test_what_cannot_be_inverted_is_refused_in_the_forward_pass(weight: float, b
     w, b = torch.tensor([1.0, weight], dtype=dtype), torch.tensor([0.0, bias], dtype=dtype)
     assert why_not_invertible(w, b, dtype)
     x, running = torch.randn(4, 2, 3).to(dtype), (torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype))
-    with pytest.raises(NotInvertible, match="keep the layer's input"):
-        _batch_norm.batch_norm_checked(x, w, b, *running, True, 0.1, 1e-5)
-    for checked, args in (
-        (_norms.group_norm_checked, (x, w, b, 4, 2, 3, 1, 1e-5)),
-        (_norms.layer_norm_checked, (x.mT.contiguous(), [2], w, b, 1e-5)),
-    ):
-        with pytest.raises(NotInvertible):
-            checked(*args)
+    for kind, args in (
+        ("batch_norm", (x, w, b, *running, True, 0.1, 1e-5)), ("group_norm", (x, w, b, 4, 2, 3, 1, 1e-5)),
+        ("layer_norm", (x.mT.contiguous(), [2], w, b, 1e-5)),
+    ):  # fmt: skip
+        with pytest.raises(NotInvertible, match="keep the layer's input"):
+            called(f"{kind}_from_output")[0](*args)
 
 
 def test_activations_that_cannot_be_inverted_are_refused() -> None:
     x, one, zero = torch.randn(64, 1, 3), torch.ones(1), torch.zeros(1)
     with pytest.raises(NotInvertible, match="slope"):
-        _batch_norm.batch_norm_leaky_relu(x, one, zero, zero, one, True, 0.1, 1e-5, 0.0)
+        called("batch_norm_leaky_relu")[0](x, one, zero, zero, one, True, 0.1, 1e-5, 0.0)
 
 
 # Convolution.
@@ -581,10 +562,10 @@ def test_switches_are_put_back() -> None:
     before, x = switches(), torch.randn(1, 1, 3, 3)
     options = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     for name in ("native", "cudnn_benchmark", "cudnn_deterministic"):
-        made = IMPLEMENTATIONS[f"convolution_{name}"]
-        made.forward(x, x, *options)
+        forward, _ = called(f"convolution_{name}")
+        forward(x, x, *options)
         with pytest.raises(RuntimeError):
-            made.forward(x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 7)
+            forward(x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 7)
         assert switches() == before
     with _convolution._native():
         assert switches()[:3] == (False, False, False)
@@ -594,14 +575,10 @@ def test_switches_are_put_back() -> None:
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_columns_are_the_workspace_of_im2col(per_sample: bool) -> None:
     x, weight = torch.randn(4, 3, 16, 16), torch.randn(8, 3, 3, 3)
-    name = "convolution_im2col_per_sample" if per_sample else "convolution_im2col"
+    forward, backward = called("convolution_im2col_per_sample" if per_sample else "convolution_im2col")
     options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     columns = (1 if per_sample else 4) * 3 * 9 * 256 * 4
-    forward, backward = (getattr(_im2col, name + end) for end in ("", "_backward"))
     y, peak = peak_of(lambda: forward(x, weight, None, *options), "cpu")
     assert columns <= peak - y.nbytes <= 1.1 * columns
     _, peak = peak_of(lambda: backward(y, x, weight, None, *options, [True, True, False]), "cpu")
     assert columns <= peak - x.nbytes - weight.nbytes <= 1.1 * columns
-
-
-# Memory.

@@ -6,16 +6,14 @@ import warnings
 from typing import Any
 
 import pytest
+import random_modules
+import torch
+from random_loops import squares
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-torch = pytest.importorskip("torch")
-
-import random_modules  # noqa: E402
-from random_loops import squares  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
-
-from remat.torch.step.layouts import layouts_of_kernels  # noqa: E402
+from remat.torch.step.layouts import layouts_of_kernels
 
 aten = torch.ops.aten
 # All but the last are an operation of remat's own in a step; the last keeps 8 bytes more than its result.

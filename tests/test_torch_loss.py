@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import refused
-
-pytest.importorskip("torch")
-
 import torch
+from helpers import refused
+from random_loops import ASSUMED, OTHERS
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_helpers import MARKS, QUICK, Applies, Context, autocast
@@ -54,49 +52,36 @@ def peak(
     return found
 
 
-def needs(ours: rt.Rematerialized, x: Tensor, loss_of: Loss, *how: Any) -> int:
-    """Bytes at the peak of such a step, with what is there before."""
-    return there_before(ours.plan) + peak(ours, x, loss_of, *how)
+def needs(
+    ours: rt.Rematerialized, x: Tensor, loss_of: Loss, *how: Any, model: nn.Module | None = None, **more: Any
+) -> int:  # fmt: skip
+    """Bytes at the peak of such a step of the planned model, or of `model`, with what is there before."""
+    return there_before(ours.plan) + peak(model or ours, x, loss_of, *how, **more)
 
 
-def labels(n: int) -> Tensor:
-    return torch.randint(0, n, (ROWS,))
+def ctc(outputs: Tensor) -> Loss:
+    loss = OTHERS["ctc"](outputs.unflatten(0, (16, 16)))
+    return lambda out: loss(out.unflatten(0, (16, 16)))
 
 
-def ctc(outputs: Tensor) -> Tensor:
-    log_probs = F.log_softmax(outputs.unflatten(0, (16, 16)), -1)
-    lengths = torch.full((16,), 16), torch.full((16,), 3)
-    return F.ctc_loss(log_probs, torch.ones(16, 3, dtype=torch.long), *lengths)
+def turned(outputs: Tensor) -> Loss:
+    wanted = torch.rand_like(outputs)
+    return lambda out: F.mse_loss(out.t().contiguous(), wanted.t())
 
 
-def against(function: Callable[..., Tensor], target: Callable[[int], Tensor], **options: Any) -> Callable[[int], Loss]:
-    """(width of outputs) -> the loss that compares outputs with a target."""
-
-    def made(width: int) -> Loss:
-        wanted = target(width)
-        return lambda out: function(out, wanted, **options)
-
-    return made
+def reads_values(outputs: Tensor) -> Loss:
+    loss = ASSUMED["cross_entropy"](outputs)
+    return lambda out: loss(out) * (2 if out.sum() > 0 else 3)
 
 
-def numbers(width: int) -> Tensor:
-    return torch.rand(ROWS, width)
+LOSSES: dict[str, Callable[[Tensor], Loss]] = {  # name -> (outputs like that) -> their loss
+    **ASSUMED, **{name: OTHERS[name] for name in ("float_entropy", "smoothed", "l1", "kl")},
+    "transposed": turned, "reads_values": reads_values, "ctc": ctc,
+}  # fmt: skip
 
 
-LOSSES: dict[str, Callable[[int], Loss]] = {
-    "cross_entropy": against(F.cross_entropy, labels),
-    "of_floats": against(lambda out, y: F.cross_entropy(out.float(), y), labels),
-    "smoothed": against(F.cross_entropy, labels, label_smoothing=0.1),
-    "mse": against(F.mse_loss, numbers),
-    "smooth_l1": against(F.smooth_l1_loss, numbers),
-    "l1": against(F.l1_loss, numbers),
-    "bce": against(F.binary_cross_entropy_with_logits, numbers),
-    "kl": against(lambda out, y: F.kl_div(F.log_softmax(out, -1), y, reduction="batchmean"), numbers),
-    "transposed": against(lambda out, y: F.mse_loss(out.t().contiguous(), y.t()), numbers),
-    "reads_values": against(lambda out, y: F.cross_entropy(out, y) * (2 if out.sum() > 0 else 3), labels),
-    "ctc": lambda _: ctc,
-}
-ASSUMED = ("cross_entropy", "of_floats", "smoothed", "mse", "smooth_l1", "bce")
+def loss_named(name: str, width: int) -> Loss:
+    return LOSSES[name](torch.empty(ROWS, width))
 
 
 FAST = ["mse-float32", "ctc-float32", "cross_entropy-autocast"]  # and the others in the long tier
@@ -112,12 +97,11 @@ CONTEXTS: dict[str, Context] = {"float32": contextlib.nullcontext, "autocast": a
 )  # fmt: skip
 def test_a_given_loss_is_counted_exactly(name: str, context: Context) -> None:
     """The plain step's prediction, and what a plan promises that recomputes nothing; wide outputs make the peak."""
-    model, x, loss = net(6 * WIDTH, 2), torch.randn(ROWS, WIDTH), LOSSES[name](6 * WIDTH)
+    model, x, loss = net(6 * WIDTH, 2), torch.randn(ROWS, WIDTH), loss_named(name, 6 * WIDTH)
     with context():
         ours = planned(model, x, 1.0, loss=loss)
-    before = there_before(ours.plan)
-    assert ours.plan.plain_peak_bytes == pytest.approx(before + peak(model, x, loss, context), rel=0.005)
-    needed = before + peak(ours, x, loss, context)
+    assert ours.plan.plain_peak_bytes == pytest.approx(needs(ours, x, loss, context, model=model), rel=0.005)
+    needed = needs(ours, x, loss, context)
     assert needed <= ours.budget_bytes
     assert ours.predicted_peak_bytes == pytest.approx(needed, rel=0.01)
 
@@ -138,13 +122,13 @@ def test_losses_that_are_not_given_keep_the_promise(width: int, context: Context
         ours = rt.rematerialize(ours.model, (x,), ours.predicted_peak_bytes, plan=ours.plan)
     assert ours.plan.recomputed
     assert "loss outside    not given" in str(ours.plan)
-    for name in ASSUMED:
-        assert needs(ours, x, LOSSES[name](width), context) <= ours.budget_bytes, name
+    for name in (*ASSUMED, "float_entropy", "smoothed"):
+        assert needs(ours, x, loss_named(name, width), context) <= ours.budget_bytes, name
 
 
 def test_a_plan_that_fills_its_budget_keeps_it_with_the_given_loss() -> None:
     """The mean squared error keeps the storage of all squares: one output more, to the end of the step."""
-    x, loss = torch.randn(ROWS, WIDTH), LOSSES["mse"](WIDTH // 2)
+    x, loss = torch.randn(ROWS, WIDTH), loss_named("mse", WIDTH // 2)
     ours = planned(net(WIDTH // 2), x, loss=loss)
     assert ours.plan.recomputed
     assert needs(ours, x, loss) == pytest.approx(ours.predicted_peak_bytes, rel=0.002)
@@ -152,12 +136,12 @@ def test_a_plan_that_fills_its_budget_keeps_it_with_the_given_loss() -> None:
 
 @pytest.mark.slow
 def test_the_given_loss_is_measured_and_goes_with_a_known_plan() -> None:
-    x, loss = torch.randn(ROWS, WIDTH), LOSSES["mse"](WIDTH // 2)
+    x, loss = torch.randn(ROWS, WIDTH), loss_named("mse", WIDTH // 2)
     ours = planned(net(WIDTH // 2), x, loss=loss)
     verified = planned(ours.model, x, ours.budget_bytes, loss=loss, verify=True)
     assert verified.measured_peak_bytes == pytest.approx(verified.predicted_peak_bytes, rel=0.002)
-    other = planned(ours.model, x, "1GB", plan=ours.plan, loss=LOSSES["l1"](WIDTH // 2))
-    assert needs(other, x, LOSSES["l1"](WIDTH // 2)) <= other.predicted_peak_bytes
+    other = planned(ours.model, x, "1GB", plan=ours.plan, loss=loss_named("l1", WIDTH // 2))
+    assert needs(other, x, loss_named("l1", WIDTH // 2)) <= other.predicted_peak_bytes
 
 
 def test_what_the_loss_reads_counts_once() -> None:
@@ -190,24 +174,25 @@ def test_parts_count_the_loss_too() -> None:
         x = self.one(x)
         return self.two(x / 2 if x.mean().item() > 100 else x)
 
-    x, loss = torch.randn(ROWS, WIDTH), LOSSES["l1"](4 * WIDTH)
+    x, loss = torch.randn(ROWS, WIDTH), loss_named("l1", 4 * WIDTH)
     model = Applies(breaking, one=net(WIDTH, 2), two=net(4 * WIDTH, 2))
     ours = planned(model, x, 0.9, parts=["one", "two"], loss=loss)
     assert ours.plan.fixed_bytes + peak(ours, x, loss) <= ours.budget_bytes
 
 
 @pytest.mark.parametrize(
-    ("loss", "message"),
+    ("options", "message"),
     [
-        ("mse", "loss must be a function"),
-        (lambda out: out, "must return a scalar"),
-        (lambda _: torch.ones((), requires_grad=True) * 2, "does not depend on the module's outputs"),
-        (lambda out: F.cross_entropy(out, torch.zeros(3, dtype=torch.long)), "fails on the module's outputs"),
+        ({"loss": "mse"}, "loss must be a function"),
+        ({"loss": lambda out: out}, "must return a scalar"),
+        ({"loss": lambda _: torch.ones((), requires_grad=True) * 2}, "does not depend on the module's outputs"),
+        ({"loss": lambda out: F.cross_entropy(out, torch.zeros(3, dtype=torch.long))}, "fails on the module's outputs"),
+        ({"retain_graph": True, "backend": "inductor"}, "retain_graph=True needs backend='eager'"),
     ],
 )
-def test_a_loss_that_cannot_be_counted_is_refused(loss: Any, message: str) -> None:
+def test_a_loss_that_cannot_be_counted_is_refused(options: dict[str, Any], message: str) -> None:
     with refused(message):
-        planned(net(8, 1), torch.randn(ROWS, WIDTH), "1GB", loss=loss)
+        planned(net(8, 1), torch.randn(ROWS, WIDTH), "1GB", **options)
 
 
 # Several backward passes through one forward pass
@@ -215,14 +200,13 @@ def test_a_loss_that_cannot_be_counted_is_refused(loss: Any, message: str) -> No
 
 @pytest.mark.parametrize("share", [pytest.param(0.9, marks=pytest.mark.slow), 0.7])
 def test_a_retained_graph_keeps_the_promise_when_asked(share: float, tmp_path: Path) -> None:
-    model, x, loss = net(10), torch.randn(ROWS, WIDTH), LOSSES["cross_entropy"](10)
+    model, x, loss = net(10), torch.randn(ROWS, WIDTH), loss_named("cross_entropy", 10)
     ours = planned(model, x, share, retain_graph=True, loss=loss)
-    before = there_before(ours.plan)
     assert ours.plan.recomputed
-    plain = before + peak(model, x, loss, backward_passes=2)
+    plain = needs(ours, x, loss, backward_passes=2, model=model)
     assert ours.plan.plain_peak_bytes == pytest.approx(plain, rel=0.005)
     with warnings.catch_warnings(action="error"):
-        needed = [before + peak(ours, x, loss, backward_passes=n) for n in (1, 2, 3)]
+        needed = [needs(ours, x, loss, backward_passes=n) for n in (1, 2, 3)]
     assert max(needed) <= ours.budget_bytes
     assert needed[2] == pytest.approx(ours.predicted_peak_bytes, rel=0.005)
     ours.plan.save(tmp_path / "plan.json")
@@ -250,11 +234,6 @@ def test_a_retained_graph_that_fits_nowhere_is_refused() -> None:
         planned(net(10), x, round(0.9 * least), retain_graph=True)
 
 
-def test_a_retained_graph_is_not_counted_with_every_option() -> None:
-    with refused("retain_graph=True needs backend='eager'"):
-        planned(net(10), torch.randn(ROWS, WIDTH), 0.9, retain_graph=True, backend="inductor")
-
-
 def test_a_loss_that_the_module_returns_is_the_loops() -> None:
     """Beside large outputs, as transformers' models do."""
 
@@ -267,7 +246,7 @@ def test_a_loss_that_the_module_returns_is_the_loops() -> None:
 
     model, x = Applies(with_loss, net=net(400)), torch.randn(ROWS, WIDTH)
     ours = planned(model, x, "100MB", verify=True)
-    assert ours.plan.plain_peak_bytes == pytest.approx(there_before(ours.plan) + peak(model, x, loss), rel=0.01)
+    assert ours.plan.plain_peak_bytes == pytest.approx(needs(ours, x, loss, model=model), rel=0.01)
     measured = needs(ours, x, loss)
     assert measured <= ours.predicted_peak_bytes <= 1.01 * measured
     assert "returns it" in str(ours.plan)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from helpers import refused
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_helpers import MARKS, Between, assert_same_steps, both, rematerialize
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch_helpers import MARKS, Between, assert_same_steps, rematerialize  # noqa: E402
-
-from remat.torch.internals.dynamo import Calculation  # noqa: E402
-from remat.torch.measuring.measure import peak_of_step  # noqa: E402
-from remat.torch.measuring.plain import plain_step  # noqa: E402
-from remat.torch.planning import eager  # noqa: E402
+from remat.torch.internals.dynamo import Calculation
+from remat.torch.measuring.measure import peak_of_step
+from remat.torch.measuring.plain import plain_step
+from remat.torch.planning import eager
 
 pytestmark = MARKS
 BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH = 3, 10, 4, 2, 8
@@ -55,13 +52,13 @@ def masks() -> dict[str, Tensor]:
     return {"ones": ones, "left": left, "right": right}
 
 
-def rows() -> Tensor:
-    return torch.randn(BATCH, LENGTH, 32)
+def hidden(length: int = LENGTH) -> Tensor:
+    return torch.randn(BATCH, length, 32)
 
 
 def test_each_kind_of_mask_has_the_plain_bits_and_one_plan(caplog: pytest.LogCaptureFixture) -> None:
-    plain, x, first = Attention(), rows(), "left"
-    ours = rematerialize(copy.deepcopy(plain), (x, masks()[first]))
+    x, first = hidden(), "left"
+    plain, ours = both(Attention(), (x, masks()[first]))
     plans = ours.prepare(*((x, mask) for mask in masks().values()))
     with caplog.at_level(logging.WARNING, "remat"):
         for name in (first, "ones", "left", "right", "ones", "left"):
@@ -71,38 +68,29 @@ def test_each_kind_of_mask_has_the_plain_bits_and_one_plan(caplog: pytest.LogCap
 
 
 def test_a_mask_of_another_kind_is_planned_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
-    plain, x = Attention(), rows()
-    ours = rematerialize(copy.deepcopy(plain), (x, masks()["ones"]))
+    x = hidden()
+    plain, ours = both(Attention(), (x, masks()["ones"]))
     assert_same_steps(plain, ours, x, masks()["ones"])
     assert "pauses" not in caplog.text
     assert_same_steps(plain, ours, x, masks()["left"])
     assert "values of a mask" in caplog.text
     ones = torch.ones(BATCH, LENGTH + 1, dtype=torch.bool)
-    assert_same_steps(plain, ours, torch.randn(BATCH, LENGTH + 1, 32), ones)  # other shapes
+    assert_same_steps(plain, ours, hidden(LENGTH + 1), ones)  # other shapes
     assert_same_steps(plain, ours, x)  # and no mask
 
 
 def test_masks_are_told_apart_by_their_names() -> None:
-    plain, x, ones, left = Attention(), rows(), masks()["ones"], masks()["left"]
-    ours = rematerialize(copy.deepcopy(plain), (x,), sample_kwargs={"mask": ones, "other": left})
+    x, ones, left = hidden(), masks()["ones"], masks()["left"]
+    plain, ours = both(Attention(), (x,), sample_kwargs={"mask": ones, "other": left})
     for mask, other in ((ones, left), (left, ones)):
         assert_same_steps(plain, ours, x, mask=mask, other=other)
         assert_same_steps(plain, ours, x, other=other, mask=mask)
     assert_same_steps(plain, ours, x, left, ones)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Kernels of attention have workspaces for each thread, which the prediction leaves out here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_the_plain_peak_is_that_of_the_mask_at_hand() -> None:
-    model, x = Attention(), rows()
+    model, x = Attention(), hidden()
     peaks = {}
     for name, mask in masks().items():
         followed = plain_step(model, (x, mask), {})
@@ -113,16 +101,10 @@ def test_the_plain_peak_is_that_of_the_mask_at_hand() -> None:
 
 
 def test_a_mask_without_contents_counts_as_padding() -> None:
-    model, x = Attention(), rows()
+    model, x = Attention(), hidden()
     ours = rematerialize(model, (x, masks()["left"]))
     (plan,) = ours.prepare((x.to("meta"), masks()["ones"].to("meta")))
     assert plan is ours.plan
-
-
-def changed(x: Tensor, mask: Tensor) -> Tensor:
-    seen = mask[:, :5]
-    seen.zero_()
-    return x * 2 if mask.all() else x
 
 
 # Ways to add to a mask of numbers in place; not every name ends with "_".
@@ -162,8 +144,10 @@ def beside(x: Tensor, mask: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
     return x * 2 if one_hot[..., 1].all() else x + made.unsqueeze(-1)
 
 
-def drawn(x: Tensor, mask: Tensor) -> Tensor:
-    return x * 2 if torch.bernoulli(mask.float()).all() else x
+def changed(x: Tensor, mask: Tensor) -> Tensor:
+    seen = mask[:, :5]
+    seen.zero_()
+    return x * 2 if mask.all() else x
 
 
 def often(x: Tensor, mask: Tensor) -> Tensor:
@@ -173,15 +157,15 @@ def often(x: Tensor, mask: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("between", [changed, drawn, often])
+@pytest.mark.parametrize("between", [changed, lambda x, m: x * 2 if torch.bernoulli(m.float()).all() else x, often])
 def test_other_branches_on_masks_are_refused(between: Any) -> None:
     with refused(rf"one graph: Data-dependent .*{__name__}.py"):
-        rematerialize(Between(between, 32), (rows(), masks()["ones"]))
+        rematerialize(Between(between, 32), (hidden(), masks()["ones"]))
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_branches_on_what_changes_in_place_are_refused(name: str) -> None:
-    x, given = rows(), masks()["left"]
+    x, given = hidden(), masks()["left"]
     for branch in (of_an_argument, of_a_view, of_a_constant):
         with refused(rf"one graph: Data-dependent .*{__name__}.py"):
             rematerialize(
@@ -191,8 +175,8 @@ def test_branches_on_what_changes_in_place_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["iadd", "inplace=True"])
 def test_a_branch_beside_what_changes_in_place_is_followed(name: str) -> None:
-    plain, x = Between(lambda x, mask: beside(x, mask, IN_PLACE[name]), 32), rows()
-    ours = rematerialize(copy.deepcopy(plain), (x, masks()["left"]))
+    x = hidden()
+    plain, ours = both(Between(lambda x, mask: beside(x, mask, IN_PLACE[name]), 32), (x, masks()["left"]))
     for given in masks().values():
         assert_same_steps(plain, ours, x, given)
 
@@ -204,16 +188,14 @@ def test_a_calculation_changes_no_argument() -> None:
 
 
 def test_a_model_that_reads_other_values_is_warned_of_at_planning() -> None:
-    plain, x = Attention(), rows()
-    with pytest.warns(
-        UserWarning, match=rf"Attention computes differently while it is traced \(line \d+ of .*{__name__}.py"
-    ):
-        rematerialize(copy.deepcopy(plain), (x, torch.ones(BATCH, LENGTH)))
+    says = rf"Attention computes differently while it is traced \(line \d+ of .*{__name__}.py"
+    with pytest.warns(UserWarning, match=says):
+        rematerialize(Attention(), (hidden(), torch.ones(BATCH, LENGTH)))
 
 
 def test_another_budget_follows_no_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the plain one nor the one that shows how a model computes while it is traced; the warning comes again."""
-    plain, given, followed = Attention(), (rows(), torch.ones(BATCH, LENGTH)), list[Any]()
+    plain, given, followed = Attention(), (hidden(), torch.ones(BATCH, LENGTH)), list[Any]()
     monkeypatch.setattr(eager, "plain_step", lambda *a, **k: followed.append(k) or plain_step(*a, **k))
     for _ in range(2):
         with pytest.warns(UserWarning, match="computes differently while it is traced"):

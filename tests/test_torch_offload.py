@@ -16,64 +16,56 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from brute_force import random_graph
 from helpers import refused
 from orders import random_copies, random_order
-
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch_helpers import (  # noqa: E402
-    IMAGES,
+from torch import Tensor, nn
+from torch_helpers import (
     MARKS,
+    Applies,
     Net,
     assert_same,
     assert_same_steps,
+    images,
     needs,
     rematerialize,
+    rows,
     squares,
     step,
 )
 
-import remat.torch as rt  # noqa: E402
-from remat import Graph, InvalidPlan, Link, Operation, Plan, Value, simulate  # noqa: E402
-from remat.cost import load_gpu  # noqa: E402
-from remat.errors import RematError  # noqa: E402
-from remat.execution import StepPlan  # noqa: E402
-from remat.plan import DROP, OFFLOAD  # noqa: E402
-from remat.torch.copying import streams  # noqa: E402
-from remat.torch.copying.places import Places  # noqa: E402
-from remat.torch.copying.streams import OnCpu, OnCuda  # noqa: E402
-from remat.torch.networks.llama import llama  # noqa: E402
-from remat.torch.networks.transformer import gpt2  # noqa: E402
+import remat.torch as rt
+from remat import Graph, InvalidPlan, Link, Operation, Plan, Value, simulate
+from remat.cost import load_gpu
+from remat.errors import RematError
+from remat.execution import StepPlan
+from remat.plan import DROP, OFFLOAD
+from remat.torch.copying import streams
+from remat.torch.copying.places import Places
+from remat.torch.copying.streams import OnCpu, OnCuda
+from remat.torch.networks.llama import llama
+from remat.torch.networks.transformer import gpt2
 
 pytestmark = [pytest.mark.usefixtures("torch_cache", "torch_seed"), *MARKS[1:]]  # only one test searches
 FAST = Link(40 * 10**9, 40 * 10**9, latency_s=0)
 
 
-class Loss(nn.Module):
+def with_loss(net: nn.Module) -> nn.Module:
     """A network with its loss, so that everything is counted exactly."""
-
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return squares(self.net(x))
+    return Applies(lambda self, x: squares(self.net(x)), 0, net=net)
 
 
 def network(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
-    if kind in ("net", "small"):
-        return Loss(Net() if kind == "net" else Net(8, 1)), (torch.randn(IMAGES),)
-    if kind == "gpt2":
-        model, _ = gpt2(2, length=16, vocabulary=50, context=16, width=32, n_layers=2, n_heads=2, dropout=0.1)
-    elif kind == "llama":
-        model, _ = llama(2, length=16, vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=4, n_groups=2)
-    else:
-        layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())]
-        return Loss(nn.Sequential(*layers)), (torch.randn(128, 64),)
-    return model, tuple(torch.randint(0, 50, (2, 2, 16)))
+    text, sizes = tuple(torch.randint(0, 50, (2, 2, 16))), {"length": 16, "vocabulary": 50, "width": 32, "n_layers": 2}
+    layers = [layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return {
+        "net": lambda: (with_loss(Net()), images()), "small": lambda: (with_loss(Net(8, 1)), images()),
+        "gpt2": lambda: (gpt2(2, context=16, n_heads=2, dropout=0.1, **sizes)[0], text),
+        "llama": lambda: (llama(2, hidden=48, n_heads=4, n_groups=2, **sizes)[0], text),
+        "dense": lambda: (with_loss(nn.Sequential(*layers)), rows(128, 64)),
+    }[kind]()  # fmt: skip
 
 
 def drawn(made: StepPlan, seed: int, often: float = 0.3, drop: float = 0.03, link: Link = FAST) -> StepPlan:
@@ -81,7 +73,11 @@ def drawn(made: StepPlan, seed: int, often: float = 0.3, drop: float = 0.03, lin
     rng = np.random.default_rng(seed)
     graph = replace(made.graph, cost_unit="ns")
     plan = random_copies(graph, random_order(graph, rng, drop), rng, link, often)
-    return StepPlan(plan, graph, made.fingerprint, "random", None, None, made.fixed, made.costs)
+    return replace(made, plan=plan, graph=graph, budget_bytes=None)
+
+
+def with_most_copies(made: StepPlan) -> StepPlan:
+    return max((drawn(made, seed, often=0.6) for seed in range(20)), key=lambda plan: len(plan.trace.copies))
 
 
 def following(kind: str, *seeds: int) -> Iterator[tuple[nn.Module, rt.Rematerialized, tuple[Tensor, ...]]]:
@@ -101,8 +97,7 @@ def dense() -> tuple[nn.Module, rt.Rematerialized, tuple[Tensor, ...]]:
     """A small network under a plan with many copies, compiled once."""
     model, args = network("dense")
     plain, made = copy.deepcopy(model), rematerialize(model, args, 1.0).plan
-    plans = [drawn(made, seed, often=0.6) for seed in range(20)]
-    plan = max(plans, key=lambda plan: len(plan.trace.copies))
+    plan = with_most_copies(made)
     assert len(plan.trace.copies) > 20
     return plain, rt.rematerialize(model, args, plan=plan), args
 
@@ -140,8 +135,9 @@ def test_random_plans_with_copies_have_the_plain_bits_and_exactly_the_judges_pea
         assert copy_threads() == []
 
 
-def assert_same_under_delays(of: Any, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    plain, ours, args = of
+@pytest.mark.parametrize("n", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ours, args = dense
     rng, transfer = np.random.default_rng(n), OnCpu.transfer
 
     def late(self: OnCpu, pairs: Any) -> None:
@@ -157,15 +153,6 @@ def assert_same_under_delays(of: Any, monkeypatch: pytest.MonkeyPatch, n: int) -
         peaks.add(needs(ours, args))
     assert peaks == {ours.predicted_peak_bytes}
     assert host_blocks(ours) == [ours.plan.trace.host_peak_bytes]
-
-
-def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same_under_delays(dense, monkeypatch, 4)
-
-
-@pytest.mark.slow
-def test_a_hundred_steps_with_late_copies_are_the_plain_step(dense: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same_under_delays(dense, monkeypatch, 100)
 
 
 def test_places_on_the_host_never_overlap_and_fill_it() -> None:
@@ -244,12 +231,8 @@ def test_other_loops_do_as_with_the_plain_model(dense: Any) -> None:
 
 def test_another_mode_and_another_length_follow_plans_of_their_own(tmp_path: Path) -> None:
     for plain, ours, args in following("small", 1):
-        for model in (plain, ours):
-            model.eval()
-        assert_same_steps(plain, ours, *args, loss_of=of_itself)
-        for model in (plain, ours):
-            model.train()
-        assert_same_steps(plain, ours, args[0][:3], loss_of=of_itself)
+        assert_same_steps(plain.eval(), ours.eval(), *args, loss_of=of_itself)
+        assert_same_steps(plain.train(), ours.train(), args[0][:3], loss_of=of_itself)
         ours.plan.save(tmp_path / "plan.json")
         model, _ = network("small")
         again = rt.follow(model, args, tmp_path / "plan.json")
@@ -261,24 +244,16 @@ def test_another_mode_and_another_length_follow_plans_of_their_own(tmp_path: Pat
         assert "values on the host meanwhile" in repr(again.plan)
 
 
-class Two(nn.Module):
-    """Two outputs, the second of which has an infinite derivative."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.tanh(self.first(torch.tanh(self.first(x))))
-        return self.second(torch.tanh(self.second(h))), torch.sqrt(self.third(h).square() * 0)
-
-
 def test_a_loss_of_some_outputs_copies_only_what_is_made() -> None:
-    plain, args = Two(), (torch.randn(8, 16),)
+    """The second output has an infinite derivative."""
+
+    def two(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.a(torch.tanh(self.a(x))))
+        return self.b(torch.tanh(self.b(h))), torch.sqrt(self.third(h).square() * 0)
+
+    plain, args = Applies(two, third=nn.Linear(16, 16)), rows(8, 16)
     model = copy.deepcopy(plain)
-    made = rematerialize(model, args, 1.0).plan
-    plan = max((drawn(made, seed, often=0.6) for seed in range(20)), key=lambda plan: len(plan.trace.copies))
-    ours = rt.rematerialize(model, args, plan=plan)
+    ours = rt.rematerialize(model, args, plan=with_most_copies(rematerialize(model, args, 1.0).plan))
     assert_same_steps(plain, ours, *args, n=2, loss_of=lambda outputs: squares(outputs[0]))
     assert copy_threads() == []
 
@@ -421,7 +396,7 @@ def test_streams_of_every_device_have_the_same_methods() -> None:
 def test_a_plan_within_a_budget_copies_rather_than_computes_again() -> None:
     """Over a fast link nothing is computed again; the step is the plain one within the budget."""
     torch.manual_seed(0)
-    model = Loss(nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU()))))
+    model = with_loss(nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU()))))
     args = (torch.randn(2048, 256),)
     plain = copy.deepcopy(model)
     ours = rematerialize(model, args, 0.65, cost="roofline", offload="100GB/s", time_limit_s=3)

@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import refused
 from orders import random_order
+from torch import nn
+from torch.nn import functional as F
+from torch_helpers import MARKS, QUICK, Applies, Net, reordered, rows, squares, with_updates_by_name
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch_helpers import MARKS, QUICK, Applies, Net, squares, with_updates_by_name  # noqa: E402
-
-import remat  # noqa: E402
-import remat.torch as rt  # noqa: E402
-from remat.graph import Graph, Operation, Value  # noqa: E402
-from remat.plan import Plan  # noqa: E402
-from remat.simulator import simulate  # noqa: E402
-from remat.torch.frontend.graphs import step_with_loss  # noqa: E402
-from remat.torch.networks.llama import llama  # noqa: E402
-from remat.torch.networks.transformer import gpt2  # noqa: E402
-from remat.torch.planning import eager  # noqa: E402
-from remat.torch.planning.capturing import captured_step as captured_call  # noqa: E402
-from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes  # noqa: E402
-from remat.torch.resident.optimizer import TEMPORARIES, state_bytes  # noqa: E402
-from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed  # noqa: E402
-from remat.torch.step.emit import emit  # noqa: E402
-from remat.torch.step.training_graph import Update  # noqa: E402
+import remat
+import remat.torch as rt
+from remat.graph import Graph, Operation, Value
+from remat.plan import Plan
+from remat.simulator import simulate
+from remat.torch.frontend.graphs import step_with_loss
+from remat.torch.networks.llama import llama
+from remat.torch.networks.transformer import gpt2
+from remat.torch.planning import eager
+from remat.torch.planning.capturing import captured_step as captured_call
+from remat.torch.resident.in_backward import NUMBER_BYTES, update_bytes
+from remat.torch.resident.optimizer import TEMPORARIES, state_bytes
+from remat.torch.resident.updates import UPDATE_KIND, plan_in_order, postponed
+from remat.torch.step.emit import emit
+from remat.torch.step.training_graph import Update
 
 pytestmark = MARKS
-IMAGES = (8, 3, 16, 16)
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def images(n: int = IMAGES[0]) -> torch.Tensor:
-    return torch.randn(n, *IMAGES[1:])
+def images(n: int = 8) -> torch.Tensor:
+    return torch.randn(n, 3, 16, 16)
 
 
 def rematerialize(model: nn.Module, args: tuple[Any, ...], optimizer: Any, budget: Any = "1GB", **options: Any) -> Any:
@@ -84,19 +82,11 @@ def ordinary(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 def assert_same(plain: nn.Module, optimizer: Any, ours: nn.Module, in_backward: Any) -> None:
     """The same bits of parameters, buffers and the optimizers' states."""
-    for one, other in (
-        (plain.state_dict(), ours.state_dict()),
-        *zip(optimizer.state_dict()["state"].values(), _in_order(in_backward, optimizer), strict=True),
-    ):
+    theirs, mine = (each.state_dict()["state"] for each in (optimizer, in_backward))
+    assert theirs.keys() == mine.keys()
+    for one, other in ((plain.state_dict(), ours.state_dict()), *((theirs[key], mine[key]) for key in theirs)):
         assert one.keys() == other.keys()
-        assert all(
-            torch.equal(torch.as_tensor(x), torch.as_tensor(other[key])) for key, x in one.items() if x is not None
-        )
-
-
-def _in_order(optimizer: Any, like: Any) -> list[dict[str, Any]]:
-    state = optimizer.state_dict()["state"]
-    return [state[key] for key in like.state_dict()["state"]]
+        assert all(torch.equal(*map(torch.as_tensor, (x, other[key]))) for key, x in one.items() if x is not None)
 
 
 def in_groups(model: nn.Module) -> torch.optim.Optimizer:
@@ -134,8 +124,7 @@ def test_steps_equal_those_of_the_ordinary_loop(make: Make) -> None:
 def test_schedulers_closures_and_other_shapes() -> None:
     plain, optimizer, ours, in_backward = pair()
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (optimizer, in_backward)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a scheduler warns if no step came before it
+    with warnings.catch_warnings(action="error"):  # a scheduler warns if no step came before it
         for n in (8, 5, 8):
             torch.manual_seed(n)
             x = images(n)
@@ -148,19 +137,16 @@ def test_schedulers_closures_and_other_shapes() -> None:
     in_backward.zero_grad()
     x = images()
 
-    def closure_of(module: nn.Module, each: torch.optim.Optimizer) -> Callable[[], Any]:
-        def closure() -> torch.Tensor:
-            torch.manual_seed(0)
-            each.zero_grad()
-            loss = squares(module(x))
-            loss.backward()
-            return loss.detach()
-
-        return closure
+    def closure(module: nn.Module, each: torch.optim.Optimizer) -> torch.Tensor:
+        torch.manual_seed(0)
+        each.zero_grad()
+        (loss := squares(module(x))).backward()
+        return loss.detach()
 
     for _ in range(2):
-        losses = [each.step(closure_of(m, each)) for m, each in ((plain, optimizer), (ours, in_backward))]
-        assert torch.equal(*losses)
+        assert torch.equal(
+            *(each.step(partial(closure, m, each)) for m, each in ((plain, optimizer), (ours, in_backward)))
+        )
     assert_same(plain, optimizer, ours, in_backward)
 
 
@@ -182,15 +168,11 @@ def test_state_is_the_optimizers_own_and_comes_back() -> None:
 def test_a_peak_is_the_promised_one_below_what_gradients_take(kind: str, tmp_path: Path) -> None:
     sizes = {"length": 32, "vocabulary": 100, "width": 64, "n_layers": 2, "n_heads": 2}
     args = tuple(torch.randint(0, 100, (2, 2, 32)))
-    if kind == "llama":
-        plain, _ = llama(2, hidden=172, **sizes)
-    elif kind == "gpt2":
-        plain, _ = gpt2(2, context=32, dropout=0.1, **sizes)
+    if kind == "wide":
+        plain, args = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(96, 96), nn.Tanh()))), rows(8, 96)
     else:
-        plain, args = (
-            nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(96, 96), nn.Tanh()))),
-            (torch.randn(8, 96),),
-        )
+        more = {"hidden": 172} if kind == "llama" else {"context": 32, "dropout": 0.1}
+        plain, _ = (llama if kind == "llama" else gpt2)(2, **more, **sizes)
     model = copy.deepcopy(plain)
     optimizer, in_backward = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (plain, model))
     # The ordinary step holds parameters, their state and all gradients at its end.
@@ -266,9 +248,8 @@ def test_random_orders_and_awkward_parameters(seed: int, monkeypatch: pytest.Mon
             (sum(map(squares, outputs)) if both else squares(outputs[0])).backward()
             after()
     assert_same(plain, optimizer, ours, in_backward)
-    late = replace(ours.plan, plan=Plan.from_order(ours.plan.graph, order))
     with pytest.raises(remat.InvalidPlan, match="reads a parameter after its update"):
-        rematerialize(model, (index,), in_backward, None, plan=late)
+        rematerialize(model, (index,), in_backward, None, plan=reordered(ours.plan, order))
     with pytest.raises(remat.InvalidPlan, match="is read after its update"):
         emit(step, order, update_of=ours._planner.backend.updates.update_of)
 
@@ -323,9 +304,17 @@ def _is_valid(graph: Graph, order: Sequence[int]) -> bool:
     return True
 
 
-def assert_refused(says: str, call: Callable[[], Any]) -> None:
-    with refused(says):
-        call()
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["n"] = self.param_groups[0].get("n", 0) + 1
+        return super().step(closure)
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("no step here")
 
 
 def test_options_that_do_not_go_together() -> None:
@@ -347,20 +336,8 @@ def test_options_that_do_not_go_together() -> None:
         "does not go with parts=": {"parts": ["head"]},
     }.items():
         given = {"model": model, "optimizer": sgd, **options}
-        assert_refused(says, lambda given=given: rematerialize(given.pop("model"), (x,), **given))
-
-
-class Counting(torch.optim.SGD):
-    """Counts its steps in its group."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.param_groups[0]["n"] = self.param_groups[0].get("n", 0) + 1
-        return super().step(closure)
-
-
-class Failing(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        raise RuntimeError("no step here")
+        with refused(says):
+            rematerialize(given.pop("model"), (x,), **given)
 
 
 def test_what_needs_gradients_is_refused_in_one_line() -> None:
@@ -368,13 +345,17 @@ def test_what_needs_gradients_is_refused_in_one_line() -> None:
     x, scaled = images(), torch.amp.GradScaler("cpu")
     scaled.scale(torch.ones(()))
 
-    def backward(n: int = 1) -> None:
-        for _ in range(n):
-            squares(ours(x)).backward()
+    def backward() -> None:
+        squares(ours(x)).backward()
 
-    def fresh() -> None:
+    @contextlib.contextmanager
+    def refused_after_a_step(says: str, is_left_alone: bool = False) -> Iterator[None]:
         ours.zero_grad()
         backward()
+        before = copy.deepcopy(ours.state_dict())
+        with refused(says):
+            yield
+        assert not is_left_alone or all(torch.equal(before[name], p) for name, p in ours.named_parameters())
 
     for call in (
         lambda: nn.utils.clip_grad_norm_(ours.parameters(), 1.0),
@@ -383,31 +364,33 @@ def test_what_needs_gradients_is_refused_in_one_line() -> None:
         lambda: scaled.unscale_(optimizer), lambda: scaled.step(optimizer),
         lambda: ours.head.bias.sum().backward(),  # a use of a parameter outside of the module
     ):  # fmt: skip
-        fresh()
-        assert_refused("no gradients are held with optimizer_in_backward=True.*leave clipping, accumulation", call)
-    fresh()
-    assert_refused("2 ran before this optimizer.step", lambda: (backward(), optimizer.step()))
-    fresh()
-    before = copy.deepcopy(ours.state_dict())
-    assert_refused("gradients cannot be accumulated over several", backward)  # the loop calls step()
-    assert all(torch.equal(before[name], p) for name, p in ours.named_parameters())
+        with refused_after_a_step(
+            "no gradients are held with optimizer_in_backward=True.*leave clipping, accumulation"
+        ):
+            call()
+    with refused_after_a_step("2 ran before this optimizer.step"):
+        backward()
+        optimizer.step()
+    with refused_after_a_step("gradients cannot be accumulated over several", is_left_alone=True):
+        backward()  # the loop calls step()
 
     ours.zero_grad()
     once, twice = squares(ours(x)), squares(ours(x))
-    for loss in (lambda: once + twice, lambda: once):
-        before = copy.deepcopy(ours.state_dict())
-        assert_refused(
-            "go through one forward pass, once",
-            lambda loss=loss: (loss().backward(retain_graph=True), loss().backward()),
-        )
-        if loss() is not once:
-            assert all(torch.equal(before[name], p) for name, p in ours.named_parameters())
+    before = copy.deepcopy(ours.state_dict())
+    for loss in (once + twice, once):
+        with refused("go through one forward pass, once"):
+            loss.backward(retain_graph=True)
+            assert loss is once
+            loss.backward()
+        assert loss is once or all(torch.equal(before[name], p) for name, p in ours.named_parameters())
     ours.zero_grad()
     ours.head.bias.grad = torch.ones(10)
-    assert_refused("gradients of an earlier step are held: call zero_grad", backward)
+    with refused("gradients of an earlier step are held: call zero_grad"):
+        backward()
     ours.zero_grad()
     hook = ours.head.bias.register_hook(lambda gradient: gradient)
-    assert_refused("hooks on the gradients of parameters are not called", backward)
+    with refused("hooks on the gradients of parameters are not called"):
+        backward()
     hook.remove()
     backward()
     with pytest.raises(TypeError, match=r"cannot be copied: copy its \.model"):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
+from typing import Any
 
 import pytest
-from helpers import refused
-
-pytest.importorskip("torch")
-
 import torch
+from helpers import refused
 from torch import Tensor, nn
 from torch_helpers import MARKS, Applies
 
@@ -113,25 +112,16 @@ class Twice(Branching):
         return self.decoder(x / max(scale, 1.0)).square().mean()
 
 
-class Repeating(nn.Module):
+def repeating() -> nn.Module:
     """Its part runs five times, in three steps: the argument that it only compares needs a gradient or not."""
 
-    class Part(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = blocks(2)
+    def part(self: Any, x: Tensor, y: Tensor, again: bool = False, note: str = "") -> Tensor:
+        return self.layers(torch.tanh(x) if again else x) * (y > 0)
 
-        def forward(self, x: Tensor, y: Tensor, again: bool = False, note: str = "") -> Tensor:
-            return self.layers(torch.tanh(x) if again else x) * (y > 0)
+    def between(x: Tensor) -> Tensor:
+        return x / max(1.0, float(x.detach().float().numpy().max()))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.part = nn.Linear(WIDTH, WIDTH), Repeating.Part()
-
-    def forward(self, x: Tensor) -> Tensor:
-        def between(x: Tensor) -> Tensor:
-            return x / max(1.0, float(x.detach().float().numpy().max()))
-
+    def forward(self: Any, x: Tensor) -> Tensor:
         hidden = between(self.part(self.first(x), x))
         hidden = between(self.part(hidden, hidden.tanh()))
         hidden = between(self.part(hidden, x, note="the same"))
@@ -139,6 +129,8 @@ class Repeating(nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = self.part(hidden, x)
         return hidden.float().square().mean()
+
+    return Applies(forward, 0, first=nn.Linear(WIDTH, WIDTH), part=Applies(part, 0, layers=blocks(2)))
 
 
 def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
@@ -152,7 +144,7 @@ def test_a_part_may_run_twice_and_glue_may_leave_the_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "names"), [(Twice(2), PARTS), pytest.param(Repeating(), ["part"], marks=pytest.mark.slow)]
+    ("model", "names"), [(Twice(2), PARTS), pytest.param(repeating(), ["part"], marks=pytest.mark.slow)]
 )
 def test_any_plans_of_parts_that_run_again_keep_the_promise(model, names, monkeypatch) -> None:
     """Plans drawn by chance show what the cheapest ones hide; the allocator judges."""
@@ -229,34 +221,23 @@ def around(function) -> nn.Module:
 
 
 SITUATIONS = {  # (model, share, parts)
-    "runs share a step, 0.55": (Repeating, 0.55, ["part"]),
-    "runs share a step, 0.7": (Repeating, 0.7, ["part"]),
-    "runs share a step, 0.85": (Repeating, 0.85, ["part"]),
+    **{f"runs share a step, {share}": (repeating, share, ["part"]) for share in (0.55, 0.7, 0.85)},
     "twice, wide at the ends": (lambda: again((256, 16, 16, 256)), 0.8, ["part"]),
     "twice, wide in the middle": (lambda: again((64, 256, 16)), 0.8, ["part"]),
     "structures": (structures, 0.7, ["one", "two"]),
     "shared": (lambda: around(shared), 0.7, ["again", "decoder"]),
+    **{each.__name__: (partial(around, each), 0.85, PARTS) for each in (casting, detached, skipping, summing)},
 }
 QUICK_ONES = ("runs share a step, 0.55", "casting")
 
 
-def _marked(names) -> list:
-    return [name if name in QUICK_ONES else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", _marked(SITUATIONS))
+@pytest.mark.parametrize(
+    "name", [each if each in QUICK_ONES else pytest.param(each, marks=pytest.mark.slow) for each in SITUATIONS]
+)
 def test_a_situation_keeps_the_promise_and_the_bits(name) -> None:
     made, share, parts = SITUATIONS[name]
-    check(made(), share, parts)
-
-
-AROUND = {"casting": casting, "detached": detached, "skipping": skipping, "summing": summing}
-
-
-@pytest.mark.parametrize("name", _marked(AROUND))
-def test_what_stands_around_parts_counts(name) -> None:
     # A tensor with several uses in and outside of parts gets its gradients in another order.
-    check(around(AROUND[name]), 0.85, most=1e-6 if name == "skipping" else 0)
+    check(made(), share, parts, most=1e-6 if name == "skipping" else 0)
 
 
 @pytest.mark.parametrize(

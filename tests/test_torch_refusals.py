@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch_helpers import MARKS, Applies, Between, assert_same_steps, both, gradients, rematerialize, rows
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch_helpers import MARKS, Applies, assert_same_steps, rematerialize  # noqa: E402
-
-from remat.errors import InvalidInput  # noqa: E402
-from remat.torch.measuring.measure import difference_of_steps  # noqa: E402
+from remat.errors import InvalidInput
+from remat.torch.measuring.measure import difference_of_steps
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore")]
 PARTS = "give parts="
@@ -35,25 +33,21 @@ def refused(call: Callable[[], object], *words: str) -> str:
     return message
 
 
-def line_of(function: Callable[..., object], text: str) -> str:
-    """How a refusal names the line of a function that holds a text."""
+def line_of(function: Callable[..., object], text: str = "") -> str:
+    """How a refusal names the line of a function that holds a text, or its first line."""
     lines, first = inspect.getsourcelines(function)
-    (number,) = [first + i for i, line in enumerate(lines) if text in line]
-    return f"at line {number} of {__file__} (in {function.__name__})"
+    numbers = [first + i for i, line in enumerate(lines) if text in line]
+    return f"at line {numbers[0]} of {__file__} (in {function.__name__})"
 
 
-class Net(nn.Module):
-    def __init__(self, between: Callable[..., Tensor] = lambda x, *_: x, *, own: nn.Module | None = None) -> None:
-        super().__init__()
-        self.between, self.own = between, own or nn.Tanh()
-        self.first, self.last = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        return self.last(self.own(self.between(self.first(x), *others)))
+def net(between: Callable[..., Any] = lambda h, *_: h) -> Any:
+    return Between(between, 8)
 
 
-def rows(n: int = 6) -> tuple[Tensor]:
-    return (torch.randn(n, 8),)
+def assert_trains(model: nn.Module, args: tuple[Any, ...], **options: Any) -> Any:
+    planned = rematerialize(model, args, **options)
+    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    return planned
 
 
 ROWS = (torch.linspace(-1, 1, 48).view(6, 8),)
@@ -63,16 +57,6 @@ ROWS = (torch.linspace(-1, 1, 48).view(6, 8),)
 
 def masked(x: Tensor) -> Tensor:
     return x[x.sum(1) > 0]  # here
-
-
-def indexed(x: Tensor) -> Tensor:
-    places = torch.nonzero(x[:, 0] > 0)  # here
-    return x.index_select(0, places[:, 0])
-
-
-def grouped(x: Tensor) -> Tensor:
-    groups, group = torch.unique((x[:, 0] > 0).long(), return_inverse=True)  # here
-    return x.new_zeros(len(groups), 8).index_add(0, group, x)
 
 
 def propagated(x: Tensor, edges: Tensor) -> Tensor:
@@ -86,17 +70,19 @@ def propagated(x: Tensor, edges: Tensor) -> Tensor:
 
 
 def test_graph_convolutions_train_in_parts() -> None:
-    args = (*rows(), torch.randint(0, 6, (2, 20)))
-    model = Net(propagated)
-    refused(lambda: rematerialize(model, args), "size of a tensor", line_of(propagated, "# here"), PARTS)
-    planned = rematerialize(model, args, parts=["first", "last"])
-    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    args = (*ROWS, torch.randint(0, 6, (2, 20)))
+    refused(lambda: rematerialize(net(propagated), args), "size of a tensor", line_of(propagated, "# here"), PARTS)
+    assert_trains(net(propagated), args, parts=["a", "b"])
 
 
 def test_a_refusal_in_the_loop_is_the_same() -> None:
-    model = Net(lambda x: masked(x) if len(x) > 4 else x)
-    planned = rematerialize(model, rows(4))
-    refused(lambda: planned(*rows(6)), "size of a tensor", line_of(masked, "# here"))
+    planned = rematerialize(net(lambda x: masked(x) if len(x) > 4 else x), rows(4, 8))
+    refused(lambda: planned(*ROWS), "size of a tensor", line_of(masked, "# here"))
+
+
+def grouped(x: Tensor) -> Tensor:
+    groups, group = torch.unique((x[:, 0] > 0).long(), return_inverse=True)  # here
+    return x.new_zeros(len(groups), 8).index_add(0, group, x)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -109,47 +95,37 @@ def branched(x: Tensor) -> Tensor:
     return x * 2 if n == 3 else x  # here
 
 
-def contracted(x: Tensor) -> Tensor:
-    return opt_einsum.contract("bi,ij,jk->bk", x, x.T @ x, x.T @ x)  # here
-
-
-def sampled(x: Tensor) -> Tensor:
-    return torch.distributions.Normal(x, x.exp(), validate_args=True).rsample()  # here
-
-
 def written(x: Tensor) -> Tensor:
     marks = torch.zeros(4)
     marks[0] = x.sum().detach()
     return x * 2 if marks.sum() > 0 else x  # here
 
 
-def drawn(x: Tensor) -> Tensor:
-    return x * 2 if torch.rand(()) > 0.5 else x  # here
-
-
-def summed(x: Tensor) -> Tensor:
-    return x * 2 if x.sum() > 0 else x  # here
-
-
 SIZE, BRANCH = ("size of a tensor", PARTS), ("one graph: Data-dependent ", PARTS)
 LINES = [
-    *((between, SIZE) for between in (masked, indexed, grouped)),
-    *((between, BRANCH) for between in (written, drawn, summed)),
+    (masked, SIZE),
+    (lambda x: x.index_select(0, torch.nonzero(x[:, 0] > 0)[:, 0]), SIZE),
+    (grouped, SIZE),
+    (written, BRANCH),
+    (lambda x: x * 2 if torch.rand(()) > 0.5 else x, BRANCH),
+    (lambda x: x * 2 if x.sum() > 0 else x, BRANCH),
     (scaled, ("reads a number", ".item()", PARTS)),
     (branched, ("a branch or a size depends on values", PARTS)),
     pytest.param(
-        contracted, ("which reaches line ", "of opt_einsum/paths.py"),
+        lambda x: opt_einsum.contract("bi,ij,jk->bk", x, x.T @ x, x.T @ x),
+        ("which reaches line ", "of opt_einsum/paths.py"),
         marks=pytest.mark.skipif(opt_einsum is None, reason="opt_einsum is not installed"),
     ),
-    (sampled, ()),
-]  # fmt: skip
+    (lambda x: torch.distributions.Normal(x, x.exp(), validate_args=True).rsample(), ()),
+]
 
 
 @pytest.mark.parametrize(("between", "words"), LINES)
-def test_a_refusal_names_the_users_line(between, words) -> None:
+def test_a_refusal_names_the_users_line(between: Callable[..., Any], words: tuple[str, ...]) -> None:
     """The library behind it too; lines of PyTorch and of Python never; the compiler's own headline varies."""
-    model, state = Net(between), torch.get_rng_state()
-    message = refused(lambda: rematerialize(model, ROWS), line_of(between, "# here"), *words)
+    model, here = net(between), "# here" if between.__name__ != "<lambda>" else ""
+    state = torch.get_rng_state()
+    message = refused(lambda: rematerialize(model, ROWS), line_of(between, here), *words)
     assert torch.equal(torch.get_rng_state(), state)
     assert "torch/nn/modules" not in message
     assert "guard" not in message
@@ -157,14 +133,13 @@ def test_a_refusal_names_the_users_line(between, words) -> None:
 
 
 def test_a_number_that_one_pass_reads_is_not_refused() -> None:
-    model, args = Net(lambda x: x.clamp(max=x.detach().max().item() / 2)), rows()
-    assert difference_of_steps(model, rematerialize(model, args), args, {}, "cpu") == 0
+    assert_trains(net(lambda x: x.clamp(max=x.detach().max().item() / 2)), ROWS)
 
 
 def test_a_size_that_is_marked_as_dynamic_is_refused() -> None:
-    (x,) = rows()
+    (x,) = rows(6, 8)
     torch._dynamo.mark_dynamic(x, 0)
-    refused(lambda: rematerialize(Net(), (x,)), "mark_dynamic", "unmark it")
+    refused(lambda: rematerialize(net(), (x,)), "mark_dynamic", "unmark it")
 
 
 # Tensors that are more than tensors
@@ -175,33 +150,31 @@ class Image(Tensor):
 
 
 def test_tensors_of_other_kinds_are_refused_with_the_way_out() -> None:
-    rows_of_lengths = [torch.randn(n, 8) for n in (3, 5)]
+    rows_of_lengths, image = [torch.randn(n, 8) for n in (3, 5)], ROWS[0].clone().as_subclass(Image)
     for x, *words in (
-        (rows()[0].as_subclass(Image), "'x' holds a Image, a subclass", "x.as_subclass(torch.Tensor)"),
+        (image, "'x' holds a Image, a subclass", "x.as_subclass(torch.Tensor)"),
         (torch.nested.nested_tensor(rows_of_lengths, layout=torch.jagged), "nested tensor", "to_padded_tensor"),
         (torch.nested.nested_tensor(rows_of_lengths), "nested tensor", "to_padded_tensor"),
-        (rows()[0].to_sparse(), "torch.sparse_coo", "x.to_dense()"),
+        (ROWS[0].to_sparse(), "torch.sparse_coo", "x.to_dense()"),
     ):
-        refused(lambda x=x: rematerialize(Net(), (x,)), "argument 'x'", *words)
-        refused(lambda x=x: rematerialize(Net(), (x,), parts=["first", "last"]), "argument 'x'", *words)
-    planned = rematerialize(Net(), rows())
-    refused(lambda: planned(rows()[0].as_subclass(Image)), "argument 'x'", "x.as_subclass(torch.Tensor)")
-    planned(rows()[0].as_subclass(Image).as_subclass(Tensor)).sum().backward()
+        refused(lambda x=x: rematerialize(net(), (x,)), "argument 'x'", *words)
+        refused(lambda x=x: rematerialize(net(), (x,), parts=["a", "b"]), "argument 'x'", *words)
+    planned = rematerialize(net(), ROWS)
+    refused(lambda: planned(image), "argument 'x'", "x.as_subclass(torch.Tensor)")
+    planned(image.as_subclass(Tensor)).sum().backward()
 
-    model = Net(lambda x, *others: x + sum(others))
-    refused(
-        lambda: rematerialize(model, (*rows(), *rows(), rows()[0].as_subclass(Image))), "argument 'others'", "Image"
-    )
+    model = net(lambda x, *others: x + sum(others))
+    refused(lambda: rematerialize(model, (*ROWS, *ROWS, image)), "argument 'others'", "Image")
     model.register_buffer("scale", torch.ones(8).as_subclass(Image))
-    refused(lambda: rematerialize(model, rows()), "buffer 'scale' is a Image")
+    refused(lambda: rematerialize(model, ROWS), "buffer 'scale' is a Image")
 
 
 def test_a_parameter_that_consists_of_several_tensors_is_refused_by_name() -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
-    model = Net()
-    model.last.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)))
-    refused(lambda: rematerialize(model, rows()), "the parameter 'last.weight' is a TwoTensor")
+    model = net()
+    model.b.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)))
+    refused(lambda: rematerialize(model, ROWS), "the parameter 'b.weight' is a TwoTensor")
 
 
 # Buffers that keep gradient history
@@ -225,34 +198,32 @@ def assigned(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("update", [in_place, assigned])
-def test_a_buffer_that_keeps_history_is_refused_by_name(update) -> None:
+def test_a_buffer_that_keeps_history_is_refused_by_name(update: Callable[..., None]) -> None:
     model = nn.Sequential(averaging(update), nn.Linear(8, 8))
-    refused(lambda: rematerialize(model, rows()), "the buffer '0.mean' keeps the gradient history", "h.detach()")
-    model(*rows()).sum().backward()
+    refused(lambda: rematerialize(model, ROWS), "the buffer '0.mean' keeps the gradient history", "h.detach()")
+    model(*ROWS).sum().backward()
     with pytest.raises(RuntimeError, match="second time"):  # as the plain model does in its second step
-        model(*rows()).sum().backward()
-
-
-@pytest.mark.parametrize("update", [in_place, assigned])
-def test_a_buffer_without_history_is_not(update) -> None:
-    model, args = averaging(lambda model, x: update(model, x.detach())), rows()
-    assert_same_steps(model, rematerialize(copy.deepcopy(model), args), *args, n=2)
+        model(*ROWS).sum().backward()
+    assert_same_steps(*both(averaging(lambda model, x: update(model, x.detach())), ROWS), *ROWS, n=2)
 
 
 # Where it stops
 
 
 def test_a_module_with_a_backward_hook_is_named() -> None:
+    def model() -> Any:
+        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+
     for register in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"):
-        model = Net()
-        getattr(model.first[1], register)(lambda *_: None)
-        refused(lambda model=model: rematerialize(model, rows()), "first.1 (Tanh) has a backward hook", "register_hook")
-    model = Net()
-    model.register_full_backward_hook(lambda *_: None)
-    refused(lambda: rematerialize(model, rows()), "the model (Net) has a backward hook", "on the planned module")
+        hooked = model()
+        getattr(hooked[1][1], register)(lambda *_: None)
+        refused(lambda hooked=hooked: rematerialize(hooked, ROWS), "1.1 (Tanh) has a backward hook", "register_hook")
+    hooked = model()
+    hooked.register_full_backward_hook(lambda *_: None)
+    refused(lambda: rematerialize(hooked, ROWS), "the model (Sequential) has a backward hook", "on the planned module")
     everywhere = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
     try:
-        refused(lambda: rematerialize(Net(), rows()), "backward hooks of all modules")
+        refused(lambda: rematerialize(model(), ROWS), "backward hooks of all modules")
     finally:
         everywhere.remove()
 
@@ -261,37 +232,38 @@ def test_what_is_said_instead_of_a_backward_hook_works() -> None:
     def doubled(_module: nn.Module, _args: object, output: Tensor) -> None:
         output.register_hook(lambda gradient: 2 * gradient)
 
-    model, args = Net(), rows()
-    model.first[1].register_forward_hook(doubled)
-    assert difference_of_steps(model, rematerialize(model, args), args, {}, "cpu") == 0
-    planned, seen = rematerialize(Net(), args), list[int]()
+    model, seen = net(), list[int]()
+    model.a.register_forward_hook(doubled)
+    planned = assert_trains(model, ROWS)
     planned.register_full_backward_hook(lambda *_: seen.append(1))
-    planned(*args).sum().backward()
+    planned(*ROWS).sum().backward()
     assert seen == [1]
 
 
-def test_the_module_is_named() -> None:
-    class Reads(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x  # in the module
+class Reads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x  # in the module
 
-    one = rows(1)
-    for last, args, *words in (
-        (Reads(), rows(), "in the module '1' (Reads)", line_of(Reads.forward, "# in the module")),
-        (nn.BatchNorm1d(8), one, "the module '1' (BatchNorm", "more than 1 value per channel"),
-        (nn.Linear(9, 8), rows(), "in the module '1' (Linear)", "reduction dim"),
-    ):
-        model = nn.Sequential(nn.Linear(8, 8), last)
-        message = refused(lambda model=model, args=args: rematerialize(model, args), *words)
-        assert "torch/nn/modules" not in message
-        assert message.count("at line") == isinstance(last, Reads)
+
+@pytest.mark.parametrize(
+    ("last", "n", "words"),
+    [
+        (Reads(), 6, ["in the module '1' (Reads)", line_of(Reads.forward, "# in the module")]),
+        (nn.BatchNorm1d(8), 1, ["the module '1' (BatchNorm", "more than 1 value per channel"]),
+        (nn.Linear(9, 8), 6, ["in the module '1' (Linear)", "reduction dim"]),
+    ],
+)
+def test_the_module_is_named(last: nn.Module, n: int, words: list[str]) -> None:
+    message = refused(lambda: rematerialize(nn.Sequential(nn.Linear(8, 8), last), rows(n, 8)), *words)
+    assert "torch/nn/modules" not in message
+    assert message.count("at line") == isinstance(last, Reads)
 
 
 # Transforms, and gradients of gradients
 
 
 def test_torch_func_names_the_plain_model() -> None:
-    (x,), planned = rows(), rematerialize(Net(), rows())
+    (x,), planned = ROWS, rematerialize(net(), ROWS)
     parameters = {name: p.detach() for name, p in planned.named_parameters()}
 
     def functional(parameters: dict[str, Tensor]) -> Tensor:
@@ -314,8 +286,8 @@ def test_torch_func_names_the_plain_model() -> None:
 
 
 def test_gradients_of_gradients_name_the_plain_model() -> None:
-    x = rows()[0].requires_grad_()
-    planned = rematerialize(Net(), (x,))
+    x = rows(6, 8)[0].requires_grad_()
+    planned = rematerialize(net(), (x,))
 
     def penalty(critic: nn.Module) -> Tensor:
         (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
@@ -325,11 +297,10 @@ def test_gradients_of_gradients_name_the_plain_model() -> None:
     # PyTorch would return zeros here, because it finds no way back to the inputs.
     refused(lambda: torch.autograd.functional.hessian(lambda x: planned(x).sum(), x), "create_graph=True")
     penalty(planned.model).backward()  # beside the planned steps
-    expected = copy.deepcopy(planned.model)
-    expected.zero_grad()
-    penalty(expected).backward()
-    pairs = zip(planned.parameters(), expected.parameters(), strict=True)
-    assert all(torch.equal(a.grad, b.grad) for a, b in pairs if b.grad is not None)
+    expected = gradients(copy.deepcopy(planned.model), penalty)
+    found = [p.grad for p in planned.parameters() if p.grad is not None]
+    assert len(found) == len(expected) > 0
+    assert all(map(torch.equal, found, expected))
     planned(x).sum().backward()
 
 
@@ -365,45 +336,28 @@ def follows_leaves() -> bool:
 
 
 @pytest.mark.parametrize(("prepare", "is_leaf"), [(lambda x: x, True), (own_leaf, False), (own_attribute, False)])
-def test_forces_in_forward_have_the_bits_of_the_plain_step(prepare, is_leaf) -> None:
+def test_forces_in_forward_have_the_bits_of_the_plain_step(prepare: Callable[..., Any], is_leaf: bool) -> None:
     if not is_leaf and not follows_leaves():
         pytest.skip(NO_CHECK)
-    model = Molecule(prepare)
-    planned = rematerialize(copy.deepcopy(model), (torch.randn(50, 3).requires_grad_(is_leaf),), 0.75)
+    x = torch.randn(50, 3).requires_grad_(is_leaf)
+    plain, planned = both(Molecule(prepare), (x,), 0.75)
     assert planned.plan.recomputed
-    for seed in range(2):
-        found = []
-        for each in (model, planned):
-            each.zero_grad()
-            torch.manual_seed(seed)
-            x = torch.randn(50, 3).requires_grad_(is_leaf)
-            energy, forces = each(x)
-            (energy + forces.square().sum()).backward()
-            found.append([energy, forces, *([x.grad] if is_leaf else []), *(p.grad for p in each.parameters())])
-        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert_same_steps(plain, planned, x, n=2, loss_of=lambda out: out[0] + out[1].square().sum())
 
 
 def test_a_leaf_that_is_an_argument_or_an_output_is_refused() -> None:
-    model = Molecule(lambda x: x.requires_grad_(True))
+    model, (x,) = Molecule(lambda x: x.requires_grad_(True)), rows(4, 3)
     words = "lets an argument require a gradient", "call requires_grad_() on it before the module"
-    refused(lambda: rematerialize(model, (torch.randn(4, 3),)), *words, f"line {line_of_lambda(model.prepare)} of")
-    rematerialize(model, (torch.randn(4, 3).requires_grad_(),))  # as it says
+    refused(lambda: rematerialize(model, (x,)), *words, line_of(model.prepare).partition(" (in")[0])
+    rematerialize(model, (x.requires_grad_(),))  # as it says
 
-    class Returns(Net):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.clone().requires_grad_(True)
-            return super().forward(x), x
-
+    returns = Applies(lambda self, x: (self.a(x := x.clone().requires_grad_(True)), x), 8)
     if follows_leaves():
-        refused(lambda: rematerialize(Returns(), rows()), "returns a tensor for which it called requires_grad_()")
-
-
-def line_of_lambda(function: Callable[..., object]) -> int:
-    return function.__code__.co_firstlineno
+        refused(lambda: rematerialize(returns, ROWS), "returns a tensor for which it called requires_grad_()")
 
 
 @pytest.mark.parametrize("how", ["method", "attribute"])
-def test_an_embedding_that_is_made_to_require_a_gradient_trains(how) -> None:
+def test_an_embedding_that_is_made_to_require_a_gradient_trains(how: str) -> None:
     """As peft's `enable_input_require_grads` does for checkpoints: everything below is frozen."""
 
     def require(_module: nn.Module, _args: object, output: Tensor) -> None:
@@ -414,9 +368,6 @@ def test_an_embedding_that_is_made_to_require_a_gradient_trains(how) -> None:
 
     embedding = nn.Embedding(10, 8)
     embedding.register_forward_hook(require)
-    model = nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), Net()).requires_grad_(False)
+    model = nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), net()).requires_grad_(False)
     model[3].requires_grad_(True)
-    args = (torch.randint(0, 10, (16,)),)
-    planned = rematerialize(model, args, 0.9)
-    assert planned.plan.recomputed
-    assert difference_of_steps(model, planned, args, {}, "cpu") == 0
+    assert assert_trains(model, (torch.randint(0, 10, (16,)),), budget=0.9).plan.recomputed

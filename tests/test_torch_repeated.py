@@ -1,9 +1,6 @@
 """Steps of which a few blocks are captured, and kernels that a GPU would run."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -26,13 +23,12 @@ SMALL = {"vocabulary": 50, "width": 32, "hidden": 48, "n_heads": 2, "length": 16
 FEW = 8
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let few blocks be worth it."""
     monkeypatch.setattr(repeated, "LEAST", FEW)
 
 
-@pytest.mark.usefixtures("_few")
 @pytest.mark.parametrize("n_experts", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     model, args = llama(2, n_layers=FEW, n_experts=n_experts, **SMALL)
@@ -45,7 +41,6 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     assert len(model.blocks) == FEW
 
 
-@pytest.mark.usefixtures("_few")
 def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
     model, args = llama(2, n_layers=FEW, **SMALL)
     made = graphs.described_graph(model, args, name="step")
@@ -88,24 +83,14 @@ def hook_at_the_end(i, block, x):
     return x + y
 
 
-@pytest.mark.usefixtures("_few")
-def test_a_block_that_runs_otherwise_is_found() -> None:
-    model = Deep(relu_at_the_end)
-    made = graphs.described_graph(model, (torch.ones(2, 8),), name="deep")
-    assert made.captured == "as a whole: its blocks do not run the same operations"
-    assert sum(op.kind == "aten.relu" for op in made.graph.operations) == 1
-
-
-@pytest.mark.usefixtures("_few")
-@pytest.mark.parametrize("run", [no_grad_at_the_end, hook_at_the_end])
-def test_a_block_whose_backward_pass_differs_is_found(run) -> None:
+@pytest.mark.parametrize("run", [relu_at_the_end, no_grad_at_the_end, hook_at_the_end])
+def test_a_block_that_runs_otherwise_or_whose_backward_pass_differs_is_found(run) -> None:
     made = graphs.described_graph(Deep(run), (torch.ones(2, 8),), name="deep")
     assert made.captured == "as a whole: its blocks do not run the same operations"
-    equal = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep")
-    assert equal.is_repeated
+    assert sum(op.kind == "aten.relu" for op in made.graph.operations) == (run is relu_at_the_end)
+    assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").is_repeated
 
 
-@pytest.mark.usefixtures("_few")
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
     row = Row.of(Deep())
     assert row is not None

@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import refused
-
-pytest.importorskip("torch")
-
 import torch
+from helpers import refused
 from torch import Tensor, nn
-from torch_helpers import MARKS
+from torch_helpers import MARKS, rows
 
 import remat.torch as rt
 from experiments.steps import shard_ranks
@@ -44,10 +41,6 @@ class Net(nn.Module):
         for each in self.blocks:
             x = x + each(x)
         return self.head(x).square().mean()
-
-
-def rows(n: int = 64) -> tuple[Tensor, ...]:
-    return (torch.randn(n, WIDTH),)
 
 
 @pytest.mark.slow  # 40 s: two processes import PyTorch, plan and measure
@@ -99,7 +92,7 @@ def test_the_example_trains() -> None:
 
 @pytest.mark.slow
 def test_a_plan_for_ranks_that_are_not_there() -> None:
-    model, args = Net(2), rows()
+    model, args = Net(2), rows(64, WIDTH)
     planned = rt.rematerialize(model, args, 1.0, shard=2, optimizer="adamw", **QUICK)
     held = bytes_per_rank(model, 2, "adamw")
     assert planned.plan.fixed_bytes == held["parameters"] + held["optimizer state"] + args[0].numel() * 4
@@ -113,7 +106,7 @@ def test_a_plan_for_ranks_that_are_not_there() -> None:
 
 def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
     """A sum by hand of FSDP2's buffers in a step with hardly any activations."""
-    model, args = Net(3), rows(1)
+    model, args = Net(3), rows(1, WIDTH)
     for ranks in (2, 4):
         held = bytes_per_rank(model, ranks)
         peak = max(followed_step(model, args, {}, "cpu", division=Sharding(ranks, BLOCKS, "cpu")).held_bytes)
@@ -141,7 +134,7 @@ def test_what_passes_by_hardly_depends_on_the_number_of_ranks() -> None:
 )
 def test_refusals_are_one_line(options, message) -> None:
     with refused(message):
-        rt.rematerialize(Net(), rows(), 0.8, **{"shard": 2, **QUICK, **options})
+        rt.rematerialize(Net(), rows(64, WIDTH), 0.8, **{"shard": 2, **QUICK, **options})
 
 
 def test_models_that_cannot_be_divided() -> None:
@@ -155,7 +148,7 @@ def test_models_that_cannot_be_divided() -> None:
         (tied, r"the parameter 'blocks.0.0.weight' is in several parts"),
     ):
         with refused(message):
-            rt.rematerialize(model, rows(), 0.8, shard=2, **QUICK)
+            rt.rematerialize(model, rows(64, WIDTH), 0.8, shard=2, **QUICK)
 
 
 @pytest.fixture
@@ -176,10 +169,10 @@ def test_groups_and_models_that_are_divided_already() -> None:
 
     mesh = init_device_mesh("cpu", (1,))
     with refused(r"shard=2, but torch.distributed runs 1 process"):
-        rt.rematerialize(Net(), rows(), 0.8, shard=2, **QUICK)
+        rt.rematerialize(Net(), rows(64, WIDTH), 0.8, shard=2, **QUICK)
     for options in ({"shard": 1}, {}):
         model = parallelize_module(Net(), mesh, {"head": ColwiseParallel()})
         with refused(r"'head.weight' is a DTensor: tensor parallelism is not planned"):
-            rt.rematerialize(model, rows(), 0.8, **options)
+            rt.rematerialize(model, rows(64, WIDTH), 0.8, **options)
         with refused("the model is sharded already: give the plain model and shard="):
-            rt.rematerialize(fully_shard(Net(), mesh=mesh), rows(), 0.8, **options)
+            rt.rematerialize(fully_shard(Net(), mesh=mesh), rows(64, WIDTH), 0.8, **options)

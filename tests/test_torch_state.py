@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -13,19 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import refused
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
+from torch_helpers import MARKS, Applies, both, gradients, rematerialize, rows, said
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
-from torch_helpers import MARKS, Applies, rematerialize  # noqa: E402
-
-from remat.errors import InvalidInput  # noqa: E402
-from remat.torch.measuring.measure import measured_peak, peak_of_step  # noqa: E402
-from remat.torch.measuring.plain import plain_step  # noqa: E402
-from remat.torch.step import numbers  # noqa: E402
+from remat.errors import InvalidInput
+from remat.torch.measuring.measure import measured_peak, peak_of_step
+from remat.torch.measuring.plain import plain_step
+from remat.torch.step import numbers
 
 WIDTH = 16
 pytestmark = MARKS
@@ -52,10 +49,6 @@ class Two(Applies):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.function(self, torch.tanh(self.a(x))))
-
-
-def rows(n: int = 8, width: int = WIDTH) -> tuple[Tensor]:
-    return (torch.randn(n, width),)
 
 
 def counted(self: Any, h: Tensor) -> Tensor:
@@ -142,11 +135,10 @@ def losses(model: nn.Module, x: Tensor, n: int = 5) -> list[Tensor]:
     return [*found, *(p.detach() for p in model.parameters())]
 
 
-def assert_carried(model: nn.Module, ours: nn.Module, plain: nn.Module) -> None:
-    x = rows()[0]
-    theirs, mine = losses(plain, x), losses(ours, x)
-    assert all(map(torch.equal, theirs, mine))
-    assert _state(model) == _state(plain)
+def assert_carried(plain: nn.Module, ours: Any) -> None:
+    (x,) = rows(8, WIDTH)
+    assert all(map(torch.equal, losses(plain, x), losses(ours, x)))
+    assert _state(ours.model) == _state(plain)
 
 
 def _state(model: nn.Module) -> str:
@@ -171,11 +163,11 @@ def test_state_in_attributes_moves_from_step_to_step_as_in_the_plain_loop(kind: 
     between, state = CARRIED[kind]
     model = nn.Sequential(Two(between, **copy.deepcopy(state)), nn.Tanh())
     plain, before, containers = copy.deepcopy(model), _state(model), [id(y) for y in _containers(vars(model[0]))]
-    ours = rematerialize(model, rows(), verify=True)  # which captures a step, follows plain ones and measures real ones
-    ours.prepare(rows(4))
+    ours = rematerialize(model, rows(8, WIDTH), verify=True)  # captures a step, follows plain ones, measures real ones
+    ours.prepare(rows(4, WIDTH))
     assert _state(model) == before
     assert [id(y) for y in _containers(vars(model[0]))] == containers
-    assert_carried(model, ours, plain)
+    assert_carried(plain, ours)
 
 
 def _containers(x: Any) -> Iterator[Any]:
@@ -212,7 +204,7 @@ def test_containers_of_all_kinds_are_put_back_in_their_order() -> None:
         removed=None,
     )  # fmt: skip
     before, n_writes = _state(model), model.ordered.n_writes
-    plain_step(model, rows(), {})
+    plain_step(model, rows(8, WIDTH), {})
     assert _state(model) == before
     assert [*model.ordered] == ["a", "b"]
     assert model.ordered.n_writes == n_writes
@@ -226,9 +218,9 @@ def test_a_failed_run_leaves_attributes_alone() -> None:
 
     model = Two(fails, n=0)
     with pytest.raises(RuntimeError, match="broken"):
-        plain_step(model, rows(), {})
+        plain_step(model, rows(8, WIDTH), {})
     with pytest.raises(InvalidInput):
-        rematerialize(model, rows())
+        rematerialize(model, rows(8, WIDTH))
     assert model.n == 0
 
 
@@ -244,11 +236,9 @@ def test_what_a_model_sets_up_in_its_first_call_is_kept() -> None:
         self.n += 1
         return h
 
-    model = Two(sets_up, is_set_up=False, n=0)
-    plain = copy.deepcopy(model)
-    ours = rematerialize(model, rows())
-    assert (model.is_set_up, model.n, len(model.b._forward_hooks)) == (True, 0, 1)
-    x = rows()[0]
+    (x,) = rows(8, WIDTH)
+    plain, ours = both(Two(sets_up, is_set_up=False, n=0), (x,))
+    assert (ours.model.is_set_up, ours.model.n, len(ours.model.b._forward_hooks)) == (True, 0, 1)
     assert all(map(torch.equal, losses(plain, x), losses(ours, x)))
 
 
@@ -260,7 +250,7 @@ def test_runs_on_real_tensors_put_back_what_no_version_tells_of() -> None:
         self.mean.data.mul_(0.9).add_(h.detach().mean(0))
         return torch.tanh(h)
 
-    (x,) = rows()
+    (x,) = rows(8, WIDTH)
     model = Applies(averaged, norm=nn.BatchNorm1d(WIDTH), mean=torch.zeros(WIDTH))
     before = copy.deepcopy(model.state_dict())
     assert rematerialize(model, (x,), verify=True).plan.difference == 0
@@ -275,7 +265,7 @@ def test_what_a_refused_model_sets_up_is_put_back() -> None:
             self.scale, self.is_built = torch.ones(WIDTH), True
         return h * self.scale
 
-    model, x = Two(broken, is_built=False, scale=None), rows(4)[0]
+    model, x = Two(broken, is_built=False, scale=None), rows(4, WIDTH)[0]
     with pytest.raises(InvalidInput):
         rematerialize(model, (x,))
     assert (model.is_built, model.scale) == (False, None)
@@ -283,7 +273,7 @@ def test_what_a_refused_model_sets_up_is_put_back() -> None:
 
 
 def test_neither_samples_nor_arguments_are_held() -> None:
-    x, y = rows(4)[0], rows(4)[0]
+    x, y = rows(4, WIDTH)[0], rows(4, WIDTH)[0]
     held = [weakref.ref(x), weakref.ref(y)]
     planned = rematerialize(nn.Linear(WIDTH, WIDTH), (x,))
     planned(y).sum().backward()
@@ -299,18 +289,16 @@ def test_objects_that_a_step_makes_are_no_state() -> None:
         self.made, self.some = made, some
         return h * made.n
 
-    model, x = Two(makes, made=None, some=None), rows()[0]
-    plain = copy.deepcopy(model)
-    assert_carried(model, rematerialize(model, (x,)), plain)
+    assert_carried(*both(Two(makes, made=None, some=None), rows(8, WIDTH)))
 
 
 def test_a_counter_is_not_compiled_again_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     apart = numbers.numbers_apart
     model = Two(counted, n=5)
-    ours = rematerialize(model, rows())
+    ours = rematerialize(model, rows(8, WIDTH))
     monkeypatch.setattr("remat.torch.step.capture.numbers_apart", lambda *args: compiled.append(1) or apart(*args))
-    losses(ours, rows()[0], 6)
+    losses(ours, rows(8, WIDTH)[0], 6)
     assert model.n == 11
     assert not compiled  # what was captured for planning counts on
 
@@ -345,7 +333,7 @@ def queued(self: Any, h: Tensor) -> Tensor:
 )
 def test_state_that_cannot_be_followed_is_refused_by_name(between: Any, state: dict[str, Any], message: str) -> None:
     with refused(message):
-        rematerialize(nn.Sequential(Two(between, **state)), rows())
+        rematerialize(nn.Sequential(Two(between, **state)), rows(8, WIDTH))
 
 
 def test_a_list_that_grows_is_refused_by_name_and_one_that_the_loop_clears_is_not(
@@ -356,7 +344,7 @@ def test_a_list_that_grows_is_refused_by_name_and_one_that_the_loop_clears_is_no
         return h
 
     monkeypatch.setattr(numbers, "MOST_STATES", 2)
-    model, x = Two(appended, seen=[]), rows()[0]
+    model, x = Two(appended, seen=[]), rows(8, WIDTH)[0]
     ours = rematerialize(model, (x,))
     for _ in range(4):
         ours(x).sum().backward()
@@ -372,13 +360,11 @@ def test_history_in_an_attribute_fails_as_in_plain_pytorch_or_not_at_all() -> No
         self.mem = h
         return h
 
-    model, x = Two(with_history, mem=None), rows()[0]
-    plain = copy.deepcopy(model)
-    ours = rematerialize(model, (x,))
-    for each in (plain, ours):  # truncated: one backward pass through two steps
-        (each(x).sum() + each(x + 1).sum()).backward()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), ours.parameters(), strict=True))
-    for each in (plain, ours):
+    (x,) = rows(8, WIDTH)
+    models = both(Two(with_history, mem=None), (x,))
+    # Truncated: one backward pass through two steps.
+    assert all(map(torch.equal, *(gradients(each, lambda m: m(x).sum() + m(x + 1).sum()) for each in models)))
+    for each in models:
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             each(x).sum().backward()
 
@@ -408,10 +394,9 @@ def test_parts_carry_their_state() -> None:
 
     between = Two(reads_a_value, seen=[], mem=None)
     parts = nn.Sequential(Two(averaged_in_place, mean=torch.ones(WIDTH)), between, Two(counted, n=0))
-    plain, before, x = copy.deepcopy(parts), _state(parts), rows()[0]
-    ours = rematerialize(parts, (x,), parts=["0", "2"])
-    assert _state(parts) == before
-    assert_carried(parts, ours, plain)
+    plain, ours = both(parts, rows(8, WIDTH), parts=["0", "2"])
+    assert _state(ours.model) == _state(plain)
+    assert_carried(plain, ours)
 
 
 @pytest.mark.parametrize("kind", ["tied", "spectral norm", "plain"])
@@ -424,24 +409,21 @@ def test_two_calls_before_a_backward_pass_have_the_plain_bits_or_a_warning(kind:
         )
     else:
         first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-        both = (first, second) if kind == "plain" else (spectral_norm(first), spectral_norm(second))
-        model, args = nn.Sequential(both[0], nn.Tanh(), both[1]), [rows()[0] for _ in range(2)]
-    plain = copy.deepcopy(model)
-    ours = rematerialize(model, (args[0],))
+        if kind == "spectral norm":
+            first, second = spectral_norm(first), spectral_norm(second)
+        model, args = nn.Sequential(first, nn.Tanh(), second), [rows(8, WIDTH)[0] for _ in range(2)]
+    plain, ours = both(model, (args[0],))
 
-    def gradients(each: nn.Module, n: int) -> list[Any]:
-        each.zero_grad()
-        sum(each(x).square().mean() for x in args[:n]).backward()
-        return [p.grad for p in each.parameters() if p.grad is not None]
+    def of(n: int) -> Callable[[Any], Tensor]:
+        return lambda each: sum(each(x).square().mean() for x in args[:n])
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert all(map(torch.equal, gradients(plain, 1), gradients(ours, 1)))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        theirs, mine = gradients(plain, 2), gradients(ours, 2)
+    mine: list[Tensor] = []
+    assert not said(lambda: mine.extend(gradients(ours, of(1))))
+    assert all(map(torch.equal, gradients(plain, of(1)), mine))
+    mine.clear()
+    warned = said(lambda: mine.extend(gradients(ours, of(2))), "two calls of the module")
+    theirs = gradients(plain, of(2))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(theirs, mine, strict=True))
-    warned = [str(each.message) for each in told if "two calls of the module" in str(each.message)]
     assert all(map(torch.equal, theirs, mine)) or len(warned) == 1
     assert bool(warned) == (kind != "plain")
 
@@ -450,43 +432,37 @@ def test_a_penalty_outside_is_said_to_be_added_in_another_order() -> None:
     def both_uses(self: Any, x: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
 
-    def gradients(each: Any, penalised: str = "") -> list[Tensor]:
-        each.zero_grad()
-        loss = each(x).square().mean()
-        if penalised:
-            loss = loss + 1e-3 * each.get_parameter(penalised).square().sum()
-        loss.backward()
-        return [p.grad.clone() for p in each.parameters()]
+    def penalised(name: str) -> Callable[[Any], Tensor]:
+        return lambda each: each(x).square().mean() + (1e-3 * each.get_parameter(name).square().sum() if name else 0)
 
-    x, model = rows()[0], Applies(both_uses)
-    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for penalised in ("", "b.weight"):
-            assert all(map(torch.equal, gradients(plain, penalised), gradients(ours, penalised)))
-        handle = model.a.weight.register_hook(lambda gradient: gradient * 2)
-        gradients(ours)  # whoever changes a gradient adds nothing to it
+    def compare() -> None:
+        for name in ("", "b.weight"):
+            assert all(map(torch.equal, gradients(plain, penalised(name)), gradients(ours, penalised(name))))
+        handle = ours.model.a.weight.register_hook(lambda gradient: gradient * 2)
+        gradients(ours, penalised(""))  # whoever changes a gradient adds nothing to it
         handle.remove()
-        assert not told
+
+    def compare_nearly() -> None:
         for _ in range(2):
-            for one, other in zip(gradients(plain, "a.weight"), gradients(ours, "a.weight"), strict=True):
-                assert torch.allclose(one, other, atol=1e-6)
-    assert [str(each.message) for each in told] == [
-        "the loss reads 'a.weight' outside of the module, too: gradients of it are added in another order than "
-        "PyTorch's, so that last bits may differ"
-    ]
+            found = (gradients(each, penalised("a.weight")) for each in (plain, ours))
+            assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*found, strict=True))
+
+    (x,) = rows(8, WIDTH)
+    plain, ours = both(Applies(both_uses), (x,))
+    assert not said(compare)
+    (message,) = said(compare_nearly)
+    assert "the loss reads 'a.weight' outside of the module, too: gradients of it are added in another order" in message
 
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_steps_of_a_recurrent_layer_are_terms_of_a_sum(calls: int) -> None:
-    model, x = nn.GRU(WIDTH, WIDTH, batch_first=True), torch.randn(4, 5, WIDTH)
-    plain, ours = copy.deepcopy(model), rematerialize(model, (x,))
+    (x,) = rows(4, 5, WIDTH)
+    plain, ours = both(nn.GRU(WIDTH, WIDTH, batch_first=True), (x,))
 
-    def gradients(each: Any) -> list[Tensor]:
+    def loss_of(each: Any) -> Tensor:
         loss = sum(each(x * (i + 1))[0].square().mean() for i in range(calls))
-        (loss if calls > 1 else loss + each.weight_hh_l0.square().sum()).backward()
-        return [p.grad for p in each.parameters()]
+        return loss if calls > 1 else loss + each.weight_hh_l0.square().sum()
 
     with pytest.warns(UserWarning, match="are added in another order"):
-        mine = gradients(ours)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(plain), mine, strict=True))
+        mine = gradients(ours, loss_of)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients(plain, loss_of), mine, strict=True))

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import remat.torch as rt  # noqa: E402
-from remat.errors import MissingPackage  # noqa: E402
-from remat.torch import _random, _version  # noqa: E402
-from remat.torch.following import self_check  # noqa: E402
+import remat.torch as rt
+from remat.errors import MissingPackage
+from remat.torch import _random, _version
+from remat.torch.following import self_check
 
 ROOM = Path(__file__).parents[1] / "remat" / "torch"
 ADAPTER = ROOM / "internals"

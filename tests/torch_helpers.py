@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import remat.torch as rt
+from remat.execution import StepPlan
+from remat.plan import Plan
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.planning.planner import there_before
 from remat.torch.resident.optimizer import TEMPORARIES
@@ -70,6 +74,14 @@ class Between(Applies):
         return self.b(torch.tanh(self.function(self.a(x), *others)))
 
 
+def rows(*sizes: int) -> tuple[Tensor]:
+    return (torch.randn(sizes),)
+
+
+def images(**options: Any) -> tuple[Tensor]:
+    return (torch.randn(IMAGES, **options),)
+
+
 def squares(output: Tensor) -> Tensor:
     return output.float().square().mean()
 
@@ -87,6 +99,31 @@ def autocast() -> torch.autocast:
 
 def rematerialize(model: nn.Module, args: tuple[Any, ...], budget: Any = "1GB", **options: Any) -> rt.Rematerialized:
     return rt.rematerialize(model, args, budget, **QUICK | options)
+
+
+def said(call: Callable[[], object], words: str = "") -> list[str]:
+    """Messages of the warnings of a call that hold these words."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in caught if words in str(each.message)]
+
+
+def gradients(model: nn.Module, loss_of: Callable[[Any], Tensor]) -> list[Tensor]:
+    """Of the parameters, of a loss that is made of the model; those that are there."""
+    model.zero_grad()
+    loss_of(model).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def both(model: nn.Module, args: tuple[Any, ...], budget: Any = "1GB", **options: Any) -> tuple[Any, Any]:
+    """(the plain model, a copy of it under a plan)"""
+    return model, rematerialize(copy.deepcopy(model), args, budget, **options)
+
+
+def reordered(made: StepPlan, order: Sequence[int]) -> StepPlan:
+    """The plan of a step with another order of computations, whatever that needs."""
+    return replace(made, plan=Plan.from_order(made.graph, order), budget_bytes=None)
 
 
 def step(
