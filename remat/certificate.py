@@ -27,30 +27,10 @@ KINDS = {
 }  # fmt: skip
 KINDS[LINK_FORMAT] = {
     **KINDS[WINDOW_FORMAT],
-    "need_out": 3,
-    "edge_out": 4,
-    "continuity_out": 3,
-    "out": 2,
-    "source": 3,
-    "one": 2,
-    "arrived": 2,
-    "stream_out": 1,
-    "stream_in": 1,
-    "arrival": 1,
-    "deadline": 3,
-    "held_out": 2,
-    "begun_out": 2,
-    "single_out": 1,
-    "held_in": 2,
-    "begun_in": 2,
-    "single_in": 1,
-    "release": 2,
-    "arrival_run": 3,
-    "host": 1,
-    "stayed": 2,
-    "sent": 2,
-    "again": 2,
-}
+    "need_out": 3, "edge_out": 4, "continuity_out": 3, "out": 2, "source": 3, "one": 2, "arrived": 2, "stream_out": 1,
+    "stream_in": 1, "arrival": 1, "deadline": 3, "held_out": 2, "begun_out": 2, "single_out": 1, "held_in": 2,
+    "begun_in": 2, "single_in": 1, "release": 2, "arrival_run": 3, "host": 1, "stayed": 2, "sent": 2, "again": 2,
+}  # fmt: skip
 # [format] the columns that a tree may branch on
 COLUMNS = {WINDOW_FORMAT: ("S", "R", "U", "X"), LINK_FORMAT: ("S", "R", "A", "B", "W", "V", "H")}
 _KEYS = ("format", "graph", "graph_sha256", "budget_bytes", "scope", "bound", "denominator", "multipliers")

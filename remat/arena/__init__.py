@@ -13,21 +13,7 @@ from remat.arena.placing import Placement, compile_places, place
 from remat.arena.words import allocator_in_words, places_in_words
 
 __all__ = [
-    "ARENA_FORMAT",
-    "Arena",
-    "Intervals",
-    "Placement",
-    "SimulatedNeed",
-    "allocator_in_words",
-    "arena_of_document",
-    "check_form",
-    "compile_places",
-    "find_arena",
-    "intervals_of",
-    "load_of",
-    "place",
-    "places_in_words",
-    "read_buffers",
-    "simulate_allocator",
-    "write_buffers",
-]
+    "ARENA_FORMAT", "Arena", "Intervals", "Placement", "SimulatedNeed", "allocator_in_words", "arena_of_document",
+    "check_form", "compile_places", "find_arena", "intervals_of", "load_of", "place", "places_in_words", "read_buffers",
+    "simulate_allocator", "write_buffers",
+]  # fmt: skip

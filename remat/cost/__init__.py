@@ -16,16 +16,8 @@ from remat.graph import Graph
 COST_MODELS = ("flops", "roofline", "profile")
 
 __all__ = [
-    "COST_MODELS",
-    "CostWarning",
-    "Gpu",
-    "Noise",
-    "apply_cost",
-    "costs_and_noise",
-    "gpu_names",
-    "link_of",
-    "load_gpu",
-]
+    "COST_MODELS", "CostWarning", "Gpu", "Noise", "apply_cost", "costs_and_noise", "gpu_names", "link_of", "load_gpu",
+]  # fmt: skip
 
 
 def apply_cost(

@@ -27,21 +27,7 @@ from remat.execution.step_plan import (
 VERSION = 1
 
 __all__ = [
-    "UNKNOWN",
-    "Fingerprint",
-    "Generated",
-    "Peaks",
-    "PlanOptions",
-    "Planned",
-    "StepPlan",
-    "announce_pause",
-    "cheapest_fitting",
-    "check_options",
-    "copies_of",
-    "default_cache",
-    "find_plan",
-    "fingerprint_of",
-    "implementations_of",
-    "is_fraction",
-    "parse_budget",
-]
+    "UNKNOWN", "Fingerprint", "Generated", "Peaks", "PlanOptions", "Planned", "StepPlan", "announce_pause",
+    "cheapest_fitting", "check_options", "copies_of", "default_cache", "find_plan", "fingerprint_of",
+    "implementations_of", "is_fraction", "parse_budget",
+]  # fmt: skip

@@ -44,18 +44,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Checkpoints",
-    "Comparison",
-    "Explanation",
-    "Rematerialized",
-    "checkpoints",
-    "compare",
-    "explain",
-    "follow",
-    "from_config",
-    "measured_peak",
-    "rematerialize",
-]
+    "Checkpoints", "Comparison", "Explanation", "Rematerialized", "checkpoints", "compare", "explain", "follow",
+    "from_config", "measured_peak", "rematerialize",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
