@@ -74,10 +74,10 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
         link: that copies go over; by default the one that the plan was made for.
 
     Raises:
-        InvalidPlan: with the step and the reason: an input is not resident, a single-output operation is
-            recomputed while its output is resident, a freed value is not resident, an operation is never
-            computed (or repeated though it must run once), a value with `keep` is missing at the end; a value is copied
-            from where it is not, or the host has no room for it.
+        InvalidPlan: with the step and the reason: an input is not resident, a single-output operation is recomputed
+            while its output is resident, a freed value is not resident, an operation is never computed (or repeated
+            though it must run once), a value with `keep` is missing at the end; a value is copied from where it is not,
+            or the host has no room for it.
         InvalidInput: the plan copies values, but there is no link, or costs are not in ns.
     """
     _check_both(graph, plan)
@@ -107,12 +107,11 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
             if not resident[v]:
                 raise InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
         elapsed = elapsed + call.cost if streams is None else streams.compute(call, resident, reused.get(step, ()))
-        during = held + output_bytes[j]
+        held += output_bytes[j]
         if j in overwritten:
-            during -= size[overwritten[j]]  # the first output takes its storage
+            held -= size[overwritten[j]]  # the first output takes its storage
             resident[overwritten[j]] = 0
-        held = during
-        during -= saved.get(step, 0)
+        during = held - saved.get(step, 0)
         for v in call.outputs:
             if resident[v]:
                 if len(call.outputs) == 1:
@@ -124,13 +123,20 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
         after.append(held - saved.get(step, 0))
         elapsed_at.append(elapsed)
     _check_end(graph, count, resident)
-    at = max(range(len(running)), key=running.__getitem__, default=-1)
-    trace = Trace(
-        elapsed, running[at] if running else held, at, plan.order, np.array(running, dtype=np.int64),
-        np.array(after, dtype=np.int64), np.array(elapsed_at, dtype=np.int64 if elapsed < 2**63 else object),
+    trace = _trace(plan, running, after, elapsed_at, count, held)
+    return trace if streams is None else streams.completed(trace)
+
+
+def _trace(
+    plan: Plan, running: list[int], after: list[int], elapsed_at: list[int], count: list[int], held: int
+) -> Trace:
+    """What was noted for each computation, and for each operation, as arrays."""
+    cost, at = elapsed_at[-1] if elapsed_at else 0, max(range(len(running)), key=running.__getitem__, default=-1)
+    return Trace(
+        cost, running[at] if running else held, at, plan.order, np.array(running, dtype=np.int64),
+        np.array(after, dtype=np.int64), np.array(elapsed_at, dtype=np.int64 if cost < 2**63 else object),
         np.array(count, dtype=np.int64), held,
     )  # fmt: skip
-    return trace if streams is None else streams.completed(trace)
 
 
 class Streams:

@@ -57,7 +57,6 @@ def checkmate_milp(
 
     Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
     2020. (6) and (7) are linearised with the largest value that each count of hazards can take.
-
     `remat.programs.published` generalises it to operations and values.
 
     Variables that (8) fixes to zero are not created, and U ends with the stage's own operation, because later entries
@@ -68,9 +67,8 @@ def checkmate_milp(
 
     A staged `warm_start` becomes the solver's first incumbent where cvxpy passes it on (HiGHS, Gurobi). Without one,
     the trimmed form starts from a greedy plan or a short search, and the published form from nothing. (The paper's
-    artifact gives it the cheapest plan of a heuristic that fits.)
-
-    All plans are staged. They count in a wider scope too, but the bound and INFEASIBLE do not.
+    artifact gives it the cheapest plan of a heuristic that fits.) All plans are staged. They count in a wider scope
+    too, but the bound and INFEASIBLE do not.
 
     Args:
         solver: ``highs``, ``mosek``, ``gurobi`` or ``scip``.
@@ -79,8 +77,7 @@ def checkmate_milp(
         mip_gap: relative gap at which the solver stops; the default lies below OPTIMAL's 1e-4.
         max_nonzeros: a model with more is skipped, not built (about 400 bytes for each).
     """
-    backend = get_backend(solver)
-    graph = context.problem.graph
+    backend, graph = get_backend(solver), context.problem.graph
     if formulation == "peak":
         backend.require()
         return solve_peak(context, mip_gap)
