@@ -4,10 +4,9 @@ Pure functions on tensors without autograd, for graphs in which they replace cal
 table `IMPLEMENTATIONS` says which calls each of them replaces. After MONeT (Shah et al., ICLR 2021).
 """
 
-from remat.torch.implementations import _table_layers, _table_loss, _table_pointwise
-from remat.torch.implementations._affine import NotInvertible, why_not_invertible
-from remat.torch.implementations._batch_norm import batch_norm_backward_from_leaky_relu
+from remat.torch.implementations import _table_layers, _table_pointwise
 from remat.torch.implementations._bits import dense_strides
+from remat.torch.implementations._norms import NotInvertible, batch_norm_backward_from_leaky_relu, why_not_invertible
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, all_arguments, value_of
 
 IMPLEMENTATIONS: dict[str, TorchImplementation] = {
@@ -20,19 +19,11 @@ IMPLEMENTATIONS: dict[str, TorchImplementation] = {
         *_table_layers.NORMS,
         *_table_layers.CONVOLUTIONS,
         *_table_pointwise.IN_PLACE,
-        *_table_loss.CHUNKS,
+        *_table_layers.CHUNKS,
     )
 }
 
 __all__ = [
-    "IMPLEMENTATIONS",
-    "Calls",
-    "Family",
-    "NotInvertible",
-    "TorchImplementation",
-    "all_arguments",
-    "batch_norm_backward_from_leaky_relu",
-    "dense_strides",
-    "value_of",
-    "why_not_invertible",
-]
+    "IMPLEMENTATIONS", "Calls", "Family", "NotInvertible", "TorchImplementation", "all_arguments",
+    "batch_norm_backward_from_leaky_relu", "dense_strides", "value_of", "why_not_invertible",
+]  # fmt: skip

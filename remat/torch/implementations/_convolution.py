@@ -12,8 +12,8 @@ Nothing here was tested on CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -25,20 +25,42 @@ from remat.torch.internals.operators import replaced
 aten = torch.ops.aten
 
 
-def convolution_native(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
-    """ATen's own kernel, without oneDNN or NNPACK on a CPU and without cuDNN on CUDA.
+def _under(
+    name: str, switches: Callable[[], AbstractContextManager[Any]]
+) -> tuple[Callable[..., Tensor], Callable[..., Gradients]]:
+    """(forward, backward) by the kernels that these switches choose, under the names that this module gives them."""
 
-    Workspace: the matrix of unfolded windows. It is that of the whole batch on a CPU unless the window is dilated, and
-    else, and on CUDA, that of one sample.
-    """
-    with _native():
-        return aten.convolution.default(x, weight, *args)
+    def forward(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+        with switches():
+            return aten.convolution.default(x, weight, *args)
+
+    def backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
+        with switches():
+            return aten.convolution_backward.default(grad, x, weight, *args)
+
+    for each, own in ((forward, name), (backward, f"{name}_backward")):
+        each.__name__ = each.__qualname__ = own  # by which graphs and caches find it
+    return forward, backward
 
 
-def convolution_native_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
-    """ATen's own kernels, as `convolution_native`."""
-    with _native():
-        return aten.convolution_backward.default(grad, x, weight, *args)
+@contextmanager
+def _native() -> Iterator[None]:
+    cpu, cuda = torch.backends.mkldnn, torch.backends.cudnn
+    with replaced(cpu, enabled=False), replaced(cuda, enabled=False), torch.backends.nnpack.flags(enabled=False):
+        yield
+
+
+# ATen's own kernel, without oneDNN or NNPACK on a CPU and without cuDNN on CUDA. Workspace: the matrix of unfolded
+# windows: that of the whole batch on a CPU unless the window is dilated, and else, and on CUDA, that of one sample.
+convolution_native, convolution_native_backward = _under("convolution_native", _native)
+# cuDNN's fastest plan for these shapes, timed at the first call. Workspace: the fastest plan's, any size. CUDA.
+convolution_cudnn_benchmark, convolution_cudnn_benchmark_backward = _under(
+    "convolution_cudnn_benchmark", lambda: replaced(torch.backends.cudnn, benchmark=True)
+)
+# A plan of cuDNN that adds in a fixed order, by its heuristic. CUDA.
+convolution_cudnn_deterministic, convolution_cudnn_deterministic_backward = _under(
+    "convolution_cudnn_deterministic", lambda: replaced(torch.backends.cudnn, benchmark=False, deterministic=True)
+)
 
 
 def convolution_channels_last(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
@@ -57,37 +79,6 @@ def convolution_channels_last_backward(grad: Tensor, x: Tensor, weight: Tensor, 
         return made
     of_input, of_weight, of_bias = (None if t is None else t.contiguous() for t in made)
     return of_input, of_weight, of_bias
-
-
-def convolution_cudnn_benchmark(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
-    """cuDNN's fastest plan for these shapes, timed at the first call. Workspace: the fastest plan's, any size. CUDA."""
-    with replaced(torch.backends.cudnn, benchmark=True):
-        return aten.convolution.default(x, weight, *args)
-
-
-def convolution_cudnn_benchmark_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
-    """cuDNN's fastest plans for these shapes. CUDA."""
-    with replaced(torch.backends.cudnn, benchmark=True):
-        return aten.convolution_backward.default(grad, x, weight, *args)
-
-
-def convolution_cudnn_deterministic(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
-    """A plan of cuDNN that adds in a fixed order, by its heuristic. CUDA."""
-    with replaced(torch.backends.cudnn, benchmark=False, deterministic=True):
-        return aten.convolution.default(x, weight, *args)
-
-
-def convolution_cudnn_deterministic_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Gradients:
-    """Plans of cuDNN that add in a fixed order, by its heuristic. CUDA."""
-    with replaced(torch.backends.cudnn, benchmark=False, deterministic=True):
-        return aten.convolution_backward.default(grad, x, weight, *args)
-
-
-@contextmanager
-def _native() -> Iterator[None]:
-    cpu, cuda = torch.backends.mkldnn, torch.backends.cudnn
-    with replaced(cpu, enabled=False), replaced(cuda, enabled=False), torch.backends.nnpack.flags(enabled=False):
-        yield
 
 
 def _channels_last(x: Tensor) -> Tensor:

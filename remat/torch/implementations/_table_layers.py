@@ -1,17 +1,15 @@
-"""Pooling, normalisation and convolution as data."""
+"""Pooling, normalisation, convolution, and the output projection with its loss in chunks, as data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from remat.torch.implementations import _batch_norm, _convolution, _im2col, _max_pool, _norms
-from remat.torch.implementations._affine import TOLERANCE, why_not_invertible
+from remat.torch.implementations import _convolution, _im2col, _max_pool, _norms, logits
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, value_of
 
 OUTPUT, INTERMEDIATE = Family.OUTPUT, Family.INTERMEDIATE
-INPLACE_ABN = "In-Place Activated BatchNorm, Rota Bulo et al., CVPR 2018"
 BATCH_NORM, BATCH_NORM_BACKWARD = "aten._native_batch_norm_legit_functional", "aten.native_batch_norm_backward"
-NORM_TOLERANCE = {str(dtype).removeprefix("torch."): error for dtype, error in TOLERANCE.items()}
+NORM_TOLERANCE = {str(dtype).removeprefix("torch."): error for dtype, error in _norms.TOLERANCE.items()}
 
 _POOL = (("aten.max_pool2d_with_indices",), ("aten.max_pool2d_with_indices_backward",))
 
@@ -43,7 +41,7 @@ MAX_POOL = (
 
 def _batch_norm_why_not(c: Calls) -> str:
     x, weight, bias, _mean, _variance, training, *_ = (value_of(a) for a in c.forward[0])
-    return why_not_invertible(weight, bias, x.dtype) if training else "it is not training"
+    return _norms.why_not_invertible(weight, bias, x.dtype) if training else "it is not training"
 
 
 def _leaky_abn_why_not(c: Calls) -> str:
@@ -53,7 +51,7 @@ def _leaky_abn_why_not(c: Calls) -> str:
 def _norm_why_not(x: int, weight: int, bias: int) -> Any:
     def why_not(c: Calls) -> str:
         values = [value_of(a) for a in c.forward[0]]
-        return why_not_invertible(values[weight], values[bias], values[x].dtype)
+        return _norms.why_not_invertible(values[weight], values[bias], values[x].dtype)
 
     return why_not
 
@@ -65,30 +63,30 @@ _AFFINE = ("output", "weight", "bias", "rstd")
 NORMS = (
     TorchImplementation(
         "batch_norm_from_output", OUTPUT, (BATCH_NORM,), (BATCH_NORM_BACKWARD,), _AFFINE, _BN_RESULTS,
-        forward=_batch_norm.batch_norm_checked, backward=_batch_norm.batch_norm_backward_from_output,
+        forward=_norms.batch_norm_checked, backward=_norms.batch_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.backward[0][-1]),
-        why_not=_batch_norm_why_not, tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
+        why_not=_batch_norm_why_not, tolerance=NORM_TOLERANCE),
     TorchImplementation(
         "batch_norm_leaky_relu", OUTPUT, (BATCH_NORM, "aten.leaky_relu"),
         ("aten.leaky_relu_backward", BATCH_NORM_BACKWARD), _AFFINE, _ABN_RESULTS,
-        forward=_batch_norm.batch_norm_leaky_relu, backward=_batch_norm.batch_norm_leaky_relu_backward,
+        forward=_norms.batch_norm_leaky_relu, backward=_norms.batch_norm_leaky_relu_backward,
         forward_arguments=lambda c: (*c.forward[0], *c.forward[1][1:]),
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
-        why_not=_leaky_abn_why_not, tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
+        why_not=_leaky_abn_why_not, tolerance=NORM_TOLERANCE),
     TorchImplementation(
         "layer_norm_from_output", OUTPUT, ("aten.native_layer_norm",), ("aten.native_layer_norm_backward",), _AFFINE,
         ((0, 0), (0, 1), (0, 2)), forward=_norms.layer_norm_checked, backward=_norms.layer_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], c.forward[0][1], c.results[2], *c.forward[0][2:4], c.backward[0][-1]),
-        why_not=_norm_why_not(0, 2, 3), tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
+        why_not=_norm_why_not(0, 2, 3), tolerance=NORM_TOLERANCE),
     TorchImplementation(
         "group_norm_from_output", OUTPUT, ("aten.native_group_norm",), ("aten.native_group_norm_backward",), _AFFINE,
         ((0, 0), (0, 1), (0, 2)), forward=_norms.group_norm_checked, backward=_norms.group_norm_backward_from_output,
         backward_arguments=lambda c: (
             c.backward[0][0], c.results[0], c.results[2], *c.forward[0][1:3], *c.backward[0][5:]),
-        why_not=_norm_why_not(0, 1, 2), tolerance=NORM_TOLERANCE, source=INPLACE_ABN),
+        why_not=_norm_why_not(0, 1, 2), tolerance=NORM_TOLERANCE),
 )  # fmt: skip
 
 
@@ -121,3 +119,24 @@ CONVOLUTIONS = (
     _convolution_of("cudnn_benchmark", _convolution, devices=("cuda",)),
     _convolution_of("cudnn_deterministic", _convolution, devices=("cuda",)),
 )
+
+
+N_CHUNKS = (4, 16, 64)
+
+
+def _in_chunks(n_chunks: int) -> TorchImplementation:
+    def arguments(c: Calls) -> tuple[Any, ...]:
+        return (*c.forward[0][:-1], n_chunks)
+
+    def why_not(c: Calls) -> str:
+        n_tokens = value_of(c.forward[0][3]).shape[0]
+        return "" if n_tokens >= 2 * n_chunks else f"{n_tokens} tokens make no {n_chunks} chunks"
+
+    return TorchImplementation(
+        f"cross_entropy_in_{n_chunks}", Family.ALGORITHM, ("remat.linear_cross_entropy",), (), (),
+        tuple((0, i) for i in range(4)), forward=logits.linear_cross_entropy, forward_arguments=arguments,
+        why_not=why_not, tolerance={"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2},
+    )  # fmt: skip
+
+
+CHUNKS = tuple(map(_in_chunks, N_CHUNKS))

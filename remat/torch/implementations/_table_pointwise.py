@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from remat.torch.implementations import _activations, _dropout, _in_place, _masks
+from remat.torch.implementations import _dropout, _pointwise
 from remat.torch.implementations._bits import dense_strides
 from remat.torch.implementations._types import Calls, Family, TorchImplementation, value_of
 
@@ -53,12 +53,12 @@ ACTIVATIONS = (
     _activation("tanh", aten.tanh_backward.default, "tanh_backward", is_default=True),
     _activation("_softmax", aten._softmax_backward_data.default, "_softmax_backward_data", is_default=True),
     _activation("_log_softmax", aten._log_softmax_backward_data.default, "_log_softmax_backward_data", is_default=True),
-    _activation("hardtanh", _activations.hardtanh_backward_from_output, "hardtanh_backward"),
-    _activation("leaky_relu", _activations.leaky_relu_backward_from_output, "leaky_relu_backward",
+    _activation("hardtanh", _pointwise.hardtanh_backward_from_output, "hardtanh_backward"),
+    _activation("leaky_relu", _pointwise.leaky_relu_backward_from_output, "leaky_relu_backward",
                 backward_arguments=lambda c: (c.backward[0][0], c.results[0], c.backward[0][2]),
                 why_not=_leaky_relu_why_not),
-    _activation("elu", _activations.elu_backward_from_output, "elu_backward", **_ELU),
-    _activation("celu", _activations.elu_backward_from_output, "elu_backward", **_ELU),
+    _activation("elu", _pointwise.elu_backward_from_output, "elu_backward", **_ELU),
+    _activation("celu", _pointwise.elu_backward_from_output, "elu_backward", **_ELU),
 )  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def _by_bits(c: Calls) -> tuple[Any, ...]:
 def _mask(name: str, backward_kind: str) -> TorchImplementation:
     return TorchImplementation(
         f"{name}_packed", INTERMEDIATE, (f"aten.{name}",), (f"aten.{backward_kind}",), ("bits",), kept=("bits",),
-        forward_arguments=_with_strides, forward=getattr(_masks, f"{name}_packed"),
-        backward=_masks.packed_backward, backward_arguments=_by_bits,
+        forward_arguments=_with_strides, forward=getattr(_pointwise, f"{name}_packed"),
+        backward=_pointwise.packed_backward, backward_arguments=_by_bits,
     )  # fmt: skip
 
 
@@ -121,8 +121,8 @@ IN_PLACE = (
     # SiLU only where no gradient is needed, because its backward reads the input.
     *(_in_place_of(name, getattr(aten, f"{name}_").default)
       for name in ("relu", "hardtanh", "leaky_relu", "elu", "celu", "sigmoid", "tanh", "silu")),
-    _in_place_of("add", _in_place.add_in_place, why_not=_add_why_not),
+    _in_place_of("add", _pointwise.add_in_place, why_not=_add_why_not),
     TorchImplementation(
         "dropout_in_place", Family.IN_PLACE, ("aten.native_dropout",), (), (), ((0, 0), (0, 1)), overwrites=0,
-        forward=_in_place.dropout_in_place, random=True, devices=("cpu",)),
+        forward=_pointwise.dropout_in_place, random=True, devices=("cpu",)),
 )  # fmt: skip

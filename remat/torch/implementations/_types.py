@@ -74,7 +74,6 @@ class TorchImplementation:
         random: the forward function draws the random numbers of the calls that it replaces.
         is_default: ATen does the same by default.
         devices: where it can run. Those that run on a CPU were tested there, none on CUDA.
-        source: publication.
     """
 
     name: str
@@ -94,7 +93,6 @@ class TorchImplementation:
     random: bool = False
     is_default: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
-    source: str = "MONeT, Shah et al., ICLR 2021"
 
     @property
     def exact(self) -> bool:
