@@ -7,15 +7,16 @@ operation k is computed in stage t; T = N stages, stage t computes operation t f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from baselines._forward import Forward
-from remat import Candidate, Graph, Plan, Skip
+from remat import Candidate, Graph, Plan, Problem, Skip
 from remat.search.greedy import with_missing_ancestors
+from remat.search.repeats import find_repeats
 
 MOST_COMPUTATIONS = 1_000_000  # a plan of this length takes about 4 s to build and replay
 
@@ -171,3 +172,35 @@ def computations(
         for_next = with_missing_ancestors(graph, set(ahead) - computed, there, computed)
         yield sorted(computed | carried if late else computed | for_next)
         carried = for_next
+
+
+def blocks_of(graph: Graph) -> list[range]:
+    """Forward operations of each block of a row of equal ones.
+
+    Raises:
+        Skip: no blocks repeat.
+    """
+    repeats = find_repeats(graph)
+    if repeats is None:
+        raise Skip("the graph has no row of equal blocks, around which people would set checkpoints")
+    return [repeats.forward_of(k) for k in range(repeats.n_blocks)]
+
+
+def checkpoint_blocks(
+    problem: Problem, blocks: Sequence[range], kept: Collection[int] = (), parameters: Mapping[str, Any] | None = None
+) -> Candidate:
+    """The plan that rebuilds each of these blocks once, when the backward pass enters it.
+
+    Everything outside of the blocks stays, and so do values that another block reads, and those in `kept`.
+    """
+    forward = Forward.of(problem.graph)
+    graph = forward.graph
+    number = {k: i for i, block in enumerate(blocks) for k in block}
+    borders = {k for block in blocks for k in (block.start, block.stop)}
+    S_TV = segment_residency(forward, [i for i, k in enumerate(forward.operations) if k in borders])
+    for k in forward.operations:
+        for v in graph.operations[k].outputs:
+            readers = {number.get(u) for u in graph.users[v] if forward.position[u] >= 0}
+            if k not in number or v in kept or readers - {number[k]}:
+                S_TV[k + 1 :, v] = True
+    return Candidate(plan_of_residency(forward, S_TV, problem.accounting), dict(parameters or {}))

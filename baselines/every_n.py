@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baselines._blocks import blocks_of, checkpoint_blocks
+from baselines._segments import blocks_of, checkpoint_blocks
 from remat import Candidate, Problem, strategy
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baselines._blocks import blocks_of, checkpoint_blocks
+from baselines._segments import blocks_of, checkpoint_blocks
 from remat import Candidate, Problem, Skip, strategy
 from remat.cost.gpu import operation_class
 

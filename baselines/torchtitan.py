@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from baselines._blocks import blocks_of
 from baselines._offload import Activations, required_link, search_of
+from baselines._segments import blocks_of
 from remat import Candidate, Plan, Problem, simulate, strategy
 from remat.context import Context
 

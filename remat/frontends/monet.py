@@ -26,11 +26,10 @@ from collections.abc import Sequence
 
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput, unknown_name
-from remat.frontends._monet_costs import KEPT_INDICES, STATISTICS, load_costs, read_costs
+from remat.frontends._monet_costs import KEPT_INDICES, STATISTICS, load_costs, load_schedules, read_costs
 from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
 from remat.frontends._monet_gist import with_gist
 from remat.frontends._monet_implementations import DEVICE, add_implementations
-from remat.frontends._monet_records import load_schedules
 from remat.frontends.monet_networks import BATCHES, FLOAT_BYTES, NETWORKS, Layer, Network
 from remat.graph import Graph, Work
 
