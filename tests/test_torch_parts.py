@@ -247,7 +247,7 @@ def test_a_situation_keeps_the_promise_and_the_bits(name) -> None:
         (0.6, {"parts": "encoder"}, r"parts must be a list of names of submodules, e.g. \['encoder'\]"),
         (0.6, {"parts": []}, "parts must be a list"),
         (0.6, {"parts": ["encoder", "encoder.0"]}, "the part 'encoder.0' is inside of another"),
-        (0.6, {"parts": PARTS, "backend": "inductor"}, "parts= needs a budget, backend='eager'"),
+        (0.6, {"parts": PARTS, "backend": "inductor"}, "parts= does not go with backend='inductor'"),
         (0.6, {"parts": ["spare"]}, "the part 'spare' does not run in a step"),
         (0.6, {"parts": ["frozen"]}, "the part 'frozen' needs no gradient, so that it saves nothing"),
         (0.6, {"parts": ["listed"]}, "the part 'listed' does not run in a step .*, or not where the model has it"),

@@ -59,6 +59,16 @@ from remat.units import format_size
 
 MOST_PLANS = 4
 BACKENDS = ("eager", "inductor")
+_OTHER_STEPS = ("backend", "implementations", "shard", "parts")  # than one eager step of default implementations
+# [option] the options that it does not go with
+NOT_WITH = {
+    "retain_graph": ("backend", "shard", "parts", "in_backward"),
+    "in_backward": ("scope", "accumulate", *_OTHER_STEPS),
+    "offload": (*_OTHER_STEPS, "retain_graph", "in_backward", "plan", "cost"),
+    "copies": (*_OTHER_STEPS, "retain_graph", "in_backward"),
+    "shard": ("backend", "implementations", "plan"),
+    "parts": ("backend", "implementations", "plan"),
+}
 
 
 @one_child()
@@ -156,7 +166,7 @@ def rematerialize(
             option is wrong; a plan was made for another step.
         MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
     """
-    _check(model, sample_args, backend, mode, gpu, cost, cache_folder)
+    _check(model, sample_args, backend, mode, gpu, cost, cache_folder, loss)
     if shard is not None:
         check_shard(model, shard, optimizer, accumulate, verify)
         parts = repeated_blocks(model) if parts is None else parts
@@ -166,26 +176,28 @@ def rematerialize(
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
     check_given_tensors(model, sample_args, kwargs)
-    _check_outside(loss, retain_graph, backend, parts, optimizer_in_backward)
-    updates = BY_THE_LOOP
-    if optimizer_in_backward:
-        _check_for_updates(backend, implementations, str(parse_scope(scope)), accumulate, parts)
-        updates = InBackward(optimizer, model)
     device = device_of(model, (sample_args, kwargs))
+    link, scope = offload_link(offload, device), str(parse_scope(scope))
+    _check_together(
+        backend=(backend != "eager", f"backend={backend!r}"),
+        implementations=(implementations != "default", f"implementations={implementations!r}"),
+        scope=(scope != "free", f"scope={scope!r} (an update waits for repetitions, which only scope='free' allows)"),
+        accumulate=(accumulate, "accumulate=True (each backward pass updates the parameters)"),
+        shard=(shard is not None, "shard="),
+        parts=(parts is not None and shard is None, "parts="),
+        retain_graph=(retain_graph, "retain_graph=True (or add the losses up and call backward() once)"),
+        in_backward=(optimizer_in_backward, OPTION),
+        offload=(link is not None, "offload="),
+        copies=(plan is not None and copies_of(plan), "a plan that copies values to the host"),
+        plan=(plan is not None, "plan=, which says what is copied and computed again"),
+        cost=(cost == "flops", f"cost={cost!r}, which is no time"),
+    )
+    updates = InBackward(optimizer, model) if optimizer_in_backward else BY_THE_LOOP
     sample_args, kwargs = with_storages((sample_args, kwargs), device)
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
-    link = offload_link(offload, device)
-    if link is not None or (plan is not None and copies_of(plan)):
-        _refuse_any("offload=" if link is not None else "a plan that copies values to the host", {
-            f"backend={backend!r}": backend != "eager",
-            f"implementations={implementations!r}": implementations != "default",
-            "shard=": shard is not None, "parts=": parts is not None, "retain_graph=True": retain_graph,
-            OPTION: optimizer_in_backward, "plan=, which says what is copied": link is not None and plan is not None,
-            f"cost={cost!r}, which is no time": link is not None and cost == "flops",
-        })  # fmt: skip
     options = replace(
-        options, link=link, scope=str(parse_scope(scope)), gpu=load_gpu(gpu) if gpu else default_gpu(device),
+        options, link=link, scope=scope, gpu=load_gpu(gpu) if gpu else default_gpu(device),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
     how: Backend = Eager(implementations, updates, retain_graph) if backend == "eager" else Inductor()
@@ -194,11 +206,7 @@ def rematerialize(
         resident=Resident(model, optimizer, shard, accumulate), sample=inputs, outside=Outside(loss, retain_graph),
     )  # fmt: skip
     if parts is not None:
-        if plan is not None or budget is None or backend != "eager" or implementations != "default":
-            raise InvalidInput(
-                f"{'parts=' if shard is None else 'shard='} needs a budget, backend='eager' and "
-                "implementations='default', and takes no plan="
-            )
+        assert budget is not None  # which only a plan makes needless
         names = checked_parts(model, parts)
         division = WHOLE if shard is None else Sharding.of(model, shard, names, device)
         return in_parts(planner, model, sample_args, kwargs, names, division, budget, verify)
@@ -250,39 +258,13 @@ def follow(
     )  # fmt: skip
 
 
-def _check_outside(loss: Any, retain_graph: bool, backend: str, parts: Any, in_backward: bool) -> None:
-    """Refuse options of what the loop does outside of the module that cannot be counted."""
-    if loss is not None and not callable(loss):
-        raise InvalidInput(
-            f"loss must be a function of the module's outputs, e.g. lambda out: F.cross_entropy(out, labels), not "
-            f"{loss!r:.60}"
-        )
-    if retain_graph and (backend != "eager" or parts is not None or in_backward):
-        raise InvalidInput(
-            "retain_graph=True needs backend='eager', and goes neither with parts= and shard= nor with "
-            "optimizer_in_backward=True; add the losses up and call backward() once"
-        )
-
-
-def _check_for_updates(
-    backend: str, implementations: str, scope: str, accumulate: bool, parts: Sequence[str] | None
-) -> None:  # fmt: skip
-    """Refuse options that do not go with updates in the backward pass."""
-    wrong = {
-        f"backend={backend!r}": backend != "eager",
-        f"implementations={implementations!r}": implementations != "default",
-        f"scope={scope!r} (an update waits for repetitions, which only scope='free' allows)": scope != "free",
-        "accumulate=True (each backward pass updates the parameters)": accumulate,
-        "parts=": parts is not None,
-    }
-    _refuse_any(OPTION, wrong)
-
-
-def _refuse_any(what: str, wrong: Mapping[str, bool]) -> None:
-    """Refuse options of `wrong` that are given."""
-    for option, is_given in wrong.items():
-        if is_given:
-            raise InvalidInput(f"{what} does not go with {option}; leave either out")
+def _check_together(**options: tuple[bool, str]) -> None:
+    """Refuse what does not go together; for each option whether it is given, and how."""
+    for option, others in NOT_WITH.items():
+        is_given, how = options[option]
+        for is_other_given, other in (options[name] for name in others):
+            if is_given and is_other_given:
+                raise InvalidInput(f"{how} does not go with {other}; leave either out")
 
 
 def _verified(
@@ -317,7 +299,7 @@ def _verified(
 
 
 def _check(
-    model: Any, sample_args: Any, backend: str, mode: Any, gpu: str | None, cost: str, cache_folder: Any
+    model: Any, sample_args: Any, backend: str, mode: Any, gpu: str | None, cost: str, cache_folder: Any, loss: Any
 ) -> None:  # fmt: skip
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -343,6 +325,11 @@ def _check(
         raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not use it")
     if not isinstance(cache_folder, (str, os.PathLike, type(None))):
         raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
+    if loss is not None and not callable(loss):
+        raise InvalidInput(
+            f"loss must be a function of the module's outputs, e.g. lambda out: F.cross_entropy(out, labels), not "
+            f"{loss!r:.60}"
+        )
 
 
 def _implementations(implementations: str, backend: str, plan: Any) -> str:
