@@ -19,9 +19,8 @@ class Status(StrEnum):
 
     OPTIMAL = "OPTIMAL"  # gap below tolerance, proven exactly (`remat.incumbent.is_proven`)
     FEASIBLE = "FEASIBLE"  # a plan, with bound and gap
-    INFEASIBLE = (
-        "INFEASIBLE"  # proven: exactly, or by a MILP solver that also finds no plan a millionth above the budget
-    )
+    # Proven: exactly, or by a MILP solver that also finds no plan a millionth above the budget.
+    INFEASIBLE = "INFEASIBLE"
     TIMEOUT = "TIMEOUT"  # nothing found in time
     SKIPPED = "SKIPPED"  # the strategy does not apply, or a package or licence is missing
     NO_PLAN = "NO_PLAN"  # ended without a plan inside the budget; nothing proven

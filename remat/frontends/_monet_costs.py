@@ -219,10 +219,8 @@ class _Builder:
         if (made := self.made_by.get(k)) is None:
             return
         extra = self.costs["intermediates"][-1 - made["id"]]
-        size, read = (
-            self._bytes(made["bytes"]),
-            sum(self._bytes(self.nodes[v]["bytes"]) for v in self.nodes[k]["reads"]),
-        )
+        size = self._bytes(made["bytes"])
+        read = sum(self._bytes(self.nodes[v]["bytes"]) for v in self.nodes[k]["reads"])
         for each in found:
             in_place = each.overwrites is not None
             cost = self._ns(extra["it" if in_place and "it" in extra else "t"][0])

@@ -519,20 +519,17 @@ def _used(context: Context) -> dict[str, int]:
 
 def _exhaust(context: Context) -> Outcome | None:
     """The optimum of a very small graph; None if it was not decided, or the scope is not staged."""
-    if context.problem.scope is not Scope.STAGED or any(
-        w.is_lossy for op in context.problem.graph.operations for w in op.all_implementations
-    ):
+    is_lossy = any(w.is_lossy for op in context.problem.graph.operations for w in op.implementations)
+    if context.problem.scope is not Scope.STAGED or is_lossy:
         return None
     states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
     deadline = context.share_ends(EXHAUSTIVE_SHARE)
     plan, bound, impossible = exhaustive_choices(context.problem.graph, context.problem.budget_bytes, states, deadline)
     if impossible:
         return Outcome(infeasible=True)
-    return (
-        None
-        if plan is None
-        else Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound, proven_by="exhaustive")
-    )
+    if plan is None:
+        return None
+    return Outcome((Candidate(plan, {"from": "exhaustive"}),), bound=bound, proven_by="exhaustive")
 
 
 def _solve_choice(

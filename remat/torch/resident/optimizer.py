@@ -23,10 +23,7 @@ from remat.units import format_size, parse_size
 STATES = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 # Tensors of the size of a parameter that its update holds at once, beside gradient and state (foreach implementation)
 TEMPORARIES = {"sgd": 0, "momentum": 0, "rmsprop": 1, "adagrad": 2, "lion": 1, "adam": 1, "adamw": 1}
-BLOCK, LEAST_8BIT = (
-    256,
-    4096,
-)  # of bitsandbytes: numbers with one scale in float32, numbers below which it keeps float32
+BLOCK, LEAST_8BIT = 256, 4096  # of bitsandbytes: numbers with one float32 scale; with fewer, a state is in float32
 SLACK_BYTES = 2**20  # counters of steps and the like
 
 
