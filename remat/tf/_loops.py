@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from remat.errors import InvalidInput
 from remat.tf import _nodes as nodes
 from remat.tf._nested import graphs_of, peak_bytes, source
@@ -135,7 +133,7 @@ class _Counting:
     def _limit(self, tensor: Any) -> int | None:
         tensor = source(tensor)
         if tensor.name in self.of_cond:
-            return _integer(self.of_cond[tensor.name])
+            return nodes.integer_of(self.of_cond[tensor.name])
         i = self.position.get(tensor.name)
         is_kept = i is not None and source(self.body.outputs[i]) is self.body.inputs[i]
         return self.constant(i) if i is not None and is_kept else None
@@ -148,12 +146,8 @@ class _Counting:
         left, right = map(source, op.inputs)
         if left is not self.body.inputs[i] and op.type != "Sub":
             left, right = right, left
-        step = _integer(self.of_body.get(right.name)) if left is self.body.inputs[i] else None
+        step = nodes.integer_of(self.of_body.get(right.name)) if left is self.body.inputs[i] else None
         return 0 if step is None else -step if op.type == "Sub" else step
-
-
-def _integer(constant: np.ndarray | None) -> int | None:
-    return int(constant) if constant is not None and constant.shape == () and constant.dtype.kind in "iu" else None
 
 
 def _turn_work(operations: tuple[Any, ...], constants: dict[str, Any]) -> tuple[int | None, int]:

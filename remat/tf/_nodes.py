@@ -234,6 +234,11 @@ def fold(op: Any, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | Non
         return [t.numpy() for t in run(op.op_def, attrs, tensors)]
 
 
+def integer_of(constant: np.ndarray | None) -> int | None:
+    """The number in a scalar of integers; None for another or unknown tensor."""
+    return int(constant) if constant is not None and constant.shape == () and constant.dtype.kind in "iu" else None
+
+
 def _known_bytes(tensor: Any) -> int | None:
     if tensor.dtype.name in _OPAQUE:
         return None

@@ -324,8 +324,7 @@ class StepReader:
         base = self.base(tensor)
         if base.op.name in self.loops:
             return self.loops[base.op.name].counters[base.value_index]
-        constant = self.constants.get(base.name)
-        return int(constant) if constant is not None and constant.shape == () and constant.dtype.kind in "iu" else None
+        return nodes.integer_of(self.constants.get(base.name))
 
     def _placeholders(self) -> list[Any]:
         """The batch, and the outer tensors other than variables that the step reads; small ones are constants."""
