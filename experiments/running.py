@@ -20,7 +20,7 @@ from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
 from experiments.config import as_dict, keys_of, run_name
 from experiments.engine import make_engine
-from experiments.progress import SolveProgress, make_console
+from experiments.progress import SolveProgress, make_console, say_written
 from experiments.registry import experiments, listed
 from experiments.runner import run_experiment
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
@@ -85,7 +85,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     _explain_failures(console, rows)
     _say_unfinished(console, rows)
     console.print(f"{graph_run.solved} solved now, {graph_run.reused} taken from the store", markup=False)
-    _say_where(console, drawn)
+    say_written(console, drawn)
     if settings.logger == "wandb":
         where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)
         console.print(f"wandb    {where}", markup=False)
@@ -171,15 +171,6 @@ def _say_unfinished(console: Console, rows: Sequence[Row]) -> None:
         f"{first.strategy} at {format_size(first.budget_bytes)}{why}; the same command solves them again",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-
-
-def _say_where(console: Console, drawn: Sequence[Path]) -> None:
-    pages = [path for path in drawn if path.suffix == ".html"]
-    figures = sorted({path.parent for path in drawn if path.suffix in (".png", ".pdf")})
-    tables = [path for path in drawn if path.suffix == ".csv"]
-    for what, paths in (("table", tables), ("figures", figures), ("page", pages)):
-        for path in paths:
-            console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
 
 
 def import_wandb() -> ModuleType:
