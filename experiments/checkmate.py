@@ -24,8 +24,7 @@ from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.solving import Solves, contradictions
-from experiments.store import code_of
-from experiments.table import Table
+from experiments.store import Table, code_of
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child

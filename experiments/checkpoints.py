@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 import remat.torch as rt
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Drawing, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from experiments.steps.torch_runs import sharing_copy
-from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.torch.planning.planner import there_before
 from remat.units import format_size

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from analysis import figures
 from analysis.charts import save_in_run
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
-from experiments.table import made, values_of
 
 PAGE = "results/compiled-steps.md"
 SOLVERS = ("dp", "ilp")  # of the knob

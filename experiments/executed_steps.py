@@ -21,7 +21,7 @@ from pathlib import Path
 
 from analysis.execution import draw_execution
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
@@ -29,7 +29,6 @@ from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
 from experiments.steps.sizes import ON_A_CPU
 from experiments.steps.table import BUDGET, MODEL, REMARK, cells
 from experiments.steps.torch_sizes import device_here, torch_names
-from experiments.table import made, values_of
 from remat.errors import InvalidInput
 
 PAGE = "results/executed-steps.md"

@@ -12,13 +12,12 @@ from typing import Any
 from analysis.charts import save_in_run
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, cells
 from experiments.steps.torch_sizes import device_here, torch_names
-from experiments.table import made
 from remat.implementation import DEFAULT
 from remat.torch.implementations import IMPLEMENTATIONS
 

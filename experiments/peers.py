@@ -28,13 +28,13 @@ from analysis.results import PAPERS_HEURISTICS
 from analysis.style import OURS
 from experiments import checkmate, monet
 from experiments.compiled import steps_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
 from experiments.dtr import networks_of
 from experiments.explain import answers
 from experiments.registry import Row, experiment
 from experiments.rivals import pairs
 from experiments.settings import RUNS_FOLDER
-from experiments.table import Table, made
+from experiments.store import Table
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
 # percent for a difference.
