@@ -21,13 +21,13 @@ from pathlib import Path
 
 from analysis.execution import draw_execution
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
+from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
 from experiments.steps.sizes import ON_A_CPU
-from experiments.steps.table import BUDGET, MODEL, REMARK, cells
+from experiments.steps.table import BUDGET, MODEL, REMARK
 from experiments.steps.torch_sizes import device_here, torch_names
 from remat.errors import InvalidInput
 
@@ -122,8 +122,8 @@ def page(rows: Sequence[Row]) -> Drawing:
         if not of.name or not mine:
             continue
         summary.append([of.label.format(len({row["model"] for row in mine})), *_summary(mine)])
-        lines = [cells(row, of.columns) for row in mine if row["method"] not in (OFFERED, of.without)]
-        long.append(LongTable(of.name, of.columns, lines))
+        shown = [row for row in mine if row["method"] not in (OFFERED, of.without)]
+        long.append(long_table_of(of.name, shown, table.columns(of.columns)))
     text, figures = [markdown_table(HEADS, summary)], dict[str, Path]()
     for model in dict.fromkeys(row["model"] for row in kinds["peers"]):
         mine = [row for row in kinds["peers"] if row["model"] == model]

@@ -46,27 +46,7 @@ JSON_COLUMNS = "json_columns"  # names the columns whose values are no plain num
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One (graph, strategy, budget, seed); every field is a column of ``store/rows/<key>.parquet``.
-
-    Attributes:
-        key: hash of what determines the row.
-        experiment: the run that solved it first.
-        dtype: the graph's floating-point types, e.g. ``bfloat16+float32``; None without any.
-        cost_source: ``modelled``, ``measured`` or ``file``.
-        parameters, options, stats, versions: JSON objects; `stats` holds numbers for people, which decide nothing.
-        options: given to the strategy; in `parameters` they are mixed with the plan's own.
-        ended: what ended the solve, see `remat.solution.Ending`; '' if it returned by itself.
-        cut_by_clock, contradicted, peak_bound_bytes: see `remat.Solution`.
-        proof_from: the strategy whose proof ended the solve; None otherwise.
-        proven_by: what proves `bound`, see `remat.Solution`; None if nothing had to be proven, or in older rows.
-        certified_bound: of the solve's certificate; None without one, and in older rows.
-        cost_cap: of the problem; None without one.
-        gpu_memory_bytes: of the GPU of the costs.
-        plan_file: relative to the store; None without a plan.
-        plan_from: budget in bytes for which the plan was found, if it is reused here; None otherwise.
-        store_all_peak_bytes: checkpoint-all's peak under the same accounting.
-        finished_at: ISO 8601, UTC.
-    """
+    """The solve of one (graph, strategy, budget, seed); docs/reference/rows.md describes every column."""
 
     key: str
     experiment: str
