@@ -32,17 +32,9 @@ SCALES = ("full", "study", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 ENGINES = ("local", "ray", "slurm")
 WANDB_MODES = ("offline", "online", "disabled")
-AS_GIVEN = (
-    "device",
-    "scope",
-    "accounting",
-    "work_limit",
-    "seed",
-    "threads",
-    "deterministic",
-    "target_gap",
-    "instances",
-)
+AS_GIVEN = (  # keys whose values are settings
+    "device", "scope", "accounting", "work_limit", "seed", "threads", "deterministic", "target_gap", "instances",
+)  # fmt: skip
 OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 
 
