@@ -3,9 +3,9 @@
 `Table` has the rows of an experiment: ``runs/NAME/rows.parquet``, and ``results/NAME/rows.parquet``, which is kept.
 `Store` has those of solves, of which several processes finish hundreds, under ``runs/store``: ``rows/<key>.parquet``
 (one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1), ``bounds/<key>.json.gz`` (remat-bound),
-``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each member). A row is written last, so that a
-reader of the row also finds its plan, certificate and graph. A plan never replaces another one, so that two runs of
-the same solve write rows with their own plans.
+``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each member), and other results by their kind. A
+row is written last, so that a reader of the row also finds its plan, certificate and graph. A plan never replaces
+another one, so that two runs of the same solve write rows with their own plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from experiments.registry import Case
 from experiments.settings import RUNS_FOLDER
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
+from remat.files import read_json, read_table, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
@@ -139,20 +139,16 @@ class Store:
         Args:
             graph: of the row; with it the plan is simulated again, without it only its file is looked up.
         """
-        path = self._row_path(key)
-        found = _read(path, ROW_SCHEMA)
+        found = _read(self._row_path(key), key, ROW_SCHEMA)
         if found is None:
             return None
+        row = Row(**found[0][0])
         try:
-            keys = [each["key"] for each in found[0]]
-            if keys != [key]:
-                raise InvalidInput(f"{path}: holds the row {', '.join(map(str, keys))}")
-            row = Row(**found[0][0])
             if row.plan_file is not None and graph is not None:
                 self.read_plan(row, graph)
             elif row.plan_file is not None and not (self.folder / row.plan_file).is_file():
                 raise InvalidPlan(f"{self.folder / row.plan_file}: no such file")
-        except InvalidInput as error:
+        except InvalidPlan as error:
             warn_damaged(error)
             return None
         return row
@@ -221,18 +217,13 @@ class Store:
     def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of `compute` (JSON-ready), from the store if it was computed before; None is not stored."""
         key = row_key(determines)
-        path = self.folder / kind / f"{key}.json"
-        if path.exists():
-            try:
-                content = unsealed(read_json(path), path)
-                if "found" in content and content.get("key", key) == key:  # earlier versions wrote no key
-                    return content["found"]
-                warn_damaged(f"{path}: holds another result")
-            except InvalidInput as error:
-                warn_damaged(error)
+        path = self.folder / kind / f"{key}.parquet"
+        known = _read(path, key)
+        if known is not None:
+            return known[0][0]["found"]
         found = compute()
         if found is not None:
-            write_json(path, sealed({"key": key, "found": found}))
+            _write(path, [{"key": key, "found": found}])
         return found
 
     def write_family(self, key: str, family: Family, graph: Graph, accounting: str) -> None:
@@ -262,14 +253,12 @@ class Store:
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
         """The family of that key, or None; its costs and peaks are those simulated when it was written."""
-        found = _read(path := self._family_path(key), FAMILY_SCHEMA)
+        found = _read(path := self._family_path(key), key, FAMILY_SCHEMA)
         if found is None:
             return None
         rows, beside = found
         members = []
         try:
-            if beside.get("key", key) != key:  # earlier versions wrote no key
-                raise InvalidInput(f"holds the family {beside['key']}")
             for row in rows:
                 steps = json.loads(row["plan"])
                 # "ways" is the former name of the implementations
@@ -440,8 +429,15 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return (_read(path) or ([], {}))[0]
 
 
-def _read(path: Path, schema: pa.Schema | None = None) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
-    """(the rows of a table, the texts beside them); None if there is none, or, with a warning, if it is damaged."""
+def _read(
+    path: Path, key: str = "", schema: pa.Schema | None = None
+) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
+    """(the rows of a table, the texts beside them); None if there is none, or, with a warning, if it is damaged.
+
+    Args:
+        key: of the table, which is beside its rows or in the first; earlier versions wrote none for families.
+        schema: of the table; by default any.
+    """
     if not path.exists():
         return None
     try:
@@ -452,6 +448,9 @@ def _read(path: Path, schema: pa.Schema | None = None) -> tuple[list[dict[str, A
         rows, as_json = table.to_pylist(), json.loads(beside.get(JSON_COLUMNS, "[]"))
         for row in rows:
             row |= {name: json.loads(row[name]) for name in as_json if row[name] is not None}
+        held = beside.get("key") or (rows[0].get("key") if rows else None) or key
+        if key and held != key:
+            raise InvalidInput(f"{path}: holds what belongs to {held}")
     except InvalidInput as error:
         warn_damaged(error)
         return None
