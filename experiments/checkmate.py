@@ -15,7 +15,7 @@ import remat
 from analysis.batches import draw, rows_of, summary
 from analysis.charts import save_in_run
 from analysis.paper import REPORTS
-from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, lead_of
+from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, prose
 from experiments.arguments import names_of
 from experiments.config import group_options
 from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table, markdown_table
@@ -134,13 +134,12 @@ def page(rows: Sequence[Row]) -> Drawing:
     study = study_of(rows)
     parts, drawn = draw_parts(REPORTS, study)
     head = next(iter(study.heads.values()))
-    lead = "" if head["part"] == STAGES else lead_of(**{**head, **head["settings"], **head["amount"]})
+    lead = "" if head["part"] == STAGES else prose("lead", **{**head, **head["settings"], **head["amount"]})[0]
     texts, tables = [f"{lead} {made(study)}"], list[LongTable]()
     for part in parts.values():
         own = [LongTable(f"paper_{name}", heads, lines) for name, heads, lines in part.tables]
         tables += own
-        lines = [f'<details markdown="1"><summary>{part.title}</summary>', f"**Published.** {part.published}",
-                 f"**Ours.** {part.ours}", f"**Why they differ.** {part.why}"]  # fmt: skip
+        lines = [f'<details markdown="1"><summary>{part.title}</summary>', part.text]
         lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures if file in FIGURES]
         if own:
             lines.append(f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in own)}.")
