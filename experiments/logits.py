@@ -6,7 +6,6 @@ See docs/results/explain.md.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,10 @@ import torch
 import remat.torch as rt
 from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
-from experiments.steps.measure_step import planned, promise_of
+from experiments.steps.measure_step import Beside, planned, promise_of
+from experiments.steps.torch_runs import times_beside
 from remat.frontends.spec import load_target
-from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.measuring.measure import peak_of_step
 from remat.torch.planning.planner import there_before
 
 LLAMA = "remat.torch.networks.llama:llama"
@@ -80,29 +80,13 @@ def checked(time_limit_s: float) -> Iterator[dict[str, Any]]:
             copy.deepcopy(plain), args, found.budget_bytes, strategy="search", cost="roofline", gpu="cpu",
             implementations=row["implementations"], time_limit_s=5 * time_limit_s,
         )  # fmt: skip
-        before = there_before(module.plan)
-        choices = sorted({name for name in module.plan.plan.choices if name.startswith("cross_entropy")})
-        yield row | promise_of(module.plan) | {
-            "length": length, "choices": choices,
-            "measured_bytes": before + peak_of_step(module, args, {}, "cpu"),
+        before, plan = there_before(module.plan), module.plan.plan
+        measured = {
+            "length": length, "choices": sorted({name for name in plan.choices if name.startswith("cross_entropy")}),
             "plain_measured_bytes": before + peak_of_step(plain, args, {}, "cpu"),
-            "difference": difference_of_steps(plain, module, args, {}, "cpu"),
-            "processor_ratio": _processor_ratio(plain, module, args),
+            "processor_ratio": times_beside(plain, module, args, "cpu", 3, time.process_time)["measured_ratio"],
         }  # fmt: skip
-
-
-def _processor_ratio(plain: Any, module: Any, args: Any) -> float:
-    """Processor seconds of the step over those of the plain one: the median of rounds."""
-    ratios = []
-    for _ in range(3):
-        seconds = []
-        for step in (plain, module):
-            began = time.process_time()
-            step(*args).backward()
-            seconds.append(time.process_time() - began)
-            step.zero_grad()
-        ratios.append(seconds[1] / seconds[0])
-    return statistics.median(ratios)
+        yield Beside(plain, args).add(module, row | promise_of(module.plan) | measured, before)
 
 
 def _logits(row: Row) -> str:
