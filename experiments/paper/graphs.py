@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import remat
 from analysis.batches import ENCODERS
@@ -20,8 +20,6 @@ from experiments.store import Row as Solved
 from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +111,10 @@ class Context:
     scale: Scale
     networks: tuple[Network, ...]
     graph_runs: list[GraphRun] = field(default_factory=list)
-    _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
         return self.run.settings
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make`, which is called only the first time for each key."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
     def graph_run(
         self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
@@ -167,13 +158,9 @@ def extract_all(context: Context, *, per_sample: bool) -> None:
 
 def extracted(context: Context, network: Network, *, cost: str = "roofline", batch_size: int | None = None) -> Subject:
     """The network as this project extracts it, with costs for the run's GPU."""
-
-    def make() -> Subject:
-        spec = configured_model(network.name)
-        spec = spec if batch_size is None else replace(spec, batch_size=batch_size)
-        return _build(context, replace(context.settings, spec=spec, graph_file=None, cost=cost))
-
-    return context.once((network.name, cost, batch_size), make)
+    spec = configured_model(network.name)
+    spec = spec if batch_size is None else replace(spec, batch_size=batch_size)
+    return _build(context, replace(context.settings, spec=spec, graph_file=None, cost=cost))
 
 
 def published(context: Context, network: Network) -> Subject | None:
@@ -182,8 +169,7 @@ def published(context: Context, network: Network) -> Subject | None:
     file = folder / network.instance if folder and network.instance else None
     if file is None or not file.is_file():
         return None
-    settings = replace(context.settings, spec=None, graph_file=file, cost="file")
-    return context.once(file, lambda: _build(context, settings))
+    return _build(context, replace(context.settings, spec=None, graph_file=file, cost="file"))
 
 
 def published_or_extracted(context: Context, network: Network) -> Subject:
