@@ -146,14 +146,19 @@ def write_tables(drawing: Drawing, folder: Path) -> list[Path]:
     return paths
 
 
-def made(rows: Sequence[Mapping[str, Any]], *packages: str) -> str:
-    """Dates of rows, versions of packages and processors, e.g. ``2026-11-25, PyTorch 2.13.0, AMD EPYC``."""
+def made(rows: Sequence[Mapping[str, Any]], *packages: str, **words: str) -> str:
+    """Dates of rows, versions of packages, processors, e.g. ``2026-11-25, PyTorch 2.13.0, AMD EPYC, 2 threads``.
+
+    Args:
+        words: of columns, after their values: ``threads="threads"``.
+    """
     dates, versions = sorted(row["date"] for row in rows), [json.loads(row["versions"]) for row in rows]
     parts = [" to ".join(dict.fromkeys((dates[0], dates[-1])))]
     for package in packages:
         found = dict.fromkeys(str(each.get(package, "unknown")) for each in versions)
         parts.append(f"{'PyTorch' if package == 'torch' else package} {' and '.join(found)}")
-    return ", ".join([*parts, values_of(rows, "cpu")])
+    values = (f"{values_of(rows, column)} {word}" for column, word in words.items())
+    return ", ".join([*parts, values_of(rows, "cpu"), *values])
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], column: str) -> str:

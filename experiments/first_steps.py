@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.documents import Column, Drawing, made, table_of, values_of
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import planned, step_for_a_cpu
 from experiments.steps.torch_runs import times_beside
@@ -126,7 +126,8 @@ def _measured(row: Row) -> str:
 
 
 COLUMNS: Mapping[str, Column] = {
-    "network": "{network}", "back-end": lambda row: row.get("backend") or "eager", "begins with": "{begins}", "budget": "{budget:g}", "calls": "{calls:.0f}",
+    "network": "{network}", "back-end": lambda row: row.get("backend") or "eager", "begins with": "{begins}",
+    "budget": "{budget:g}", "calls": "{calls:.0f}",
     "call": lambda row: f"{row['call_s']:.1f} ({row['call_cpu_s']:.1f})" if row["phases"] else "",
     "first step": "{step_s:.1f} ({step_cpu_s:.1f})", "overhead": "{overhead:.2%}", "measured": _measured,
     "where": "{phases}",
@@ -136,5 +137,5 @@ COLUMNS: Mapping[str, Column] = {
 @first_steps.draws
 def table(rows: Sequence[Row]) -> Drawing:
     """A line for each network, back-end and way to begin."""
-    where = f"Seconds (processor seconds), {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
-    return Drawing(f"{where}\n\n{table_of(rows, COLUMNS)}")
+    where = made(rows, "torch", threads="threads")
+    return Drawing(f"Seconds (processor seconds), {where}.\n\n{table_of(rows, COLUMNS)}")

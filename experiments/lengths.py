@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from experiments.documents import Column, Drawing, made, table_of, values_of
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of
 from remat.torch.planning.planner import there_before
@@ -65,5 +65,4 @@ COLUMNS: Mapping[str, Column] = {
 @lengths.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each length."""
-    where = f"Lengths: {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
-    return Drawing(f"{where}\n\n{table_of(rows, COLUMNS)}")
+    return Drawing(f"Lengths: {made(rows, 'torch', threads='threads')}.\n\n{table_of(rows, COLUMNS)}")
