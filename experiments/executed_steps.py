@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.execution import draw_execution
+from analysis.style import label_of
 from experiments.arguments import names_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
@@ -32,7 +33,6 @@ from experiments.steps.torch_sizes import device_here, torch_names
 from remat.errors import InvalidInput
 
 PAGE = "results/executed-steps.md"
-LABELS = {"gpt2": "GPT-2", "resnet50": "ResNet50"}
 HEADS = (
     "steps", "plans", "budgets without a plan", "above the budget", "measured / predicted peak",
     "bits of the plain step", "measured minus predicted overhead, median",
@@ -87,7 +87,7 @@ STEPS = {
         ("link", *table.STEPS, "time over the judge's"), PLAIN,
     ),
     "peers": Steps(
-        Job("peers", "", time_limit_s=6.0, fractions=[0.6, 0.8, 0.45, 0.9, 0.7, 0.5]), torch_names, tuple(LABELS)
+        Job("peers", "", time_limit_s=6.0, fractions=[0.6, 0.8, 0.45, 0.9, 0.7, 0.5]), torch_names, ("gpt2", "resnet50")
     ),
 }  # fmt: skip
 
@@ -129,7 +129,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         mine = [row for row in kinds["peers"] if row["model"] == model]
         name = f"execution_{model}"
         figures[name] = draw_execution(mine, RUNS_FOLDER / "executed_steps", name)
-        text += [f"{LABELS.get(model, model)}: step times over plain PyTorch's ({made(mine)}, "
+        text += [f"{label_of(model)}: step times over plain PyTorch's ({made(mine)}, "
                  f"{values_of(mine, 'rounds')} rounds):", markdown_table(table.BESIDE, table.beside(mine))]  # fmt: skip
     links = ", ".join(link_to(each, DOCS / PAGE) for each in long)
     return Drawing("\n\n".join([*text, f"Tables: {links}."]), long, figures)

@@ -11,6 +11,7 @@ from typing import Any
 
 import remat
 from analysis.batches import ENCODERS
+from analysis.style import label_of
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
@@ -28,29 +29,27 @@ class Network:
 
     Attributes:
         name: of conf/model.
-        label: for figures and tables.
         instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
         has_slow_lp: the linear relaxation takes minutes.
     """
 
     name: str
-    label: str
     instance: str | None = None
     has_slow_lp: bool = False
+
+    @property
+    def label(self) -> str:
+        return label_of(self.name)
 
 
 NETWORKS = {
     network.name: network
     for network in (
-        Network("vgg16", "VGG16", "v100/vgg16_b256.json"),
-        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json", has_slow_lp=True),
-        Network("unet", "U-Net", "v100/unet_b32.json"),
-        Network("resnet50", "ResNet50", has_slow_lp=True),
-        Network("fcn8", "FCN8"),
-        Network("segnet", "SegNet"),
-        Network("vgg19", "VGG19"),
+        Network("vgg16", "v100/vgg16_b256.json"), Network("mobilenet", "v100/mobilenet_b512.json", has_slow_lp=True),
+        Network("unet", "v100/unet_b32.json"), Network("resnet50", has_slow_lp=True), Network("fcn8"),
+        Network("segnet"), Network("vgg19"),
     )
-}
+}  # fmt: skip
 
 
 def in_figure_6(network: Network) -> bool:
@@ -59,8 +58,8 @@ def in_figure_6(network: Network) -> bool:
 
 
 def network(name: str) -> Network:
-    """The network of that name in conf/model; one from outside the paper has its name as its label."""
-    return NETWORKS.get(name) or Network(name, name)
+    """The network of that name in conf/model."""
+    return NETWORKS.get(name) or Network(name)
 
 
 @dataclass(frozen=True, slots=True)
