@@ -97,7 +97,7 @@ def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, A
     """
     context = Context(run, Scale(**amount), tuple(map(network, networks)))
     extract_all(context, per_sample=part in PER_SAMPLE)
-    before = run.store.used_rows()
+    before = set(run.store.used)
     document = PARTS[part](context)
     refuted = list(document.get("contradicted", []))
     for graph_run in context.graph_runs:
@@ -107,7 +107,7 @@ def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, A
         raise RematError("; ".join(["contradicted", *dict.fromkeys(refuted)]))
     yield {"kind": DOCUMENT, "document": document, "cores": os.cpu_count()}
     store = run.store
-    for key in sorted(store.used_rows() - before):
+    for key in sorted(store.used - before):
         row = store.read_row(key)
         if row is not None:
             plan = None if row.plan_file is None else (store.folder / row.plan_file).read_text()

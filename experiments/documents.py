@@ -71,15 +71,15 @@ def long_table_of(name: str, rows: Iterable[Mapping[str, Any]], columns: Mapping
 
 def cells(row: Mapping[str, Any], columns: Mapping[str, Column]) -> list[str]:
     """The cells of a row; that of a format is '' where one of its values is None."""
-    return [column(row) if callable(column) else _Format().vformat(column, (), row) for column in columns.values()]
+    return [column(row) if callable(column) else _FORMAT.cell(column, row) for column in columns.values()]
 
 
 class _Format(Formatter):
     """Formats that may end with a unit of `UNITS`."""
 
-    def vformat(self, format_string: str, args: Any, kwargs: Mapping[str, Any]) -> str:
-        names = (name for _, name, *_ in self.parse(format_string) if name)
-        return "" if any(kwargs[name] is None for name in names) else super().vformat(format_string, args, kwargs)
+    def cell(self, column: str, row: Mapping[str, Any]) -> str:
+        names = (name for _, name, *_ in self.parse(column) if name)
+        return "" if any(row[name] is None for name in names) else self.vformat(column, (), row)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         for sign, shown in ((" ", True), ("/", False)):
@@ -87,6 +87,9 @@ class _Format(Formatter):
             if unit:
                 return f"{value / UNITS[unit]:{number}}" + f" {unit}" * shown
         return format(value, format_spec)
+
+
+_FORMAT = _Format()
 
 
 def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
