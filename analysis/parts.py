@@ -90,7 +90,7 @@ class Study:
 Report: TypeAlias = Callable[[Any, Study], Part]
 
 
-def prose(part: str, **values: object) -> tuple[str, str]:
+def prose(part: str, /, **values: object) -> tuple[str, str]:
     """(title, text) from ``paper/PART.md``; `values` fill in ``{name}``. A file without paragraphs is all title."""
     text = (PROSE / f"{part}.md").read_text(encoding="utf-8").format(**values)
     title, *texts = (" ".join(paragraph.split()).removeprefix("# ") for paragraph in text.strip().split("\n\n"))
