@@ -14,7 +14,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.charts import legend_below, log_numbers, panels, points
 from analysis.results import PAPERS_HEURISTICS
-from analysis.style import BLACK, BLUE, GREY, ORANGE, OURS, WINE, order_of, style_of
+from analysis.style import BLACK, BLUE, GREY, ORANGE, OURS, WINE, label_of, order_of, style_of
 
 OPTIMUM = "checkmate_milp"  # its published batches are the paper's own
 STATED = "published_stated"
@@ -24,11 +24,6 @@ MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("published: Checkmate", {"colour": BLUE, "marker": "o", "size": 11, "mfc": "none", "mew": 1.5}),
     ("largest found here, its number at the right", {"colour": WINE, "marker": "*"}),
 )
-_LABELS = {
-    "unet": "U-Net", "fcn8": "FCN8", "fcn8_plain": "FCN8, plain encoder", "segnet": "SegNet", "vgg19": "VGG19",
-    "resnet50": "ResNet50", "mobilenet": "MobileNet",
-}  # fmt: skip
-
 ENCODERS = {"fcn8": "fcn8_plain"}  # the paper's FCN8 has the plain encoder; ours is fcn8
 
 Document = Mapping[str, Any]
@@ -162,8 +157,7 @@ def _shown_batches(document: Document, rule: str) -> tuple[int, ...]:
 
 def network_label(document: Document) -> str:
     """The network's name for people."""
-    name = str(document["network"])
-    return _LABELS.get(name, name)
+    return label_of(str(document["network"]))
 
 
 def speed_rows(document: Mapping[str, Any], network: str) -> list[list[str]]:

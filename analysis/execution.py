@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.charts import legend_below, mark_break, panels, points, save_in_run
-from analysis.figures import LABELS
-from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, Style, style_of
+from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, Style, label_of, style_of
 
 # PyTorch's own methods, which are not strategies.
 _BY_HAND = {
@@ -62,7 +61,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes in (predicted, measured):
         axes.axhline(1.0, color=LIGHT_GREY, linewidth=0.8, zorder=1)
     mark_break(predicted)
-    drawing.suptitle(f"{LABELS.get(first['model'], first['model'])}, batch {first['batch']}", fontsize=10)
+    drawing.suptitle(f"{label_of(first['model'])}, batch {first['batch']}", fontsize=10)
     legend_below(drawing, 5)
     return drawing
 

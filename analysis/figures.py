@@ -12,13 +12,11 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from analysis.charts import legend_below, log_numbers, mark_break, panels, points
-from analysis.style import BLACK, BLUE, COPY_ONLY, GREY, LIGHT_GREY, ORANGE, OURS, SKY, VERMILLION, style_of
+from analysis.style import BLACK, BLUE, COPY_ONLY, GREY, LIGHT_GREY, ORANGE, OURS, SKY, VERMILLION, label_of, style_of
 from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
 TIMES = {"1 s": 1, "10 s": 10, "1 min": 60, "10 min": 600, "1 h": 3600, "5 h": 18_000, "24 h": 86_400}
-LABELS = {"gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "resnet50": "ResNet50", "unet": "U-Net", "vgg16": "VGG16",
-          "googlenet": "GoogLeNet", "mobilenet_v2": "MobileNetV2"}  # fmt: skip
 
 
 def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -96,7 +94,7 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
         if plain is not None and rates:
             axes.plot([rates[0], rates[-1]], [100 * plain] * 2, color=GREY, linestyle="--", label="recompute only")
         size = f"{budget:.0%} of the peak" if budget < 1 else f"{budget:g} GiB"
-        axes.set(title=f"{LABELS.get(network, 'Llama, 32 layers')}, {size}", xscale="log")
+        axes.set(title=f"{label_of(network)}, {size}", xscale="log")
         axes.set_ylim(bottom=0, top=None if not plain else 115 * plain)
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
@@ -163,7 +161,7 @@ def compiled(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             mine = sorted((row for row in rows if row["variant"] == variant), key=lambda row: row["measured_bytes"])
             quartiles = [(row["measured_bytes"] / plain, statistics.quantiles(row["ratios"], n=4)) for row in mine]
             points(axes, [(x, q[1], q[0], q[2]) for x, q in quartiles], colour, marker, label=label, **more)
-        axes.set_title(LABELS.get(name, name))
+        axes.set_title(label_of(name))
         mark_break(axes)
     legend_below(figure)
     return figure
@@ -182,7 +180,7 @@ def roofline(times_ns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
         points(axes, both, BLUE, "o", size=3.5, alpha=0.45, mew=0, label="one operation")
         points(axes, [(end, end) for end in (both.min(), both.max())], GREY, line="-", label="as measured")
         model, _, batch = network.partition("_b")
-        axes.set(xscale="log", yscale="log", title=f"{LABELS.get(model, model)}, batch {batch}")
+        axes.set(xscale="log", yscale="log", title=f"{label_of(model)}, batch {batch}")
     legend_below(figure)
     return figure
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
 
-def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str]) -> str:
+def page(title: str, body: str, data: Any, scripts: Sequence[str]) -> str:
     """The whole page; `scripts` read `data` as JSON."""
     code = f'<script type="application/json" id="data">{script_json(data)}</script>\n'
     code += "".join(f"<script>{script}</script>\n" for script in scripts)
-    return Template(read("page.html")).substitute(
-        title=escape(title), css=read("page.css"), body="\n".join(body), scripts=code
-    )
+    return Template(read("page.html")).substitute(title=escape(title), css=read("page.css"), body=body, scripts=code)
 
 
 def read(name: str) -> str:
@@ -24,14 +22,17 @@ def read(name: str) -> str:
     return (resources.files("analysis") / name).read_text(encoding="utf-8")
 
 
+def filled(name: str, values: Mapping[str, str]) -> str:
+    """A file of this package with text or `Html` in its holes; its blocks that lack a value are left out."""
+    known = {hole: escaped(text) for hole, text in values.items()}
+    blocks = map(Template, read(name).split("\n\n"))
+    return "\n".join(block.substitute(known) for block in blocks if known.keys() >= {*block.get_identifiers()})
+
+
 def script_json(data: Any) -> str:
     """JSON that is safe inside a script element: no text from a result can close the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def section(title: str, anchor: str, body: str) -> str:
-    return f'<section id="{anchor}"><h2>{escape(title)}</h2>{body}</section>'
 
 
 class Html(str):
@@ -45,7 +46,7 @@ def escaped(text: str) -> str:
     return text if isinstance(text, Html) else escape(text)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "") -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequence[bool], *, name: str = "") -> Html:
     """A table of text or `Html`; columns of numbers align right."""
 
     def line(tag: str, texts: Sequence[str]) -> str:
@@ -55,10 +56,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], is_number: Sequen
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     anchor = f' id="{name}"' if name else ""
     inner = f"<table{anchor}><thead><tr>{line('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{inner}</div>'
+    return Html(f'<div class="scroll">{inner}</div>')
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
+def facts(pairs: Iterable[tuple[str, str]]) -> Html:
     """(term, text) pairs as a list, without the pairs that have no text."""
     rows = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in pairs if text)
-    return f'<dl class="facts">{rows}</dl>'
+    return Html(f'<dl class="facts">{rows}</dl>')

@@ -77,8 +77,8 @@ def page(shown: Leaderboard, title: str) -> str:
     data = payload(shown.rows, shown.families)
     shared = {"worst": WORST, "leastShared": LEAST_SHARED, "tolerance": GAP_TOLERANCE, "font": interactive.FONT,
               "grid": interactive.GRID}  # fmt: skip
-    lead = "".join(f"<p>{escape(line)}</p>" for line in summary(shown))
-    body = [f"<h1>{escape(title)}</h1>", lead, html_page.read("leaderboard.html")]
+    lead = html_page.Html("".join(f"<p>{escape(line)}</p>" for line in summary(shown)))
+    body = html_page.filled("leaderboard.html", {"title": title, "lead": lead})
     return html_page.page(title, body, data | shared, (get_plotlyjs(), html_page.read("leaderboard.js")))
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis import html_page, interactive, matrices, memory, network, overhead
 from analysis.charts import save, style_context
-from analysis.html_page import section
+from analysis.html_page import Html
 from analysis.overhead_data import overhead_data
 from analysis.results import WITH_PLAN, Frame, Run, chosen_plan, distinct, load_run, store_all
 from analysis.scales import (
@@ -76,73 +76,36 @@ def figures(run: Run) -> Iterator[tuple[str, Figure]]:
 
 
 def page(run: Run) -> str:
-    """The page as HTML, with plotly's script (4.8 MB) and the data as JSON inside."""
+    """The page as HTML, with plotly's script (4.8 MB) and the data as JSON inside; ``run.html`` has its sections."""
     from plotly.offline import get_plotlyjs
 
-    data = overhead_data(run)
-    plots: dict[str, Any] = {}
-    parts = [header(run)]
+    data, payload, plots = overhead_data(run), interactive.plan_payload(run), dict[str, Any]()
+    values = header(run) | provenance(run) | {"folder": shlex.quote(f"runs/{run.folder.name}")}
     if len(run.rows):
-        parts.append(section("Strategies", "strategies", summary_table(run)))
+        values |= {"summary": summary_table(run), **results_table(run), "failures": failures(run)}
     if data is not None:
         plots["overhead"] = interactive.overhead_figure(data, run)
-        notes = (
-            "Overhead is a plan's cost over the cost of running every operation once, minus 1. Filled markers are "
-            "proven optimal, by any strategy; hollow ones are not. The steps of a family show its cheapest member "
-            "that fits; small faint markers are its members. Below is the status of every solve. Click a legend entry "
-            "to hide it."
-        )
-        if data.above:
-            beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in data.above.items())
-            notes += f" Above the axis: {beyond} (double-click the plot to see all)."
-        parts.append(section("Overhead against budget", "overhead-section", f'<div id="overhead" class="plot"></div>'
-                              f'<p class="note">{escape(notes)}</p>'))  # fmt: skip
-    payload = interactive.plan_payload(run)
-    if payload["plans"]:
-        parts.append(_plans(payload))
+        beyond = ", ".join(f"{label} up to {100 * v:,.0f} %" for label, v in data.above.items())
+        values["above"] = f" Above the axis: {beyond} (double-click the plot to see all)." if beyond else ""
+    if plans := payload["plans"]:
+        values |= {"plans": _options(enumerate(plan["title"] for plan in plans), payload["first"]), "planned": ""}
+        if "cells" in plans[0]:
+            block = plans[0]["block"]
+            values["cell"] = f" One cell stands for {block} x {block}." if block > 1 else ""
     if run.graph is not None:
         plots["network"] = interactive.network_figure(run.graph)
-        parts.append(section("The network", "network-section", '<div id="network" class="plot"></div>'))
-    if len(run.rows):
-        parts.append(section("All results", "results-section", results_table(run)))
-        parts.append(section("What did not work, and why", "failures-section", failures(run)))
-    parts += [
-        section("How to repeat this", "repeat-section", how_to_repeat(run)),
-        section("Provenance", "provenance-section", provenance(run)),
-    ]
+        values["network"] = ""
     shared = {"figures": plots, "font": interactive.FONT, "grid": interactive.GRID} | payload
     scripts = get_plotlyjs(), html_page.read("page.js")
-    return html_page.page(run.title, parts, shared, scripts)
+    return html_page.page(run.title, html_page.filled("run.html", values), shared, scripts)
 
 
-def _plans(payload: dict[str, Any]) -> str:
-    options = "".join(
-        f'<option value="{i}"{" selected" * (i == payload["first"])}>{escape(p["title"])}</option>'
-        for i, p in enumerate(payload["plans"])
-    )
-    body = (
-        f'<div class="tools"><label>Plan <select id="plan">{options}</select></label>'
-        '<span id="planfacts" class="note"></span></div><div id="memory" class="plot"></div>'
-    )
-    if "cells" in payload["plans"][0]:
-        block = payload["plans"][0]["block"]
-        each = f" One cell stands for {block} x {block}." if block > 1 else ""
-        body += (
-            '<div id="matrix" class="plot"></div><p class="note">R and S together: a stage ends with the first '
-            f"computation of an operation; light cells are resident when the stage starts.{each}</p>"
-        )
-    return section("Plans", "plans-section", body)
-
-
-def header(run: Run) -> str:
-    """Title, a paragraph about the run, and warnings."""
-    rows, graph = run.rows, run.graph
-    parts = [f"<h1>{escape(run.title)}</h1>"]
-    facts = []
+def header(run: Run) -> dict[str, str]:
+    """Title, facts about the run, and what to warn of."""
+    rows, graph, facts = run.rows, run.graph, list[str]()
     if graph is not None:
         facts.append(f"{graph.name}: {len(graph)} operations, {graph.n_edges} edges")
-        if graph.fixed_bytes:
-            facts.append(f"{format_size(graph.fixed_bytes)} fixed")
+        facts += [f"{format_size(graph.fixed_bytes)} fixed"] if graph.fixed_bytes else []
     if len(rows):
         first = rows.iloc[0]
         facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
@@ -152,30 +115,20 @@ def header(run: Run) -> str:
         facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
     if run.gpu_memory_bytes:
         facts.append(f"GPU {run.gpu_name} with {format_size(run.gpu_memory_bytes)}")
-    parts.append(f'<p class="lead">{escape("; ".join(facts))}.</p>' if facts else "")
     n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
-    parts.append(
-        f"<p>{show_count(len(rows), 'solve')} of {show_count(rows['strategy'].nunique(), 'strategy')} at "
-        f"{show_count(rows['budget_bytes'].nunique(), 'budget')}: {show_count(n_plans, 'plan')}, "
-        f"{n_proven} of them proven optimal.</p>"
+    counts = (
+        f"{show_count(len(rows), 'solve')} of {show_count(rows['strategy'].nunique(), 'strategy')} at "
+        f"{show_count(rows['budget_bytes'].nunique(), 'budget')}: {show_count(n_plans, 'plan')}, {n_proven} of them"
     )
-    if not len(rows):
-        parts.append('<p class="banner"><b>Nothing has been solved yet.</b></p>')
-    elif not n_plans:
-        parts.append(
-            '<p class="banner"><b>No strategy has a plan.</b> The reasons are listed below; a larger budget '
-            "helps where no plan fits.</p>"
-        )
+    values = {"title": run.title, "counts": counts} | ({"facts": "; ".join(facts)} if facts else {})
+    if not n_plans:
+        values["planless" if len(rows) else "unsolved"] = ""
     if run.missing:
-        total = len(run.rows) + len(run.missing)
-        parts.append(
-            f'<p class="banner">{len(run.missing)} of {total} solves are not in the store: the run was stopped early. '
-            "Run the same command again to finish it.</p>"
-        )
-    return "\n".join(parts)
+        values["missing"] = f"{len(run.missing)} of {len(rows) + len(run.missing)}"
+    return values
 
 
-def summary_table(run: Run) -> str:
+def summary_table(run: Run) -> Html:
     """One row per strategy: overhead at the budgets of the terminal's table, plans, proofs, smallest budget, time."""
     rows = run.rows
     budgets = sorted({int(b) for b in rows["budget_bytes"]})
@@ -193,8 +146,7 @@ def summary_table(run: Run) -> str:
             show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
             show_seconds(solves["wall_s"].max()),
         ])  # fmt: skip
-    table = html_page.table(heads, body, [head != "Strategy" for head in heads])
-    return f'{table}<p class="note">Overhead at each budget; ✓ proven optimal.</p>'
+    return html_page.table(heads, body, [head != "Strategy" for head in heads])
 
 
 def _overhead(row: Any) -> str:
@@ -205,8 +157,8 @@ def _overhead(row: Any) -> str:
     return show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
 
 
-def results_table(run: Run) -> str:
-    """Every row; a click on a heading sorts, the fields above filter (page.js)."""
+def results_table(run: Run) -> dict[str, str]:
+    """Every row, with the headings, whose click sorts, and the choices of the filters (page.js)."""
     rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
     scale = budget_scale(rows["budget_bytes"])
@@ -239,23 +191,18 @@ def results_table(run: Run) -> str:
         for text, kind in heads
     )
     names = sorted(rows["strategy"].unique(), key=order_of)
-    tools = (
-        '<div class="tools"><input id="filter" type="search" placeholder="filter by any text" aria-label="filter rows">'
-        + _select("filter-strategy", "all strategies", ((name, style_of(name).label) for name in names))
-        + _select("filter-status", "every status", ((s, s) for s in sorted(rows["status"].unique())))
-        + '<span id="shown" class="note"></span></div>'
-    )
-    return (
-        f'{tools}<div class="scroll tall"><table id="results"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+    return {
+        "heads": Html(head), "results": Html("".join(body)),
+        "strategies": _options((name, style_of(name).label) for name in names),
+        "statuses": _options((status, status) for status in sorted(rows["status"].unique())),
+    }  # fmt: skip
 
 
-def failures(run: Run) -> str:
+def failures(run: Run) -> Html:
     """Every solve without a plan; equal reasons of a strategy share a row."""
     rows = run.rows[~run.rows["status"].isin(WITH_PLAN)]
     if not len(rows):
-        return "<p>Every solve has a plan.</p>"
+        return Html("<p>Every solve has a plan.</p>")
     scale = byte_scale(float(rows["budget_bytes"].max()))
     grouped: dict[tuple[str, str, str], list[int]] = {}
     for row in rows.sort_values("budget_bytes", kind="stable").itertuples():
@@ -272,14 +219,14 @@ def failures(run: Run) -> str:
     )
 
 
-def _status(status: str) -> html_page.Html:
-    return html_page.Html(f'<span class="s s-{escape(status)}">{escape(status)}</span>')
+def _status(status: str) -> Html:
+    return Html(f'<span class="s s-{escape(status)}">{escape(status)}</span>')
 
 
-def _name(strategy: str) -> html_page.Html:
+def _name(strategy: str) -> Html:
     style = style_of(strategy)
     swatch = f'<span class="swatch" style="background:{style.colour}"></span>'
-    return html_page.Html(f'<span class="name" title="{escape(strategy)}">{swatch}{escape(style.label)}</span>')
+    return Html(f'<span class="name" title="{escape(strategy)}">{swatch}{escape(style.label)}</span>')
 
 
 def _text(message: Any) -> str:
@@ -293,18 +240,12 @@ def _td(text: str, kind: str = "", value: Any = ...) -> str:
     return f"<td{attributes}>{html_page.escaped(text)}</td>"
 
 
-def _select(name: str, everything: str, options: Iterable[tuple[str, str]]) -> str:
-    listed = "".join(f'<option value="{escape(value)}">{escape(label)}</option>' for value, label in options)
-    return f'<select id="{name}" aria-label="{everything}"><option value="">{everything}</option>{listed}</select>'
-
-
-def how_to_repeat(run: Run) -> str:
-    """The commands that repeat and redraw the run."""
-    return (
-        f"<pre>{escape(command_of(run.info))}</pre>"
-        "<p>Finished solves are not repeated. To redraw from the store:</p>"
-        f"<pre>{escape('python -m analysis ' + shlex.quote('runs/' + run.folder.name))}</pre>"
-    )
+def _options(pairs: Iterable[tuple[object, str]], selected: object = None) -> Html:
+    """The options of a choice, from (value, text) of each."""
+    return Html("".join(
+        f'<option value="{escape(str(value))}"{" selected" * (value == selected)}>{escape(text)}</option>'
+        for value, text in pairs
+    ))  # fmt: skip
 
 
 def command_of(info: dict[str, Any]) -> str:
@@ -326,8 +267,8 @@ def command_of(info: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def provenance(run: Run) -> str:
-    """Where the numbers come from: code, versions, machine, cost model, GPU figures."""
+def provenance(run: Run) -> dict[str, str]:
+    """Where the numbers come from: code, versions, machine, cost model, GPU figures; and how to repeat them."""
     rows = run.rows
     facts: list[tuple[str, str]] = []
     if run.graph is not None:
@@ -353,9 +294,7 @@ def provenance(run: Run) -> str:
             (f"GPU {str(key).replace('_', ' ')}", json.dumps(value) if isinstance(value, dict) else str(value))
         )
     config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
-    return (
-        f"{html_page.facts(facts)}<details><summary>Whole configuration</summary><pre>{escape(config)}</pre></details>"
-    )
+    return {"provenance": html_page.facts(facts), "config": config, "command": command_of(run.info)}
 
 
 def _seconds_list(rows: Frame) -> str:

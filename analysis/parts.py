@@ -17,7 +17,6 @@ from analysis.results import FAMILY_COLUMNS, ROW_COLUMNS, Frame, Run, frame_of
 from remat.files import write_text
 from remat.frontends.json import graph_from_dict
 
-LEADS = ("**Published.** ", "**Ours.** ", "**Why they differ.** ")
 PROSE = Path(__file__).with_name("paper")
 DOCUMENT, SOLVE = "document", "solve"  # kinds of row
 
@@ -27,15 +26,13 @@ class Part:
     """A section of the page.
 
     Attributes:
-        published, ours, why: the published result, ours, and why they differ.
+        text: Markdown: the published result, ours, and why they differ.
         figures: (name of the file, caption, figure) of each.
         tables: (name, heads, rows of text) of each.
     """
 
     title: str
-    published: str
-    ours: str
-    why: str
+    text: str
     figures: Sequence[tuple[str, str, Figure]] = ()
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = ()
 
@@ -93,17 +90,11 @@ class Study:
 Report: TypeAlias = Callable[[Any, Study], Part]
 
 
-def prose(part: str, **values: object) -> tuple[str, str, str, str]:
-    """(title, published, ours, why they differ) from ``paper/PART.md``; `values` fill in ``{name}``."""
+def prose(part: str, /, **values: object) -> tuple[str, str]:
+    """(title, text) from ``paper/PART.md``; `values` fill in ``{name}``. A file without paragraphs is all title."""
     text = (PROSE / f"{part}.md").read_text(encoding="utf-8").format(**values)
     title, *texts = (" ".join(paragraph.split()).removeprefix("# ") for paragraph in text.strip().split("\n\n"))
-    published, ours, why = (text.removeprefix(lead) for text, lead in zip(texts, LEADS, strict=True))
-    return title, published, ours, why
-
-
-def lead_of(**values: object) -> str:
-    """The first sentence of the page, from ``paper/lead.md``; `values` fill in ``{name}``."""
-    return " ".join((PROSE / "lead.md").read_text(encoding="utf-8").format(**values).split())
+    return title, "\n\n".join(texts)
 
 
 def percent(share: float | None) -> str:

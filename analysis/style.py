@@ -116,6 +116,11 @@ STYLES: dict[str, Style] = {
     "max_batch_milp": Style("Direct MILP (batch as variable)", "#443355", "s"),
 }
 
+NETWORKS = {  # [network] its name for people
+    "gpt2": "GPT-2", "llama": "Llama", "llama_32": "Llama, 32 layers", "vit": "ViT", "resnet50": "ResNet50",
+    "unet": "U-Net", "vgg16": "VGG16", "vgg19": "VGG19", "googlenet": "GoogLeNet", "mobilenet": "MobileNet",
+    "mobilenet_v2": "MobileNetV2", "fcn8": "FCN8", "fcn8_plain": "FCN8, plain encoder", "segnet": "SegNet",
+}  # fmt: skip
 SPARE_COLOURS = ("#775599", "#BBAAEE", "#992299")
 _SPARE_MARKERS = ("p", "h", "X", "d", ">", "v")
 _SPARE_LINES = ("-", "--", "-.", ":")
@@ -132,6 +137,11 @@ def style_of(strategy: str) -> Style:
         _SPARE_MARKERS[digest[1] % len(_SPARE_MARKERS)],
         _SPARE_LINES[digest[2] % len(_SPARE_LINES)],
     )
+
+
+def label_of(network: str) -> str:
+    """The name of a network for people."""
+    return NETWORKS.get(network, network)
 
 
 def order_of(strategy: str) -> tuple[int, str]:

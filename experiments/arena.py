@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,14 +59,26 @@ CASES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def buffers(kind: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int | None]:
-    """(lower, upper, size, capacity) of a case."""
+class Buffers(NamedTuple):
+    """Buffers to place: when they begin and end, their bytes, and the bytes that there are; None for any number."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+    size: np.ndarray
+    capacity: int | None
+
+
+Found = tuple[int | None, bool]  # the block's bytes, whether they are proven the least
+
+
+def buffers(kind: str, name: str) -> Buffers:
+    """The buffers of a case."""
     if kind in ("minimalloc", "somas"):
         _, lower, upper, size = read_buffers(_folder() / name, is_inclusive=name.startswith(INCLUSIVE))
-        return lower, upper, size, int(name.split(".")[-2]) if kind == "minimalloc" else None
+        return Buffers(lower, upper, size, int(name.split(".")[-2]) if kind == "minimalloc" else None)
     graph, plan = (remat.zoo.graph(name), remat.zoo.load(name)) if kind == "zoo" else _large_plan(name)
     found = intervals_of(graph, plan)
-    return found.lower, found.upper, found.size, None
+    return Buffers(found.lower, found.upper, found.size, None)
 
 
 def _large_plan(name: str) -> tuple[remat.Graph, remat.Plan]:
@@ -81,31 +93,28 @@ def _large_plan(name: str) -> tuple[remat.Graph, remat.Plan]:
 
 def measured(set: str, name: str, allocator: str, seed: int, limit_s: float) -> Iterator[dict[str, Any]]:
     """A row: the block, the load, whether the block is proven the smallest, and processor seconds without compiling."""
-    lower, upper, size, capacity = buffers(set, name)
+    of = buffers(set, name)
     if allocator == "remat":
         compile_places()
-    load = load_of(lower, upper, size)
+    load = load_of(of.lower, of.upper, of.size)
     began = time.process_time()
-    n_bytes, is_optimal = ALLOCATORS[allocator](lower, upper, size, capacity, limit_s, seed)
+    n_bytes, is_optimal = ALLOCATORS[allocator](of, limit_s, seed)
     yield {
-        "n_buffers": len(size), "load": load, "capacity": capacity, "bytes": n_bytes, "is_optimal": is_optimal,
+        "n_buffers": len(of.size), "load": load, "capacity": of.capacity, "bytes": n_bytes, "is_optimal": is_optimal,
         "cpu_s": time.process_time() - began,
     }  # fmt: skip
 
 
-def _remat(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
-) -> tuple[int | None, bool]:
-    placed = place(lower, upper, size, capacity, limit_s, seed=seed)
+def _remat(of: Buffers, limit_s: float, seed: int) -> Found:
+    placed = place(*of, limit_s, seed=seed)
     return placed.bytes, placed.is_optimal
 
 
-def _cp_sat(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
-) -> tuple[int | None, bool]:
+def _cp_sat(of: Buffers, limit_s: float, seed: int) -> Found:
     """`no_overlap_2d`, one worker, in units of the greatest common divisor."""
     from ortools.sat.python import cp_model
 
+    lower, upper, size, capacity = of
     model, unit = cp_model.CpModel(), max(1, int(np.gcd.reduce(size)))
     most = int(size.sum()) // unit if capacity is None else capacity // unit
     tops, across, along = [], [], []
@@ -127,27 +136,22 @@ def _cp_sat(
     return solver.value(block) * unit if is_found else None, status == cp_model.OPTIMAL
 
 
-def _omnimalloc(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int
-) -> tuple[int | None, bool]:
+def _omnimalloc(of: Buffers, limit_s: float, seed: int) -> Found:
     """The branch and bound of omnimalloc 1.0.0, one thread; it takes no capacity."""
     try:
         omnimalloc = import_module("omnimalloc.allocators")
         buffer = import_module("omnimalloc").Allocation
     except ImportError:
         raise InvalidInput("omnimalloc is not installed: pip install omnimalloc==1.0.0") from None
-    rows = zip(size.tolist(), lower.tolist(), upper.tolist(), strict=True)
+    rows = zip(of.size.tolist(), of.lower.tolist(), of.upper.tolist(), strict=True)
     buffers = tuple(buffer(i, *row) for i, row in enumerate(rows) if row[0])
     found = omnimalloc.SupermallocAllocator(limit_s, num_threads=1).solve(buffers)
     return found.peak, found.proved_optimal
 
 
-def _simulated(
-    lower: np.ndarray, upper: np.ndarray, size: np.ndarray, capacity: int | None, limit_s: float, seed: int, *,
-    is_expandable: bool,
-) -> tuple[int | None, bool]:  # fmt: skip
+def _simulated(of: Buffers, limit_s: float, seed: int, *, is_expandable: bool) -> Found:
     """The smallest limit that three steps of PyTorch's allocator survive, as simulated."""
-    return simulate_allocator(lower, upper, size, is_expandable=is_expandable).limit_bytes, False
+    return simulate_allocator(of.lower, of.upper, of.size, is_expandable=is_expandable).limit_bytes, False
 
 
 ALLOCATORS = {

@@ -15,7 +15,7 @@ import remat
 from analysis.batches import draw, rows_of, summary
 from analysis.charts import save_in_run
 from analysis.paper import REPORTS
-from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, lead_of
+from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, prose
 from experiments.arguments import names_of
 from experiments.config import group_options
 from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table, markdown_table
@@ -24,8 +24,7 @@ from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.solving import Solves, contradictions
-from experiments.store import code_of
-from experiments.table import Table
+from experiments.store import Table, code_of
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
@@ -98,7 +97,7 @@ def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, A
     """
     context = Context(run, Scale(**amount), tuple(map(network, networks)))
     extract_all(context, per_sample=part in PER_SAMPLE)
-    before = run.store.used_rows()
+    before = set(run.store.used)
     document = PARTS[part](context)
     refuted = list(document.get("contradicted", []))
     for graph_run in context.graph_runs:
@@ -108,7 +107,7 @@ def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, A
         raise RematError("; ".join(["contradicted", *dict.fromkeys(refuted)]))
     yield {"kind": DOCUMENT, "document": document, "cores": os.cpu_count()}
     store = run.store
-    for key in sorted(store.used_rows() - before):
+    for key in sorted(store.used - before):
         row = store.read_row(key)
         if row is not None:
             plan = None if row.plan_file is None else (store.folder / row.plan_file).read_text()
@@ -135,13 +134,12 @@ def page(rows: Sequence[Row]) -> Drawing:
     study = study_of(rows)
     parts, drawn = draw_parts(REPORTS, study)
     head = next(iter(study.heads.values()))
-    lead = "" if head["part"] == STAGES else lead_of(**{**head, **head["settings"], **head["amount"]})
+    lead = "" if head["part"] == STAGES else prose("lead", **{**head, **head["settings"], **head["amount"]})[0]
     texts, tables = [f"{lead} {made(study)}"], list[LongTable]()
     for part in parts.values():
         own = [LongTable(f"paper_{name}", heads, lines) for name, heads, lines in part.tables]
         tables += own
-        lines = [f'<details markdown="1"><summary>{part.title}</summary>', f"**Published.** {part.published}",
-                 f"**Ours.** {part.ours}", f"**Why they differ.** {part.why}"]  # fmt: skip
+        lines = [f'<details markdown="1"><summary>{part.title}</summary>', part.text]
         lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures if file in FIGURES]
         if own:
             lines.append(f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in own)}.")

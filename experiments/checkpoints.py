@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 import remat.torch as rt
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Drawing, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from experiments.steps.torch_runs import sharing_copy
-from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.torch.planning.planner import there_before
 from remat.units import format_size
@@ -69,11 +68,8 @@ def page(rows: Sequence[Row]) -> Drawing:
         [[name, f"{share:g}", *(_cell(of.get((name, share, variant))) for variant in VARIANTS)]
          for name, share in dict.fromkeys((row["model"], row["share"]) for row in rows)],
     )  # fmt: skip
-    facts = (
-        f"{made(rows, 'torch')}, {values_of(rows, 'threads')} threads, {values_of(rows, 'rounds')} paired rounds, "
-        f"{values_of(rows, 'time_limit_s')} s of search. {_executed(rows)}"
-    )
-    return Drawing(f"{facts}\n\n{table}")
+    facts = made(rows, "torch", threads="threads", rounds="paired rounds", time_limit_s="s of search")
+    return Drawing(f"{facts}. {_executed(rows)}\n\n{table}")
 
 
 def _executed(rows: Sequence[Row]) -> str:
@@ -155,11 +151,8 @@ def table_of_languages(rows: Sequence[Row]) -> Drawing:
         [[name, *(_loss(of.get((*column, name)), of[(*column, "free")]) for column in columns),
           _largest_gap([of.get((*column, name)) for column in columns])] for name in ("free", *LANGUAGES_OF_ALL)],
     )  # fmt: skip
-    facts = (
-        f"{made(rows, 'torch', 'transformers')}, {values_of(rows, 'n_layers')} layers, "
-        f"{values_of(rows, 'time_limit_s')} s of search for the free plan. {_executed(rows)}"
-    )
-    return Drawing(f"{facts}\n\n{table}")
+    facts = made(rows, "torch", "transformers", n_layers="layers", time_limit_s="s of search for the free plan")
+    return Drawing(f"{facts}. {_executed(rows)}\n\n{table}")
 
 
 def _loss(row: Mapping[str, Any] | None, free: Mapping[str, Any]) -> str:

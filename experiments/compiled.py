@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from analysis import figures
 from analysis.charts import save_in_run
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
-from experiments.table import made, values_of
 
 PAGE = "results/compiled-steps.md"
 SOLVERS = ("dp", "ilp")  # of the knob
@@ -46,8 +45,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         ]),
     ]  # fmt: skip
     parts = [
-        f"{made(measured, 'torch')}, {values_of(measured, 'threads')} threads, {values_of(measured, 'rounds')} paired "
-        f"rounds, {values_of(measured, 'time_limit_s')} s of search.",
+        made(measured, "torch", threads="threads", rounds="paired rounds", time_limit_s="s of search") + ".",
         markdown_table(HEADS, [[name, *_summary(model)] for name, model in models.items()]),
         markdown_table(["the knob's peak rises", "solver", "share: peak, then the next share and its peak"],
                        [[name, *line] for name, model in models.items() for line in _rising(model)], "lll"),

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from experiments.architectures import ARCHITECTURES
+import yaml
+
 from experiments.arguments import one_of, pattern
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
-from experiments.table import made, values_of
 from remat.cost import COST_MODELS
 
 PAGE = "results/any-model.md"
 COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomputed", "difference", "masks", "message")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture of ``architectures.yaml``, which describes the attributes."""
+
+    name: str
+    group: str
+    model: str
+    inputs: str
+    settings: Mapping[str, Any]
+
+
+ARCHITECTURES = {
+    name: Architecture(name, group, **of)
+    for group, members in yaml.safe_load(Path(__file__).with_name("architectures.yaml").read_text()).items()
+    for name, of in members.items() if group != "settings"
+}  # fmt: skip
 
 
 @experiment(page=PAGE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from remat.errors import InvalidInput
@@ -15,6 +17,11 @@ from remat.files import replacing
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TABLES = ROOT / "results" / "tables"
+UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}
+
+# A column of a table: a row's text, or a format of its values: ``{overhead:.2%}``, ``{peak_bytes:.1f MB}``, or
+# ``{peak_bytes:.1f/MB}`` without the unit.
+Column = str | Callable[[Any], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,39 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
     """A Markdown table. `align` has "l" or "r" for each column; by default the first is left, the others right."""
     rule = [{"l": "---", "r": "--:"}[side] for side in align or "l" + "r" * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
+
+
+def table_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column], align: str = "") -> str:
+    """A Markdown table with a line for each row; `columns` are by their heads."""
+    return markdown_table([*columns], [cells(row, columns) for row in rows], align)
+
+
+def long_table_of(name: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column]) -> LongTable:
+    """`table_of` as a long table."""
+    return LongTable(name, [*columns], [cells(row, columns) for row in rows])
+
+
+def cells(row: Mapping[str, Any], columns: Mapping[str, Column]) -> list[str]:
+    """The cells of a row; that of a format is '' where one of its values is None."""
+    return [column(row) if callable(column) else _FORMAT.cell(column, row) for column in columns.values()]
+
+
+class _Format(Formatter):
+    """Formats that may end with a unit of `UNITS`."""
+
+    def cell(self, column: str, row: Mapping[str, Any]) -> str:
+        names = (name for _, name, *_ in self.parse(column) if name)
+        return "" if any(row[name] is None for name in names) else self.vformat(column, (), row)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        for sign, shown in ((" ", True), ("/", False)):
+            number, _, unit = format_spec.partition(sign)
+            if unit:
+                return f"{value / UNITS[unit]:{number}}" + f" {unit}" * shown
+        return format(value, format_spec)
+
+
+_FORMAT = _Format()
 
 
 def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
@@ -107,3 +147,24 @@ def write_tables(drawing: Drawing, folder: Path) -> list[Path]:
         with replacing(path) as scratch, scratch.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([table.heads, *table.rows])
     return paths
+
+
+def made(rows: Sequence[Mapping[str, Any]], *packages: str, **words: str) -> str:
+    """Dates of rows, versions of packages, processors, e.g. ``2026-11-25, PyTorch 2.13.0, AMD EPYC, 2 threads``.
+
+    Args:
+        words: of columns, after their values: ``threads="threads"``.
+    """
+    dates, versions = sorted(row["date"] for row in rows), [json.loads(row["versions"]) for row in rows]
+    parts = [" to ".join(dict.fromkeys((dates[0], dates[-1])))]
+    for package in packages:
+        found = dict.fromkeys(str(each.get(package, "unknown")) for each in versions)
+        parts.append(f"{'PyTorch' if package == 'torch' else package} {' and '.join(found)}")
+    values = (f"{values_of(rows, column)} {word}" for column, word in words.items())
+    return ", ".join([*parts, values_of(rows, "cpu"), *values])
+
+
+def values_of(rows: Sequence[Mapping[str, Any]], column: str) -> str:
+    """The values of a column, e.g. ``2`` or ``2 and 4``."""
+    found = dict.fromkeys(row[column] for row in rows if row[column] is not None)
+    return " and ".join(each if isinstance(each, str) else f"{each:g}" for each in found)

@@ -15,7 +15,7 @@ from typing import Any
 from analysis import figures
 from analysis.charts import save_in_run
 from experiments.arguments import names_of
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, table_of
 from experiments.measure_solve import published_folder, solve_case, where_made
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
@@ -104,31 +104,6 @@ def _budget(of: Mapping[str, Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dtr.draws
-def page(stored: Sequence[Row]) -> Drawing:
-    """The tables and the figure."""
-    networks = networks_of(stored)
-    rows = [(name, row) for name, network in networks.items() for row in network["rows"]]
-    graphs = markdown_table(
-        ["network", "log", "operations", "step", "constants", "program's peak", "plain peak of the graph",
-         "differs by"],
-        [_graph(name, network) for name, network in networks.items()], "llrrrrrl",
-    )  # fmt: skip
-    main_table = markdown_table(
-        ["network", "memory", "published", "DTR, exact", "DTR, union-find", "published − exact", "portfolio", "bound",
-         "gap", "DTR above the optimum"],
-        [_slowdowns(name, row) for name, row in rows],
-    )  # fmt: skip
-    heuristics = markdown_table(["network", "memory", *HEURISTICS], [_heuristics(name, row) for name, row in rows])
-    titled = {_title(name): network for name, network in networks.items()}
-    drawn = save_in_run(RUNS_FOLDER / "dtr", "dtr", figures.dtr, titled)[0]
-    threads, limits = (", ".join(f"{x:g}" for x in sorted({row[key] for row in stored if row["strategy"] == OFFLINE}))
-                       for key in ("threads", "time_limit_s"))  # fmt: skip
-    where = f"{where_made(stored)}, {threads} threads, {limits} s for each"
-    parts = [f"{where} search of the portfolio.", graphs, main_table, _summary([row for _, row in rows]), heuristics]
-    return Drawing("\n\n".join(parts), figures={"dtr": drawn})
-
-
 def _title(name: str) -> str:
     instead = PUBLISHED[name].instead
     return f"{name} (log: {instead})" if instead else name
@@ -139,39 +114,53 @@ def best_of(row: Mapping[str, Any]) -> float:
     return min(x for x in (row["offline"], *row["online"].values()) if x is not None)
 
 
-def _graph(name: str, network: Mapping[str, Any]) -> list[str]:
-    return [
-        _title(name), f"{PUBLISHED[name].log}.log.gz",
-        f"{network['n_operations']:,}", f"{network['total_cost'] / 1e6:.1f} ms",
-        *(format_size(network[key], digits=3) for key in ("fixed_bytes", "program_peak_bytes", "plain_peak_bytes")),
-        PUBLISHED[name].note,
-    ]  # fmt: skip
+def _times(slowdown: float | None) -> str:
+    return "thrashes" if slowdown is None else f"{slowdown:.4f}"
 
 
-def _slowdowns(name: str, row: Mapping[str, Any]) -> list[str]:
-    exact, best, bound = row["online"]["exact"], best_of(row), row["bound"]
-    portfolio = row["offline"]
-    return [
-        _title(name), f"{row['ratio']:.2f}", f"{row['published']:.3f}", _times(exact),
-        _times(row["online"]["union_find"]),
-        "" if exact is None else f"{row['published'] - exact:.3f}", _times(portfolio), f"{bound:.4f}",
-        "" if portfolio is None else f"{1 - bound / portfolio:.2%}",
-        "" if exact is None else _between(exact / best - 1, exact / bound - 1),
-    ]  # fmt: skip
-
-
-def _between(least: float, most: float) -> str:
-    """A share that lies between two."""
-    low, high = f"{100 * least:.1f}", f"{100 * most:.1f}"
+def _above_optimum(row: Mapping[str, Any]) -> str:
+    """The share by which DTR is slower than the optimum, which lies between the bound and the best known plan."""
+    if (exact := row["online"]["exact"]) is None:
+        return ""
+    low, high = (f"{100 * (exact / of - 1):.1f}" for of in (best_of(row), row["bound"]))
     return f"{low}%" if low == high else f"{low} to {high}%"
 
 
-def _heuristics(name: str, row: Mapping[str, Any]) -> list[str]:
-    return [_title(name), f"{row['ratio']:.2f}", *(_times(row["online"][heuristic]) for heuristic in HEURISTICS)]
+LOGS: Mapping[str, Column] = {
+    "network": lambda row: _title(row["network"]), "log": lambda row: f"{PUBLISHED[row['network']].log}.log.gz",
+    "operations": "{n_operations:,}", "step": lambda row: f"{row['total_cost'] / 1e6:.1f} ms",
+    "constants": lambda row: format_size(row["fixed_bytes"], digits=3),
+    "program's peak": lambda row: format_size(row["program_peak_bytes"], digits=3),
+    "plain peak of the graph": lambda row: format_size(row["plain_peak_bytes"], digits=3),
+    "differs by": lambda row: PUBLISHED[row["network"]].note,
+}  # fmt: skip
+BUDGETS: Mapping[str, Column] = {"network": lambda row: _title(row["network"]), "memory": "{ratio:.2f}"}
+SLOWDOWNS: Mapping[str, Column] = {
+    **BUDGETS, "published": "{published:.3f}", "DTR, exact": lambda row: _times(row["online"]["exact"]),
+    "DTR, union-find": lambda row: _times(row["online"]["union_find"]),
+    "published − exact": lambda row: f"{row['published'] - x:.3f}" if (x := row["online"]["exact"]) else "",
+    "portfolio": lambda row: _times(row["offline"]), "bound": "{bound:.4f}",
+    "gap": lambda row: f"{1 - row['bound'] / row['offline']:.2%}" if row["offline"] else "",
+    "DTR above the optimum": _above_optimum,
+}  # fmt: skip
 
 
-def _times(slowdown: float | None) -> str:
-    return "thrashes" if slowdown is None else f"{slowdown:.4f}"
+@dtr.draws
+def page(stored: Sequence[Row]) -> Drawing:
+    """The tables and the figure."""
+    networks = networks_of(stored)
+    rows = [{**row, "network": name} for name, network in networks.items() for row in network["rows"]]
+    heuristics: dict[str, Column] = {
+        name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS
+    }  # fmt: skip
+    titled = {_title(name): network for name, network in networks.items()}
+    drawn = save_in_run(RUNS_FOLDER / "dtr", "dtr", figures.dtr, titled)[0]
+    threads, limits = (", ".join(f"{x:g}" for x in sorted({row[key] for row in stored if row["strategy"] == OFFLINE}))
+                       for key in ("threads", "time_limit_s"))  # fmt: skip
+    where = f"{where_made(stored)}, {threads} threads, {limits} s for each"
+    parts = [f"{where} search of the portfolio.", table_of(networks.values(), LOGS, "llrrrrrl"),
+             table_of(rows, SLOWDOWNS), _summary(rows), table_of(rows, {**BUDGETS, **heuristics})]  # fmt: skip
+    return Drawing("\n\n".join(parts), figures={"dtr": drawn})
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> str:

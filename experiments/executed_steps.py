@@ -20,20 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.execution import draw_execution
+from analysis.style import label_of
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
 from experiments.steps.sizes import ON_A_CPU
-from experiments.steps.table import BUDGET, MODEL, REMARK, cells
+from experiments.steps.table import BUDGET, MODEL, REMARK
 from experiments.steps.torch_sizes import device_here, torch_names
-from experiments.table import made, values_of
 from remat.errors import InvalidInput
 
 PAGE = "results/executed-steps.md"
-LABELS = {"gpt2": "GPT-2", "resnet50": "ResNet50"}
 HEADS = (
     "steps", "plans", "budgets without a plan", "above the budget", "measured / predicted peak",
     "bits of the plain step", "measured minus predicted overhead, median",
@@ -88,7 +87,7 @@ STEPS = {
         ("link", *table.STEPS, "time over the judge's"), PLAIN,
     ),
     "peers": Steps(
-        Job("peers", "", time_limit_s=6.0, fractions=[0.6, 0.8, 0.45, 0.9, 0.7, 0.5]), torch_names, tuple(LABELS)
+        Job("peers", "", time_limit_s=6.0, fractions=[0.6, 0.8, 0.45, 0.9, 0.7, 0.5]), torch_names, ("gpt2", "resnet50")
     ),
 }  # fmt: skip
 
@@ -123,14 +122,14 @@ def page(rows: Sequence[Row]) -> Drawing:
         if not of.name or not mine:
             continue
         summary.append([of.label.format(len({row["model"] for row in mine})), *_summary(mine)])
-        lines = [cells(row, of.columns) for row in mine if row["method"] not in (OFFERED, of.without)]
-        long.append(LongTable(of.name, of.columns, lines))
+        shown = [row for row in mine if row["method"] not in (OFFERED, of.without)]
+        long.append(long_table_of(of.name, shown, table.columns(of.columns)))
     text, figures = [markdown_table(HEADS, summary)], dict[str, Path]()
     for model in dict.fromkeys(row["model"] for row in kinds["peers"]):
         mine = [row for row in kinds["peers"] if row["model"] == model]
         name = f"execution_{model}"
         figures[name] = draw_execution(mine, RUNS_FOLDER / "executed_steps", name)
-        text += [f"{LABELS.get(model, model)}: step times over plain PyTorch's ({made(mine)}, "
+        text += [f"{label_of(model)}: step times over plain PyTorch's ({made(mine)}, "
                  f"{values_of(mine, 'rounds')} rounds):", markdown_table(table.BESIDE, table.beside(mine))]  # fmt: skip
     links = ", ".join(link_to(each, DOCS / PAGE) for each in long)
     return Drawing("\n\n".join([*text, f"Tables: {links}."]), long, figures)

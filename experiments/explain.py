@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import remat.torch as rt
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, cells, made, markdown_table, table_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of
-from experiments.table import made
 from remat.frontends.spec import load_target
 from remat.torch.measuring.measure import peak_of_step
 from remat.torch.planning.planner import there_before
@@ -70,13 +69,23 @@ def checked(model: str, time_limit_s: float) -> Iterator[dict[str, Any]]:
             yield Beside(plain, args).add(module, row, before)
 
 
+ANSWERS: Mapping[str, Column] = {
+    "seconds to answer": "{case_s:.0f}", "operations": "{operations:,}", "budget": "{budget_bytes:.2f GB}",
+    "plain peak": "{plain_bytes:.2f GB}", "smallest budget": "{least_bytes:.2f GB}",
+}  # fmt: skip
+CHECKS: Mapping[str, Column] = {
+    "model": "{model}", "overhead": "{allowed:.0%}", "largest batch": "{largest_batch}",
+    "trained batch": "{batch_size}", "plain step": "{plain_bytes:.3f MB}", "under the plan": "{measured_bytes:.3f MB}",
+    "budget": "{budget_bytes:.3f MB}", "cost": "{overhead:.2%}",
+}  # fmt: skip
+
+
 @explain.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A column for each answer, and a line for each check."""
     columns = answers(rows)
     told = markdown_table(["", *columns], _transposed([*columns.values()]))
-    heads = ["model", "overhead", "largest batch", "trained batch", "plain step", "under the plan", "budget", "cost"]
-    checks = markdown_table(heads, [_check(row) for row in rows if row["gpu"] is None])
+    checks = table_of([row for row in rows if row["gpu"] is None], CHECKS)
     return Drawing(f"{made(rows, 'torch')}.\n\n{told}\n\n{checks}")
 
 
@@ -86,33 +95,14 @@ def answers(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
 
 
 def _answers(row: Row) -> dict[str, str]:
-    cells = {
-        "seconds to answer": f"{row['case_s']:.0f}", "operations": f"{row['operations']:,}",
-        "budget": _gb(row["budget_bytes"]), "plain peak": _gb(row["plain_bytes"]),
-        "smallest budget": _gb(row["least_bytes"]),
-    }  # fmt: skip
+    found = dict(zip(ANSWERS, cells(row, ANSWERS), strict=True))
     for share, overhead in row["overheads"].items():
-        cells[f"overhead at {share} of the peak"] = "no plan" if overhead is None else f"{overhead:.1%}"
+        found[f"overhead at {share} of the peak"] = "no plan" if overhead is None else f"{overhead:.1%}"
     for what, sizes in row["largest"].items():
-        cells |= {f"largest {what} at {overhead}": f"{size or 'none':,}" for overhead, size in sizes.items()}
-    return cells | {f"change by {what}": f"{n_bytes / 1e9:+.2f} GB" for what, n_bytes in row["changes"].items()}
+        found |= {f"largest {what} at {n}": f"{size:,}" if size else "none" for n, size in sizes.items()}
+    return found | {f"change by {what}": f"{n_bytes / 1e9:+.2f} GB" for what, n_bytes in row["changes"].items()}
 
 
 def _transposed(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
     names = dict.fromkeys(name for column in columns for name in column)
     return [[name, *(column.get(name, "") for column in columns)] for name in names]
-
-
-def _check(row: Row) -> list[str]:
-    return [
-        row["model"], f"{row['allowed']:.0%}", str(row["largest_batch"]), str(row["batch_size"]),
-        _mb(row["plain_bytes"]), _mb(row["measured_bytes"]), _mb(row["budget_bytes"]), f"{row['overhead']:.2%}",
-    ]  # fmt: skip
-
-
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB"
-
-
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.3f} MB"

@@ -8,18 +8,17 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import planned, step_for_a_cpu
 from experiments.steps.torch_runs import times_beside
-from experiments.table import made, values_of
 
 
 @experiment()
@@ -119,34 +118,24 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), used.user + used.system + used.children_user + used.children_system
 
 
+def _measured(row: Row) -> str:
+    if row.get("measured_ratio") is None:
+        return ""
+    low, high = (ratio - 1 for ratio in row["ratio_quartiles"])
+    return f"{row['measured_ratio'] - 1:.1%} ({low:.1%} to {high:.1%}) of {1e3 * row['plain_s']:.1f} ms"
+
+
+COLUMNS: Mapping[str, Column] = {
+    "network": "{network}", "back-end": lambda row: row.get("backend") or "eager", "begins with": "{begins}",
+    "budget": "{budget:g}", "calls": "{calls:.0f}",
+    "call": lambda row: f"{row['call_s']:.1f} ({row['call_cpu_s']:.1f})" if row["phases"] else "",
+    "first step": "{step_s:.1f} ({step_cpu_s:.1f})", "overhead": "{overhead:.2%}", "measured": _measured,
+    "where": "{phases}",
+}  # fmt: skip
+
+
 @first_steps.draws
 def table(rows: Sequence[Row]) -> Drawing:
     """A line for each network, back-end and way to begin."""
-    heads = [
-        "network",
-        "back-end",
-        "begins with",
-        "budget",
-        "calls",
-        "call",
-        "first step",
-        "overhead",
-        "measured",
-        "where",
-    ]
-    where = f"Seconds (processor seconds), {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
-    return Drawing(f"{where}\n\n{markdown_table([*heads, 'where'], map(_cells, rows))}")
-
-
-def _cells(row: Row) -> list[str]:
-    begins = row["network"], row.get("backend") or "eager", row["begins"]
-    took = {name: f"{row[f'{name}_s']:.1f} ({row[f'{name}_cpu_s']:.1f})" for name in ("call", "step")}
-    if not row.get("phases"):
-        return [*begins, "", "", "", took["step"], "", "", ""]
-    shown = f"{row['budget']:g}", str(int(row["calls"])), took["call"], took["step"], f"{row['overhead']:.2%}"
-    measured = ""
-    if row.get("measured_ratio") is not None:
-        low, high = (ratio - 1 for ratio in row["ratio_quartiles"])
-        ratio, plain_ms = row["measured_ratio"] - 1, 1e3 * row["plain_s"]
-        measured = f"{ratio:.1%} ({low:.1%} to {high:.1%}) of {plain_ms:.1f} ms"
-    return [*begins, *shown, measured, row["phases"]]
+    where = made(rows, "torch", threads="threads")
+    return Drawing(f"Seconds (processor seconds), {where}.\n\n{table_of(rows, COLUMNS)}")

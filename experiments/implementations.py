@@ -12,13 +12,12 @@ from typing import Any
 from analysis.charts import save_in_run
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
-from experiments.steps.table import BUDGET, MODEL, REMARK, cells
+from experiments.steps.table import BUDGET, MODEL, REMARK, columns
 from experiments.steps.torch_sizes import device_here, torch_names
-from experiments.table import made
 from remat.implementation import DEFAULT
 from remat.torch.implementations import IMPLEMENTATIONS
 
@@ -57,8 +56,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     rows = in_order(rows)
     long = [
         LongTable("implementations", OFFERED, every_implementation()),
-        LongTable("implementations_measured", MEASURED,
-                  [cells(row, MEASURED) for row in rows if row["offered"] is None]),
+        long_table_of("implementations_measured", [row for row in rows if row["offered"] is None], columns(MEASURED)),
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
     links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
@@ -85,10 +83,10 @@ def summary(rows: Sequence[Row]) -> str:
 
 def _beside_default(plans: Sequence[Row]) -> str:
     """Joint plans beside default plans at equal budgets; '' if no joint plan was asked for."""
-    default = {
-        (row["device"], row["model"], row["parameter"]): row for row in plans if row["implementations"] == "default"
-    }
-    joint = {(row["device"], row["model"], row["parameter"]): row for row in plans if row["implementations"] == "joint"}
+    default, joint = (
+        {(row["device"], row["model"], row["parameter"]): row for row in plans if row["implementations"] == choice}
+        for choice in ("default", "joint")
+    )
     if not joint:
         return ""
     pairs = [(row, default[key]) for key, row in joint.items() if key in default]

@@ -13,11 +13,10 @@ from typing import Any
 
 import remat
 from experiments.arguments import one_of
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, made, markdown_table, table_of
 from experiments.measure_solve import solved
 from experiments.registry import Case, Row, experiment
-from experiments.store import code_of
-from experiments.table import Table, made
+from experiments.store import Table, code_of
 from remat.cost import apply_cost, load_gpu
 from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec
@@ -81,26 +80,27 @@ def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
         return remat.load_graph(out), {"capture_s": round(took_s, 1), "capture_bytes": usage.ru_maxrss * 1024}
 
 
+GRAPHS: Mapping[str, Column] = {
+    "step": "{step}", "operations": "{operations:,}", "capture": "{capture_s:.0f} s",
+    "memory of capture": lambda row: format_size(row["capture_bytes"], digits=0),
+    "memory of the planner": lambda row: format_size(row["solver_bytes"], digits=0),
+    "smallest budget": lambda row: format_size(row["least_bytes"]),
+    "plain": lambda row: format_size(row["plain_bytes"]),
+}  # fmt: skip
+
+
 @large.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each step, and one for each budget."""
     of = {step: [row for row in rows if row["step"] == step] for step in dict.fromkeys(row["step"] for row in rows)}
-    heads = ["step", "operations", "capture", "memory of capture", "memory of the planner", "smallest budget", "plain"]
-    graphs = markdown_table(heads, [_graph(name, own) for name, own in of.items()])
+    solver_bytes = {step: max(row["solver_bytes"] or 0 for row in own) for step, own in of.items()}
+    graphs = table_of([{**own[0], "solver_bytes": solver_bytes[step]} for step, own in of.items()], GRAPHS)
     limits = sorted({row["limit_s"] for row in rows})
     plans = markdown_table(
         ["step", "budget", *(f"overhead after {x} s" for x in limits), "gap", f"cost after {limits[0]} s / best"],
         [line for name, own in of.items() for line in _plans(name, own, limits)],
     )
     return Drawing(f"{made(rows, 'torch')}, {THREADS} threads.\n\n{graphs}\n\n{plans}")
-
-
-def _graph(name: str, rows: Sequence[Row]) -> list[str]:
-    step, solver = rows[0], max(row["solver_bytes"] or 0 for row in rows)
-    return [
-        name, f"{step['operations']:,}", f"{step['capture_s']:.0f} s", format_size(step["capture_bytes"], digits=0),
-        format_size(solver, digits=0), format_size(step["least_bytes"]), format_size(step["plain_bytes"]),
-    ]  # fmt: skip
 
 
 def _plans(name: str, rows: Sequence[Row], limits: Sequence[int]) -> Iterator[list[str]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of
-from experiments.table import made, values_of
 from remat.torch.planning.planner import there_before
 from remat.units import format_size
 
@@ -54,18 +53,16 @@ def batch(length: int, padded: bool) -> dict[str, Any]:
     return {"input_ids": tokens, "labels": tokens.where(mask == 1, -100), "attention_mask": mask}
 
 
+COLUMNS: Mapping[str, Column] = {
+    "length": "{length}", "padded": lambda row: "yes" if row["padded"] else "no", "plan": "{plan}",
+    "seconds added": "{added_s:.2f}", "repeats": "{recomputed}", "overhead": "{overhead:.2%}",
+    "measured of budget": lambda row: f"{format_size(row['measured_bytes'], digits=3)}, "
+                                      f"{row['measured_bytes'] / row['budget_bytes']:.1%}",
+    "the plain model's bits": lambda row: "no" if row["difference"] else "yes",
+}  # fmt: skip
+
+
 @lengths.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each length."""
-    heads = ["length", "padded", "plan", "seconds added", "repeats", "overhead", "measured of budget",
-             "the plain model's bits"]  # fmt: skip
-    where = f"Lengths: {made(rows, 'torch')}, {values_of(rows, 'threads')} threads."
-    return Drawing(f"{where}\n\n{markdown_table(heads, map(_cells, rows))}")
-
-
-def _cells(row: Row) -> list[str]:
-    share = f"{format_size(row['measured_bytes'], digits=3)}, {row['measured_bytes'] / row['budget_bytes']:.1%}"
-    return [
-        str(row["length"]), "yes" if row["padded"] else "no", row["plan"], f"{row['added_s']:.2f}",
-        str(row["recomputed"]), f"{row['overhead']:.2%}", share, "no" if row["difference"] else "yes",
-    ]  # fmt: skip
+    return Drawing(f"Lengths: {made(rows, 'torch', threads='threads')}.\n\n{table_of(rows, COLUMNS)}")

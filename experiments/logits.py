@@ -6,7 +6,6 @@ See docs/results/explain.md.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 
 import remat.torch as rt
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
-from experiments.steps.measure_step import planned, promise_of
-from experiments.table import made
+from experiments.steps.measure_step import Beside, planned, promise_of
+from experiments.steps.torch_runs import times_beside
 from remat.frontends.spec import load_target
-from remat.torch.measuring.measure import difference_of_steps, peak_of_step
+from remat.torch.measuring.measure import peak_of_step
 from remat.torch.planning.planner import there_before
 
 LLAMA = "remat.torch.networks.llama:llama"
@@ -81,60 +80,36 @@ def checked(time_limit_s: float) -> Iterator[dict[str, Any]]:
             copy.deepcopy(plain), args, found.budget_bytes, strategy="search", cost="roofline", gpu="cpu",
             implementations=row["implementations"], time_limit_s=5 * time_limit_s,
         )  # fmt: skip
-        before = there_before(module.plan)
-        choices = sorted({name for name in module.plan.plan.choices if name.startswith("cross_entropy")})
-        yield row | promise_of(module.plan) | {
-            "length": length, "choices": choices,
-            "measured_bytes": before + peak_of_step(module, args, {}, "cpu"),
+        before, plan = there_before(module.plan), module.plan.plan
+        measured = {
+            "length": length, "choices": sorted({name for name in plan.choices if name.startswith("cross_entropy")}),
             "plain_measured_bytes": before + peak_of_step(plain, args, {}, "cpu"),
-            "difference": difference_of_steps(plain, module, args, {}, "cpu"),
-            "processor_ratio": _processor_ratio(plain, module, args),
+            "processor_ratio": times_beside(plain, module, args, "cpu", 3, time.process_time)["measured_ratio"],
         }  # fmt: skip
-
-
-def _processor_ratio(plain: Any, module: Any, args: Any) -> float:
-    """Processor seconds of the step over those of the plain one: the median of rounds."""
-    ratios = []
-    for _ in range(3):
-        seconds = []
-        for step in (plain, module):
-            began = time.process_time()
-            step(*args).backward()
-            seconds.append(time.process_time() - began)
-            step.zero_grad()
-        ratios.append(seconds[1] / seconds[0])
-    return statistics.median(ratios)
-
-
-@logits.draws
-def page(rows: Sequence[Row]) -> Drawing:
-    """The lengths, and the steps that were trained at them."""
-    heads = ["model", "budget", "logits", "plain peak", *(f"length at {n}%" for n in (0, 5, 10, 20))]
-    longest = markdown_table(heads, map(_lengths_of, rows))
-    heads = ["logits", "length", "plain step", "under the plan", "budget", "cost", "processor time", "difference"]
-    trained = markdown_table(heads, [_trained(row) for row in rows if row.get("gpu") is None])
-    return Drawing(f"{made(rows, 'torch')}.\n\n{longest}\n\n{trained}")
-
-
-def _lengths_of(row: Row) -> list[str]:
-    on = row.get("gpu") or "this CPU"
-    return [
-        f"{row['model']}, {on}", _gb(row["budget_bytes"]), _logits(row), _gb(row["plain_bytes"]),
-        *(f"{size:,}" if size else "none" for size in row["largest"].values()),
-    ]  # fmt: skip
-
-
-def _trained(row: Row) -> list[str]:
-    return [
-        _logits(row), f"{row['length']:,}", _gb(row["plain_measured_bytes"]), _gb(row["measured_bytes"]),
-        _gb(row["budget_bytes"]), f"{row['overhead']:.2%}", f"x {row['processor_ratio']:.2f}",
-        f"{row['difference']:.1e}",
-    ]  # fmt: skip
+        yield Beside(plain, args).add(module, row | promise_of(module.plan) | measured, before)
 
 
 def _logits(row: Row) -> str:
     return "whole" if row["implementations"] == "default" else "in chunks"
 
 
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.3f} GB"
+LONGEST: Mapping[str, Column] = {
+    "model": lambda row: f"{row['model']}, {row.get('gpu') or 'this CPU'}", "budget": "{budget_bytes:.3f GB}",
+    "logits": _logits, "plain peak": "{plain_bytes:.3f GB}",
+}  # fmt: skip
+TRAINED: Mapping[str, Column] = {
+    "logits": _logits, "length": "{length:,}", "plain step": "{plain_measured_bytes:.3f GB}",
+    "under the plan": "{measured_bytes:.3f GB}", "budget": "{budget_bytes:.3f GB}", "cost": "{overhead:.2%}",
+    "processor time": "x {processor_ratio:.2f}", "difference": "{difference:.1e}",
+}  # fmt: skip
+
+
+@logits.draws
+def page(rows: Sequence[Row]) -> Drawing:
+    """The lengths, and the steps that were trained at them."""
+    lengths: Mapping[str, Column] = {
+        f"length at {share}": lambda row, share=share: f"{size:,}" if (size := row["largest"][share]) else "none"
+        for share in rows[0]["largest"]
+    }
+    trained = table_of([row for row in rows if row.get("gpu") is None], TRAINED)
+    return Drawing(f"{made(rows, 'torch')}.\n\n{table_of(rows, {**LONGEST, **lengths})}\n\n{trained}")

@@ -30,6 +30,7 @@ from remat.simulator import plain_peak
 from remat.solution import Family
 
 SOLVES = 6  # time limits that one strategy may spend on one network
+NAMES = [rule.name for rule in RULES]
 DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
 DIRECT_STRATEGY = "checkmate_milp"  # it has the direct formulation as an option
 # Checkmate's own numbers: baselines on VGG19 by the artifact's arithmetic, optima by the stated rule.
@@ -223,7 +224,7 @@ class _Trial:
             "graph_sha256": network.graph.sha256(), "gpu": self.settings.gpu.name,
             "time_limit_s": self.settings.time_limit_s, "working_set_bytes": network.graph.largest_working_set()[0],
             "rules": [{"name": rule.name, "label": rule.label} for rule in RULES],
-            "proven_bytes": proven, "proven": self._batches(dict.fromkeys((r.name for r in RULES), proven)),
+            "proven_bytes": proven, "proven": self._batches(dict.fromkeys(NAMES, proven)),
             "records": records,
             "published": [
                 {"strategy": strategy, "rule": rule, "batch": batch}
@@ -234,11 +235,11 @@ class _Trial:
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
         """[rule] batch that follows from the peak of one sample under that rule."""
-        batches: dict[str, int | None] = {}
-        for rule in RULES:
-            needed = sample_bytes[rule.name]
-            batches[rule.name] = None if needed is None else rule.batch(needed, self.network, self.memory_bytes)
-        return batches
+        needed = [(rule, sample_bytes[rule.name]) for rule in RULES]
+        return {
+            rule.name: None if size is None else rule.batch(size, self.network, self.memory_bytes)
+            for rule, size in needed
+        }
 
     def _family_record(self, name: str) -> dict[str, Any]:
         """The family's member with the least peak within the cap; no search is needed."""
@@ -253,23 +254,25 @@ class _Trial:
                 notes.append(f"{rule.accounting}: {why}")
         keys = [graph_run.key(name, None) for graph_run in self.graph_runs.values()]
         wall_s = sum(self.families[accounting, name].wall_s for accounting in self.graph_runs)
-        return {
-            "strategy": name, "kind": "family", "found_bytes": peaks, "found": self._batches(peaks),
-            "proven_bytes": None, "proven": dict.fromkeys(peaks), "solves": 0, "wall_s": wall_s,
-            "note": "; ".join(dict.fromkeys(notes)), "keys": keys,
-        }  # fmt: skip
+        note = "; ".join(dict.fromkeys(notes))
+        return self._record(name, "family", peaks, None, solves=0, wall_s=wall_s, note=note, keys=keys)
 
     def _search_record(self, search: _BatchSearch) -> dict[str, Any]:
         search.hear()
         known = search.known
-        found = None if known.stopped else known.found_bytes
-        peaks = dict.fromkeys((rule.name for rule in RULES), found)
+        peaks = dict.fromkeys(NAMES, None if known.stopped else known.found_bytes)
+        return self._record(
+            search.strategy, search.kind, peaks, known.proven_bytes, solves=len(known.rows), wall_s=known.spent_s,
+            note=known.stopped, keys=[row.key for row in known.rows],
+        )  # fmt: skip
+
+    def _record(
+        self, strategy: str, kind: str, found: Mapping[str, int | None], proven: int | None, **others: Any
+    ) -> dict[str, Any]:
+        """A strategy's result: bytes of one sample, by rule, and the batches that follow."""
         return {
-            "strategy": search.strategy, "kind": search.kind, "found_bytes": peaks, "found": self._batches(peaks),
-            "proven_bytes": known.proven_bytes,
-            "proven": self._batches(dict.fromkeys((rule.name for rule in RULES), known.proven_bytes)),
-            "solves": len(known.rows), "wall_s": known.spent_s, "note": known.stopped,
-            "keys": [row.key for row in known.rows],
+            "strategy": strategy, "kind": kind, "found_bytes": found, "found": self._batches(found),
+            "proven_bytes": proven, "proven": self._batches(dict.fromkeys(NAMES, proven)), **others,
         }  # fmt: skip
 
     def _contradictions(self, proven_bytes: int) -> list[str]:

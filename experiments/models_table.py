@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Column, Drawing, link_to, long_table_of, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import configured_model
 from remat import registry
@@ -22,9 +22,11 @@ from remat.simulator import plain_peak
 
 PAGE = "reference/models.md"
 FAILED = "FAILED"
-HEADS = (
-    "model", "framework", "granularity", "batch", "nodes", "edges", "fixed GB", "store-all peak GB", "seconds",
-)  # fmt: skip
+COLUMNS: Mapping[str, Column] = {
+    "model": "{model}", "framework": "{framework}", "granularity": "{granularity}", "batch": "{batch}",
+    "nodes": lambda row: FAILED if row["error"] else str(row["nodes"]), "edges": "{edges}",
+    "fixed GB": "{fixed_gb:.3f}", "store-all peak GB": "{plain_peak_gb:.3f}", "seconds": "{seconds:.1f}",
+}  # fmt: skip
 
 
 def specs(names: Sequence[str]) -> Iterator[ModelSpec]:
@@ -73,15 +75,8 @@ def page(rows: Sequence[Row]) -> Drawing:
         operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else FAILED
         names = ", ".join(f"`{row['model']}`" for row in members)
         lines.append(f"- **{framework}, by {granularity}** ({operations}): {names}")
-    every = LongTable("models", HEADS, [_cells(row) for row in rows])
+    every = long_table_of("models", rows, COLUMNS)
     return Drawing("\n".join([*lines, f"\nEvery graph: {link_to(every, DOCS / PAGE)}."]), [every])
-
-
-def _cells(row: Row) -> list[str]:
-    cells = [FAILED, "", "", ""]
-    if not row["error"]:
-        cells = [str(row["nodes"]), str(row["edges"]), f"{row['fixed_gb']:.3f}", f"{row['plain_peak_gb']:.3f}"]
-    return [row["model"], row["framework"], row["granularity"], str(row["batch"]), *cells, f"{row['seconds']:.1f}"]
 
 
 @experiment(page="reference/strategies.md", measures=False)

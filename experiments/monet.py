@@ -20,12 +20,11 @@ from analysis import figures
 from analysis.charts import save_in_run
 from analysis.style import OURS
 from experiments.arguments import names_of, one_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
 from experiments.measure_solve import LIMITS, graph_of, published_folder, row_of, solve_case, solved
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, SCALES
 from experiments.store import code_of
-from experiments.table import made, values_of
 from remat.errors import InvalidInput
 from remat.files import read_json
 from remat.frontends.monet import KEPT_INDICES, LEVELS_PUBLISHED, STATISTICS, load_schedules, read_costs

@@ -19,22 +19,21 @@ from statistics import geometric_mean
 from analysis import figures, overhead
 from analysis.batches import OPTIMUM, continuous, max_found, network_label
 from analysis.charts import save_in_run
-from analysis.figures import LABELS
 from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.parts import Study
 from analysis.results import PAPERS_HEURISTICS
-from analysis.style import OURS
+from analysis.style import OURS, label_of
 from experiments import checkmate, monet
 from experiments.compiled import steps_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
 from experiments.dtr import networks_of
 from experiments.explain import answers
 from experiments.registry import Row, experiment
 from experiments.rivals import pairs
 from experiments.settings import RUNS_FOLDER
-from experiments.table import Table, made
+from experiments.store import Table
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
 # percent for a difference.
@@ -288,7 +287,7 @@ def _recorded() -> Iterator[list[str]]:
         for row in solves(network):
             if row["budget"] == budget:
                 model, _, batch = network.partition("_b")
-                what = f"{LABELS[model]}, batch {batch}, {budget} of a P100: overhead, gap, seconds"
+                what = f"{label_of(model)}, batch {batch}, {budget} of a P100: overhead, gap, seconds"
                 yield ["Checkmate's MILP in Gurobi, 12 threads", what,
                        _solved(row["record_cost"], row["total_cost"], row["record_gap"], row["record_s"]), "",
                        _solved(row["cost"], row["total_cost"], row["gap"], row["wall_s"]), ""]  # fmt: skip

@@ -20,9 +20,9 @@ def make_console() -> Console:
 
 
 def say_written(console: Console, paths: Iterable[Path]) -> None:
-    """Print a line for each written file."""
-    for path in paths:
-        what = {".html": "page", ".md": "page", ".csv": "table"}.get(path.suffix, "figure")
+    """Print a line for each written table and page, and for each folder of figures."""
+    for path in dict.fromkeys(path.parent if path.suffix in (".png", ".pdf") else path for path in paths):
+        what = {".html": "page", ".md": "page", ".csv": "table"}.get(path.suffix, "figures")
         console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
 
 

@@ -8,33 +8,32 @@ from pathlib import Path
 from experiments.documents import Drawing, markdown_table
 from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
 from experiments.registry import Case, Row, experiment
+from experiments.solver_cases import PUBLISHED
 
 STRATEGIES = ("moccasin", "portfolio")
-# (graph, share of the peak, overhead in percent and seconds as published, limit of the solve here in seconds)
-PUBLISHED = (
-    ("layered/layered_n100.json", 0.9, 0.8, 9.3, 60.0),
-    ("layered/layered_n100.json", 0.8, 2.3, 9.5, 60.0),
-    ("layered/layered_n250.json", 0.9, 0.9, 55.0, 300.0),
-    ("layered/layered_n250.json", 0.8, 4.9, 640.0, 900.0),
-)
+# [graph, share of the peak] seconds as published, limit of the solve here in seconds
+SECONDS = {
+    ("layered_n100", 0.9): (9.3, 60.0), ("layered_n100", 0.8): (9.5, 60.0), ("layered_n250", 0.9): (55.0, 300.0),
+    ("layered_n250", 0.8): (640.0, 900.0),
+}  # fmt: skip
 
 
 @experiment(page="results/leaderboard.md")
 def rivals(threads: int = 2) -> Iterator[Case]:
     """MOCCASIN on its published graphs, beside the published values and the portfolio (REMAT_INSTANCES has them)."""
-    for file, share, percent, seconds, limit_s in PUBLISHED:
-        graph = graph_of(file)
+    for (name, share), (seconds, limit_s) in SECONDS.items():
+        graph = graph_of(file := f"layered/{name}.json")
         for strategy in STRATEGIES:
             yield solve_case(
                 file, graph, strategy, share_of_peak(graph, share), time_limit_s=limit_s, threads=threads,
-                share=share, published_percent=percent, published_s=seconds,
+                share=share, published_percent=PUBLISHED[name, share][0], published_s=seconds,
             )  # fmt: skip
 
 
 def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """(MOCCASIN's row, the portfolio's) of each published value that has both."""
-    found = {(row["graph"], row["share"], row["strategy"]): row for row in rows}
-    both = [tuple(found.get((file, share, name)) for name in STRATEGIES) for file, share, *_ in PUBLISHED]
+    found = {(row["graph_name"], row["share"], row["strategy"]): row for row in rows}
+    both = [tuple(found.get((*case, strategy)) for strategy in STRATEGIES) for case in SECONDS]
     return [(theirs, ours) for theirs, ours in both if theirs is not None and ours is not None]
 
 

@@ -26,8 +26,7 @@ from experiments.progress import SolveProgress, duration, say_written
 from experiments.registry import FOLDER, Case, Experiment, Listed, Row, module_of
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Solves, finished_jobs
-from experiments.store import Store, write_json
-from experiments.table import Table, key_of
+from experiments.store import Store, Table, key_of, write_json
 from remat.errors import InvalidInput, RematError
 from remat.files import read_json, write_text
 

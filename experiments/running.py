@@ -14,17 +14,16 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-import remat
 from experiments.arguments import import_optional
 from experiments.budget_sweep import run_single, run_sweep
 from experiments.build import Subject, build_quietly
 from experiments.config import as_dict, keys_of, run_name
 from experiments.engine import make_engine
-from experiments.progress import SolveProgress, make_console
+from experiments.progress import SolveProgress, make_console, say_written
 from experiments.registry import experiments, listed
 from experiments.runner import run_experiment
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings, for_implementations
-from experiments.solving import GraphRun, contradictions, is_final
+from experiments.solving import Solves, contradictions, is_final
 from experiments.store import Row, Store, write_json
 from remat.errors import InvalidInput
 from remat.solution import Status
@@ -58,13 +57,11 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         settings = for_implementations(cfg, settings)
     for remark in remarks:
         console.print(f"warning: {remark}", markup=False)
-    store = Store(STORE_FOLDER)
-    store.write_graph(subject.graph)
-    store_all = remat.family(subject.graph, "checkpoint_all", accounting=settings.accounting)[0]
-    _introduce(console, subject, settings, store_all.peak_bytes)
     head = _head(cfg, settings, subject, experiment, folder)
     with engine, SolveProgress(console, engine.at_once) as progress:
-        graph_run = GraphRun(subject, settings, experiment, store, engine, progress, store_all.peak_bytes)
+        solves = Solves(settings, Store(STORE_FOLDER), engine, progress, console)
+        graph_run = solves.graph_run(subject, experiment)
+        _introduce(console, subject, settings, graph_run.store_all_peak_bytes)
         try:
             if settings.budget_bytes is None:
                 rows, families = run_sweep(graph_run)
@@ -85,7 +82,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     _explain_failures(console, rows)
     _say_unfinished(console, rows)
     console.print(f"{graph_run.solved} solved now, {graph_run.reused} taken from the store", markup=False)
-    _say_where(console, drawn)
+    say_written(console, drawn)
     if settings.logger == "wandb":
         where = log_run(folder, rows, head["config"], drawn, project=settings.wandb_project, mode=settings.wandb_mode)
         console.print(f"wandb    {where}", markup=False)
@@ -171,15 +168,6 @@ def _say_unfinished(console: Console, rows: Sequence[Row]) -> None:
         f"{first.strategy} at {format_size(first.budget_bytes)}{why}; the same command solves them again",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-
-
-def _say_where(console: Console, drawn: Sequence[Path]) -> None:
-    pages = [path for path in drawn if path.suffix == ".html"]
-    figures = sorted({path.parent for path in drawn if path.suffix in (".png", ".pdf")})
-    tables = [path for path in drawn if path.suffix == ".csv"]
-    for what, paths in (("table", tables), ("figures", figures), ("page", pages)):
-        for path in paths:
-            console.print(f"{what:<8} {path}", markup=False, soft_wrap=True)
 
 
 def import_wandb() -> ModuleType:

@@ -32,6 +32,9 @@ SCALES = ("full", "study", "quick")
 QUICK_POINTS, QUICK_TIME_LIMIT_S = 6, 10.0
 ENGINES = ("local", "ray", "slurm")
 WANDB_MODES = ("offline", "online", "disabled")
+AS_GIVEN = (  # keys whose values are settings
+    "device", "scope", "accounting", "work_limit", "seed", "threads", "deterministic", "target_gap", "instances",
+)  # fmt: skip
 OF_A_MODEL = ("batch_size", "input_size", "granularity", "target", "dtype")
 
 
@@ -138,28 +141,20 @@ def read_settings(cfg: DictConfig) -> Settings:
         graph_file=graph_file,
         cost="file" if graph_file else one_of("cost", cfg.cost.name, COSTS),
         gpu=gpu,
-        device=cfg.device,
         budget_bytes=budget_bytes,
         points=min(cfg.points, QUICK_POINTS) if quick else cfg.points,
         strategies=names,
         options=_options(cfg, names),
-        scope=cfg.scope,
-        accounting=cfg.accounting,
         time_limit_s=min(cfg.time_limit, QUICK_TIME_LIMIT_S) if quick else cfg.time_limit,
-        work_limit=cfg.work_limit,
-        seed=cfg.seed,
-        threads=cfg.threads,
-        deterministic=cfg.deterministic,
         jobs=cfg.engine.jobs,
         logger=cfg.logger.name,
         wandb_mode=cfg.logger.mode,
         wandb_project=cfg.logger.project,
-        target_gap=cfg.target_gap,
         engine=one_of("engine", cfg.engine.name, ENGINES),
         address=cfg.engine.address,
         budgets_bytes=several,
-        instances=cfg.instances,
         link=link,
+        **{name: cfg[name] for name in AS_GIVEN},
     )
 
 

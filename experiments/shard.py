@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.documents import Drawing, markdown_table
+from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
-from experiments.table import made
 
 
 @experiment(page="results/shard.md")
@@ -21,26 +20,19 @@ def shard(
             yield Case("experiments.steps.shard_ranks.rows_of_ranks", what, on_this_machine=True)
 
 
+COLUMNS: Mapping[str, Column] = {
+    "ranks": "{ranks}", "rank": "{rank}", "budget MB": "{budget_bytes:.3f/MB}",
+    "promised MB": "{predicted_bytes:.3f/MB}",
+    "measured: bytes below": lambda row: f"{row['predicted_bytes'] - row['measured_bytes']:,}",
+    "plain: promised MB": "{plain_predicted_bytes:.3f/MB}",
+    "plain, measured: bytes below": lambda row: f"{row['plain_predicted_bytes'] - row['plain_measured_bytes']:,}",
+    "overhead": "{overhead:.1%}", "gathered": "{gathered}",
+    "gradients": lambda row: f"{row['gradients_differ']:.0e}" if row["gradients_differ"] else "same bits",
+}  # fmt: skip
+
+
 @shard.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each rank and budget."""
-    heads = ["ranks", "rank", "budget MB", "promised MB", "measured: bytes below", "plain: promised MB",
-             "plain, measured: bytes below", "overhead", "gathered", "gradients"]  # fmt: skip
     in_order = sorted(rows, key=lambda row: (row["ranks"], row["rank"], -row["share"]))
-    return Drawing(f"{made(rows, 'torch')}.\n\n{markdown_table(heads, map(_cells, in_order))}")
-
-
-def _cells(row: Row) -> list[str]:
-    differ = row["gradients_differ"]
-    below, plain_below = (
-        f"{row[f'{which}predicted_bytes'] - row[f'{which}measured_bytes']:,}" for which in ("", "plain_")
-    )
-    return [
-        str(row["ranks"]), str(row["rank"]), _mb(row["budget_bytes"]), _mb(row["predicted_bytes"]), below,
-        _mb(row["plain_predicted_bytes"]), plain_below, f"{row['overhead']:.1%}", str(row["gathered"]),
-        f"{differ:.0e}" if differ else "same bits",
-    ]  # fmt: skip
-
-
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.3f}"
+    return Drawing(f"{made(rows, 'torch')}.\n\n{table_of(in_order, COLUMNS)}")

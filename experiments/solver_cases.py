@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.measure_solve import Source, graph_of, share_of_peak
-from experiments.settings import configured_model
 from remat import Graph, load_graph
-from remat.cost import apply_cost, load_gpu
-from remat.extraction import extract_in_child
 from remat.files import read_json
 from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
@@ -25,12 +22,9 @@ PUBLISHED = {
 }  # fmt: skip
 # Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
-# [graph in results/graphs, made by `capture`]
-# Llama 2 and 3 with the widths of 7 and 70 billion parameters, 4096 tokens, bfloat16, costs of an H100.
-LLAMAS = {
-    "llama_32": (4, {"n_layers": 32}),
-    "llama_80": (8, {"n_layers": 80, "width": 8192, "hidden": 28672, "n_heads": 64, "n_groups": 8}),
-}
+# Graphs in results/graphs, as `model=torch_llama gpu=h100` stores them, without the work behind their costs: with
+# batch_size=4 and n_layers=32, and with batch_size=8, n_layers=80, width=8192, hidden=28672, n_heads=64, n_groups=8.
+LLAMAS = ("llama_32", "llama_80")
 ACTIVATIONS = (0.7, 0.5, 0.3)  # budgets of the Llamas: parameters, gradients, and a share of what is beside them
 
 # (gap after 60 s, gap after 600 s) that is asked for.
@@ -172,12 +166,3 @@ def _at_shares(kind: str, source: Source, shares: Sequence[float], scope: str = 
     graph = graph_of(source)
     for share in shares:
         yield Instance(f"{kind}/{graph.name}", source, graph, share_of_peak(graph, share), f"{share:.0%}", scope)
-
-
-def capture(name: str) -> Graph:
-    """The training step of a Llama, with modelled costs, and without the work from which they were derived."""
-    batch_size, options = LLAMAS[name]
-    spec = configured_model("torch_llama")
-    spec = replace(spec, name=name, batch_size=batch_size, options={**spec.options, **options})
-    graph = apply_cost(extract_in_child(spec, None), "roofline", load_gpu("h100"))
-    return replace(graph, operations=tuple(replace(operation, work=None) for operation in graph.operations))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis import figures
 from analysis.charts import save_in_run
 from experiments.arguments import pattern
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import DOCS, Column, Drawing, LongTable, link_to, markdown_table, table_of
 from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
@@ -258,16 +258,11 @@ def growth(
 def growth_page(rows: Sequence[Row]) -> Drawing:
     """A line for each graph, and the figure of the last time limit."""
     latest = [row for row in rows if row["time_limit_s"] == rows[-1]["time_limit_s"]]
-    quality = f"overhead after {latest[-1]['time_limit_s']:g} s"
-    heads = ["graph", "strategy", "operations", "edges", "first plan, s", quality, "MiB"]
-    lines = [
-        [
-            row["kind"], row["strategy"], f"{row['n_operations']:,}", f"{row['n_edges']:,}",
-            "" if row["first_plan_s"] is None else f"{row['first_plan_s']:.1f}",
-            "no plan" if row["overhead"] is None else f"{row['overhead']:.2%}",
-            "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**20:.0f}",
-        ]
-        for row in latest
-    ]  # fmt: skip
+    columns: Mapping[str, Column] = {
+        "graph": "{kind}", "strategy": "{strategy}", "operations": "{n_operations:,}", "edges": "{n_edges:,}",
+        "first plan, s": "{first_plan_s:.1f}", f"overhead after {latest[-1]['time_limit_s']:g} s":
+        lambda row: "no plan" if row["overhead"] is None else f"{row['overhead']:.2%}",
+        "MiB": "{peak_memory_bytes:.0f/MiB}",
+    }  # fmt: skip
     drawn = save_in_run(RUNS_FOLDER / "growth", "growth", figures.growth, latest)
-    return Drawing(markdown_table(heads, lines, "llrrrrr"), figures={"growth": drawn[0]})
+    return Drawing(table_of(latest, columns, "llrrrrr"), figures={"growth": drawn[0]})

@@ -1,30 +1,38 @@
-"""The result store: rows, plans, graphs and families as files, each written in one atomic step.
+"""The store: rows as parquet tables that are found by their keys; each table is written in one atomic step.
 
-Layout, under ``runs/store``: ``rows/<key>.parquet`` (one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1),
-``bounds/<key>.json.gz`` (remat-bound), ``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each
-member). A row is written last, so that a reader of the row also finds its plan, certificate and graph. A plan never
-replaces another one, so that two runs of the same solve write rows with their own plans.
+`Table` has the rows of an experiment: ``runs/NAME/rows.parquet``, and ``results/NAME/rows.parquet``, which is kept.
+`Store` has those of solves, of which several processes finish hundreds, under ``runs/store``: ``rows/<key>.parquet``
+(one row), ``plans/<key>-<plan's hash>.json`` (remat-plan/1), ``bounds/<key>.json.gz`` (remat-bound),
+``graphs/<graph_sha256>.json``, ``families/<key>.parquet`` (a row for each member), and other results by their kind. A
+row is written last, so that a reader of the row also finds its plan, certificate and graph. A plan never replaces
+another one, so that two runs of the same solve write rows with their own plans.
 """
 
 from __future__ import annotations
 
+import datetime
+import fcntl
 import hashlib
 import inspect
 import json
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from experiments.arguments import stop_if_interrupted
+from experiments.provenance import provenance
+from experiments.registry import Case
+from experiments.settings import RUNS_FOLDER
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import read_json, read_table, sealed, unsealed, write_table, write_text
+from remat.files import read_json, read_table, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
@@ -32,30 +40,13 @@ from remat.registry import get_strategy
 from remat.simulator import load_and_simulate
 from remat.solution import Family, Member, Status
 
+KEPT_FOLDER = Path(__file__).resolve().parents[1] / "results"
+JSON_COLUMNS = "json_columns"  # names the columns whose values are no plain numbers, texts or truth values
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One (graph, strategy, budget, seed); every field is a column of ``store/rows/<key>.parquet``.
-
-    Attributes:
-        key: hash of what determines the row.
-        experiment: the run that solved it first.
-        dtype: the graph's floating-point types, e.g. ``bfloat16+float32``; None without any.
-        cost_source: ``modelled``, ``measured`` or ``file``.
-        parameters, options, stats, versions: JSON objects; `stats` holds numbers for people, which decide nothing.
-        options: given to the strategy; in `parameters` they are mixed with the plan's own.
-        ended: what ended the solve, see `remat.solution.Ending`; '' if it returned by itself.
-        cut_by_clock, contradicted, peak_bound_bytes: see `remat.Solution`.
-        proof_from: the strategy whose proof ended the solve; None otherwise.
-        proven_by: what proves `bound`, see `remat.Solution`; None if nothing had to be proven, or in older rows.
-        certified_bound: of the solve's certificate; None without one, and in older rows.
-        cost_cap: of the problem; None without one.
-        gpu_memory_bytes: of the GPU of the costs.
-        plan_file: relative to the store; None without a plan.
-        plan_from: budget in bytes for which the plan was found, if it is reused here; None otherwise.
-        store_all_peak_bytes: checkpoint-all's peak under the same accounting.
-        finished_at: ISO 8601, UTC.
-    """
+    """The solve of one (graph, strategy, budget, seed); docs/reference/rows.md describes every column."""
 
     key: str
     experiment: str
@@ -135,8 +126,7 @@ class Store:
     """Files under one folder; several processes may write to it at once.
 
     Attributes:
-        used: paths, relative to the folder, that were read or written. Plans are not listed, because they belong to
-            their rows, nor are graphs.
+        used: keys of the rows that were read or written.
     """
 
     def __init__(self, folder: Path):
@@ -149,19 +139,14 @@ class Store:
         Args:
             graph: of the row; with it the plan is simulated again, without it only its file is looked up.
         """
-        table = _read_table(self._use("rows", f"{key}.parquet"), ROW_SCHEMA)
-        if table is None:
+        found = _read(self._row_path(key), key, ROW_SCHEMA)
+        if found is None:
             return None
-        row = Row(**table.to_pylist()[0])
-        if row.key != key:
-            warn_damaged(f"{self.folder / 'rows' / key}.parquet: holds the row {row.key}")
-            return None
-        if row.plan_file is None:
-            return row
+        row = Row(**found[0][0])
         try:
-            if graph is not None:
+            if row.plan_file is not None and graph is not None:
                 self.read_plan(row, graph)
-            elif not (self.folder / row.plan_file).is_file():
+            elif row.plan_file is not None and not (self.folder / row.plan_file).is_file():
                 raise InvalidPlan(f"{self.folder / row.plan_file}: no such file")
         except InvalidPlan as error:
             warn_damaged(error)
@@ -170,8 +155,11 @@ class Store:
 
     def write_row(self, row: Row) -> None:
         """Write `row`; raises `DiskFull`."""
-        path = self._use("rows", f"{row.key}.parquet")
-        write_table(path, pa.Table.from_pylist([asdict(row)], schema=ROW_SCHEMA))
+        _write(self._row_path(row.key), [asdict(row)], ROW_SCHEMA)
+
+    def _row_path(self, key: str) -> Path:
+        self.used.add(key)
+        return self.folder / "rows" / f"{key}.parquet"
 
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; returns its path relative to the store."""
@@ -223,32 +211,19 @@ class Store:
             raise InvalidInput(f"{path}: was altered after it was written")
         return graph
 
-    def used_rows(self) -> set[str]:
-        """Keys of the rows in `used`."""
-        return {PurePath(name).stem for name in self.used if name.startswith("rows/")}
-
-    def _use(self, kind: str, name: str) -> Path:
-        self.used.add(f"{kind}/{name}")
-        return self.folder / kind / name
-
     def _graph_path(self, sha256: str) -> Path:
         return self.folder / "graphs" / f"{sha256}.json"
 
     def remember(self, kind: str, determines: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """The result of `compute` (JSON-ready), from the store if it was computed before; None is not stored."""
         key = row_key(determines)
-        path = self._use(kind, f"{key}.json")
-        if path.exists():
-            try:
-                content = unsealed(read_json(path), path)
-                if "found" in content and content.get("key", key) == key:  # earlier versions wrote no key
-                    return content["found"]
-                warn_damaged(f"{path}: holds another result")
-            except InvalidInput as error:
-                warn_damaged(error)
+        path = self.folder / kind / f"{key}.parquet"
+        known = _read(path, key)
+        if known is not None:
+            return known[0][0]["found"]
         found = compute()
         if found is not None:
-            write_json(path, sealed({"key": key, "found": found}))
+            _write(path, [{"key": key, "found": found}])
         return found
 
     def write_family(self, key: str, family: Family, graph: Graph, accounting: str) -> None:
@@ -273,23 +248,18 @@ class Store:
             }
             for member in family.members
         ]
-        table = pa.Table.from_pylist(rows, schema=FAMILY_SCHEMA)
-        metadata = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
-        table = table.replace_schema_metadata(metadata | {"wall_s": repr(family.wall_s), "key": key})
-        write_table(self._use("families", f"{key}.parquet"), table)
+        beside = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
+        _write(self._family_path(key), rows, FAMILY_SCHEMA, beside | {"wall_s": repr(family.wall_s), "key": key})
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
         """The family of that key, or None; its costs and peaks are those simulated when it was written."""
-        path = self._use("families", f"{key}.parquet")
-        table = _read_table(path, FAMILY_SCHEMA, empty=True)
-        if table is None:
+        found = _read(path := self._family_path(key), key, FAMILY_SCHEMA)
+        if found is None:
             return None
-        metadata = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
+        rows, beside = found
         members = []
         try:
-            if metadata.get("key", key) != key:  # earlier versions wrote no key
-                raise InvalidInput(f"holds the family {metadata['key']}")
-            for row in table.to_pylist():
+            for row in rows:
                 steps = json.loads(row["plan"])
                 # "ways" is the former name of the implementations
                 chosen = steps.get("implementations") or steps.get("ways") or [""] * len(steps["ids"])
@@ -299,10 +269,124 @@ class Store:
             warn_damaged(f"{path}: {error}")
             return None
         return Family(
-            strategy, tuple(members), metadata.get("rejected", ""),
-            Status(metadata["status"]) if metadata.get("status") else None, metadata.get("message", ""),
-            float(metadata.get("wall_s", "0")),
+            strategy, tuple(members), beside.get("rejected", ""),
+            Status(beside["status"]) if beside.get("status") else None, beside.get("message", ""),
+            float(beside.get("wall_s", "0")),
         )  # fmt: skip
+
+    def _family_path(self, key: str) -> Path:
+        return self.folder / "families" / f"{key}.parquet"
+
+
+class Table:
+    """Rows of an experiment, as finished cases wrote them.
+
+    A row has the arguments of its case, what was measured, and facts: ``case_key``, ``measure``, ``date``, ``case_s``
+    (of the whole case), ``load`` (of the machine when it began) and the columns of `Provenance`. ``unfinished`` is true
+    in rows of a case that failed after them: it is measured again.
+
+    Args:
+        name: of the experiment.
+        keep: write to ``results/`` instead of ``runs/``.
+        again: measure finished cases, too; each once, also if that is interrupted.
+    """
+
+    def __init__(self, name: str, *, keep: bool = False, again: bool = False):
+        self.kept, self.run = KEPT_FOLDER / name / "rows.parquet", RUNS_FOLDER / name / "rows.parquet"
+        self.path = self.kept if keep else self.run
+        self.again = self.run.with_name("again.json") if again else None  # keys of cases that were measured again
+
+    def rows(self, *, kept_only: bool = False) -> list[dict[str, Any]]:
+        """All rows, with the same columns; those of a run replace kept rows of the same case."""
+        kept, ran = _rows(self.kept), [] if kept_only else _rows(self.run)
+        keys = {row["case_key"] for row in ran}
+        rows = [*(row for row in kept if row["case_key"] not in keys), *ran]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        return [{**columns, **row} for row in rows]
+
+    def missing(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases that are not finished."""
+        finished = _whole(self.rows()) if self.again is None else self._measured_again()
+        return [case for case in cases if key_of(case) not in finished]
+
+    def finish(self) -> None:
+        """Note that no case is missing, so that ``again=true`` measures all of them next time."""
+        if self.again is not None:
+            self.again.unlink(missing_ok=True)
+
+    def _measured_again(self) -> set[str]:
+        return set(read_json(self.again)) if self.again is not None and self.again.exists() else set()
+
+    def put(
+        self, case: Case, rows: Iterable[Mapping[str, Any]], wall_s: float, load: float | None = None, *,
+        is_whole: bool = True,
+    ) -> None:  # fmt: skip
+        """Add the rows of a case in place of earlier ones; also of those with the same arguments and older code.
+
+        Rows of a case that failed after them do not replace those of a whole one.
+        """
+        key = key_of(case)
+        facts = {"case_key": key, "measure": case.function, "date": datetime.date.today().isoformat()}
+        facts |= {"case_s": round(wall_s, 3), "load": load, **asdict(provenance())}
+        facts |= {} if is_whole else {"unfinished": True}
+
+        with self._alone():
+            if not is_whole and _whole(row for row in self.rows() if _is_of({key: case}, row)):
+                return
+            self._replace({key: case}, [{**case.what, **facts, **row} for row in rows])
+            if is_whole and self.again is not None:
+                write_text(self.again, json.dumps(sorted({*self._measured_again(), key})))
+
+    def keep(self, cases: Sequence[Case]) -> None:
+        """Move what runs without ``keep`` have measured of these cases to the kept rows, if this table has those."""
+        if self.path == self.run:
+            return
+        with self._alone():
+            ran = _rows(self.run)
+            whole = _whole(ran)
+            moved = {key: case for case in cases if (key := key_of(case)) in whole}
+            if moved:
+                self._replace(moved, [row for row in ran if row["case_key"] in moved])
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Several runs may change the table."""
+        self.run.parent.mkdir(parents=True, exist_ok=True)
+        with (self.run.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _replace(self, cases: Mapping[str, Case], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Let these be the rows of the cases, which are given by their keys."""
+
+        def others(of: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+            return [row for row in of if not _is_of(cases, row)]
+
+        _write(self.path, [*others(_rows(self.path)), *rows])
+        if self.path == self.kept and len(left := others(ran := _rows(self.run))) < len(ran):
+            _write(self.run, left)  # or they would stand for the kept ones
+
+
+def key_of(case: Case) -> str:
+    """Hash of everything that determines a case's rows."""
+    determines: dict[str, Any] = {"measure": case.function, "what": dict(case.what), "code": list(case.code)}
+    if case.on_this_machine:
+        versions = json.loads(provenance().versions)
+        determines |= {"cpu": provenance().cpu, "torch": versions.get("torch")}
+    return row_key(determines)
+
+
+def _is_of(cases: Mapping[str, Case], row: Mapping[str, Any]) -> bool:
+    """Whether a row is of one of these cases, which are given by their keys, perhaps of older code."""
+    return row["case_key"] in cases or any(
+        row["measure"] == case.function and all(row.get(name) == value for name, value in case.what.items())
+        for case in cases.values()
+    )
+
+
+def _whole(rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Keys of the cases that are finished."""
+    return {row["case_key"] for row in rows if not row.get("unfinished")}
 
 
 def row_key(determines: Mapping[str, Any]) -> str:
@@ -341,18 +425,60 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
-def _read_table(path: Path, schema: pa.Schema, *, empty: bool = False) -> pa.Table | None:
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return (_read(path) or ([], {}))[0]
+
+
+def _read(
+    path: Path, key: str = "", schema: pa.Schema | None = None
+) -> tuple[list[dict[str, Any]], dict[str, str]] | None:
+    """(the rows of a table, the texts beside them); None if there is none, or, with a warning, if it is damaged.
+
+    Args:
+        key: of the table, which is beside its rows or in the first; earlier versions wrote none for families.
+        schema: of the table; by default any.
+    """
     if not path.exists():
         return None
     try:
         table = read_table(path)
+        if schema is not None and not table.schema.equals(schema):
+            raise InvalidInput(f"{path}: has other columns than this version writes")
+        beside = {name.decode(): text.decode() for name, text in (table.schema.metadata or {}).items()}
+        rows, as_json = table.to_pylist(), json.loads(beside.get(JSON_COLUMNS, "[]"))
+        for row in rows:
+            row |= {name: json.loads(row[name]) for name in as_json if row[name] is not None}
+        held = beside.get("key") or (rows[0].get("key") if rows else None) or key
+        if key and held != key:
+            raise InvalidInput(f"{path}: holds what belongs to {held}")
     except InvalidInput as error:
         warn_damaged(error)
         return None
-    if not table.schema.equals(schema) or (table.num_rows != 1 and not empty):
-        warn_damaged(f"{path}: has other columns than this version writes")
+    except (KeyError, TypeError, ValueError) as error:
+        warn_damaged(f"{path}: {error}")
         return None
-    return table
+    return rows, beside
+
+
+def _write(
+    path: Path, rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None, beside: Mapping[str, str] = {}
+) -> None:
+    """Write a table. Without a schema, columns with lists, objects or several types hold JSON; raises `DiskFull`."""
+    if schema is not None:
+        table = pa.Table.from_pylist(rows, schema=schema)
+    else:
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        as_json = [name for name, values in columns.items() if not _is_plain(values)]
+        for name in as_json:
+            columns[name] = [None if value is None else json.dumps(value) for value in columns[name]]
+        table, beside = pa.table(columns), {JSON_COLUMNS: json.dumps(as_json)}
+    write_table(path, table.replace_schema_metadata(beside))
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    kinds = {type(value) for value in values if value is not None}
+    return kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
 
 
 def warn_damaged(what: object) -> None:

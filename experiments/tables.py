@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.arguments import run
 from experiments.documents import DOCS, ROOT
 from experiments.registry import Experiment, experiments
-from experiments.table import Table
+from experiments.store import Table
 
 MAKES_ROWS = ("remat", "baselines")  # the packages that determine a row
 

@@ -20,7 +20,7 @@ from experiments import cli, engine
 from experiments.benchmark import POINTS, measure
 from experiments.config import register
 from experiments.registry import Case
-from experiments.table import Table
+from experiments.store import Table
 from remat import solvers
 from remat.frontends import synthetic
 from remat.simulator import plain_peak

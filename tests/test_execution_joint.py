@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from experiments import implementations
 from experiments.steps import torch_sizes
 from experiments.steps.measure import measured
-from experiments.table import Table
+from experiments.store import Table
 
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.0}
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import blocks_of
 
-from experiments import runner, table
+from experiments import documents, runner, store
 from experiments.registry import Case, experiments, listed, module_of
 from remat.errors import InvalidInput, UnknownName
 
@@ -76,7 +76,7 @@ def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path
     assert "| 6 | 36 |" in drawn.stdout
     rows = pq.read_table(folder / "runs" / "powers" / "rows.parquet").to_pylist()
     assert [row["half"] for row in rows] == [2.0, 2.5, 3.0]
-    assert [row["factors"] for row in table.Table("powers").rows()] == [[4, 4], [5, 5], [6, 6]]
+    assert [row["factors"] for row in store.Table("powers").rows()] == [[4, 4], [5, 5], [6, 6]]
 
 
 def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
@@ -109,19 +109,19 @@ def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None
 def test_measuring_again_goes_on_where_it_was_stopped(folder: Path) -> None:
     cases = [Case(len, {"n": n}) for n in range(3)]
     for again in (False, True):
-        rows = table.Table("powers", again=again)
+        rows = store.Table("powers", again=again)
         assert rows.missing(cases) == cases
         for case in cases[:2]:
             rows.put(case, [{"again": again}], 0.1)
-        assert table.Table("powers", again=again).missing(cases) == cases[2:]
-    table.Table("powers", again=True).finish()
-    assert table.Table("powers", again=True).missing(cases) == cases
+        assert store.Table("powers", again=again).missing(cases) == cases[2:]
+    store.Table("powers", again=True).finish()
+    assert store.Table("powers", again=True).missing(cases) == cases
 
 
 def test_cases_run_side_by_side_if_asked(folder: Path) -> None:
     done = run("experiment=powers", "numbers=[1,2,3,4]", "seconds=4", "engine.jobs=4")
     assert "4 cases measured now" in done.stdout
-    rows = sorted(table.Table("powers").rows(), key=lambda row: row["began"])
+    rows = sorted(store.Table("powers").rows(), key=lambda row: row["began"])
     assert sorted(row["n"] for row in rows) == [1, 2, 3, 4]
     assert any(later["began"] < earlier["ended"] for earlier, later in pairwise(rows))
 
@@ -130,7 +130,7 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
     done = run("experiment=powers", "numbers=[12,13,14]")
     assert done.returncode == 1
     assert done.stderr == "error: powers, n=13, exponent=2, seconds=0.0: 13 has no power here\n"
-    assert [row["n"] for row in table.Table("powers").rows()] == [12, 14]
+    assert [row["n"] for row in store.Table("powers").rows()] == [12, 14]
     assert "nothing is drawn, because cases failed" in done.stdout
     assert not (folder / "runs" / "powers" / "powers.md").exists()
 
@@ -142,38 +142,40 @@ def test_rows_before_an_error_are_kept_and_the_case_is_measured_again(folder: Pa
     done = run("experiment=powers", "numbers=[4,5]")
     assert done.returncode == 1
     assert done.stderr.count("half") == 2
-    rows = table.Table("powers").rows()
+    rows = store.Table("powers").rows()
     assert [(row["power"], row["unfinished"]) for row in rows] == [(16, True), (25, True)]
     gone.touch()
     assert "2 cases measured now, 0 taken" in run("experiment=powers", "numbers=[4,5]").stdout
-    assert [row.get("unfinished") for row in table.Table("powers").rows()] == [None, None]
+    assert [row.get("unfinished") for row in store.Table("powers").rows()] == [None, None]
     gone.unlink()
     assert run("experiment=powers", "numbers=[4]", "again=true").returncode == 1
-    assert [row.get("unfinished") for row in table.Table("powers").rows()] == [None, None]  # whole rows stay
+    assert [row.get("unfinished") for row in store.Table("powers").rows()] == [None, None]  # whole rows stay
 
 
 def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
     case = Case("module.power", {"n": 4})
-    table.Table("powers", keep=True).put(case, [{"power": 16}], 1.0)
-    table.Table("powers").put(case, [{"power": 15}], 1.0, is_whole=False)
-    assert [row["power"] for row in table.Table("powers").rows()] == [16]
+    store.Table("powers", keep=True).put(case, [{"power": 16}], 1.0)
+    store.Table("powers").put(case, [{"power": 15}], 1.0, is_whole=False)
+    assert [row["power"] for row in store.Table("powers").rows()] == [16]
 
 
 def test_rows_of_a_run_can_be_kept_later_and_do_not_hide_what_is_kept_after_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
     ran, other = Case("module.power", {"n": 4}), Case("module.power", {"n": 5})
-    table.Table("powers", keep=True).put(ran, [{"power": 15}], 1.0)
+    store.Table("powers", keep=True).put(ran, [{"power": 15}], 1.0)
     for case, power in ((ran, 16), (other, 25)):
-        table.Table("powers").put(case, [{"power": power}], 1.0)
-    table.Table("powers").keep([ran])  # of a run without keep=true
-    assert [row["power"] for row in table.Table("powers").rows(kept_only=True)] == [15]
-    table.Table("powers", keep=True).keep([ran])
-    assert [row["power"] for row in table.Table("powers").rows(kept_only=True)] == [16]
-    table.Table("powers", keep=True, again=True).put(other, [{"power": 26}], 1.0)
-    assert [row["power"] for row in table.Table("powers").rows()] == [16, 26]
+        store.Table("powers").put(case, [{"power": power}], 1.0)
+    with monkeypatch.context() as unread:
+        unread.setattr(store, "_read", None)  # nothing is to be kept, so that nothing is read
+        store.Table("powers").keep([ran])  # of a run without keep=true
+    assert [row["power"] for row in store.Table("powers").rows(kept_only=True)] == [15]
+    store.Table("powers", keep=True).keep([ran])
+    assert [row["power"] for row in store.Table("powers").rows(kept_only=True)] == [16]
+    store.Table("powers", keep=True, again=True).put(other, [{"power": 26}], 1.0)
+    assert [row["power"] for row in store.Table("powers").rows()] == [16, 26]
 
 
 def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
@@ -214,7 +216,7 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
     def measure(n: int) -> list[dict[str, int]]:
         return [{"n2": n * n}]
 
-    rows, old, new = table.Table("powers"), Case(measure, {"n": 3}, ["1"]), Case(measure, {"n": 3}, ["2"])
+    rows, old, new = store.Table("powers"), Case(measure, {"n": 3}, ["1"]), Case(measure, {"n": 3}, ["2"])
     rows.put(old, measure(3), 0.1)
     rows.put(Case(measure, {"n": 4}, ["1"]), measure(4), 0.1)
     assert rows.missing([old, new]) == [new]
@@ -226,15 +228,15 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
 
 
 def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "KEPT_FOLDER", folder / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
     case = Case(len, {"n": 1})
-    table.Table("powers", keep=True).put(case, [{"x": 1}], 0.1)
-    assert [row["x"] for row in table.Table("powers").rows()] == [1]
-    table.Table("powers").put(case, [{"x": 2}], 0.1)
-    assert [row["x"] for row in table.Table("powers").rows()] == [2]
-    table.Table("powers").put(Case(len, {"n": 1, "message": "does not fit"}), [{}], 0.1)
-    table.Table("powers", keep=True).put(Case(len, {"n": 2}), [{"y": 3}], 0.1)
-    assert [(row["x"], row["y"], row["message"]) for row in table.Table("powers").rows()] == [
+    store.Table("powers", keep=True).put(case, [{"x": 1}], 0.1)
+    assert [row["x"] for row in store.Table("powers").rows()] == [1]
+    store.Table("powers").put(case, [{"x": 2}], 0.1)
+    assert [row["x"] for row in store.Table("powers").rows()] == [2]
+    store.Table("powers").put(Case(len, {"n": 1, "message": "does not fit"}), [{}], 0.1)
+    store.Table("powers", keep=True).put(Case(len, {"n": 2}), [{"y": 3}], 0.1)
+    assert [(row["x"], row["y"], row["message"]) for row in store.Table("powers").rows()] == [
         (None, 3, None), (2, None, None), (None, None, "does not fit"),
     ]  # fmt: skip
 
@@ -244,7 +246,7 @@ def test_a_damaged_table_is_named_and_measured_again(folder: Path) -> None:
     path = folder / "runs" / "powers" / "rows.parquet"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.warns(UserWarning, match=r"rows\.parquet"):
-        assert table.Table("powers").rows() == []
+        assert store.Table("powers").rows() == []
     assert "3 cases measured now" in run("experiment=powers").stdout
 
 
@@ -286,9 +288,9 @@ def test_a_function_may_be_named_so_that_only_its_process_imports_it(
 def test_rows_of_several_machines_and_days_are_all_named() -> None:
     rows = [{"date": f"2026-11-0{day}", "versions": '{"torch": "2.13"}', "cpu": cpu, "threads": day} 
             for day, cpu in ((2, "a"), (1, "b"))]  # fmt: skip
-    assert table.made(rows, "torch") == "2026-11-01 to 2026-11-02, PyTorch 2.13, a and b"
-    assert table.made(rows[:1]) == "2026-11-02, a"
-    assert table.values_of(rows, "threads") == "2 and 1"
+    assert documents.made(rows, "torch") == "2026-11-01 to 2026-11-02, PyTorch 2.13, a and b"
+    assert documents.made(rows[:1]) == "2026-11-02, a"
+    assert documents.values_of(rows, "threads") == "2 and 1"
 
 
 def test_a_process_that_dies_is_a_failed_case(folder: Path) -> None:

@@ -25,8 +25,7 @@ from experiments.engine import make_engine
 from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
 from experiments.progress import SolveProgress
 from experiments.solving import Solves
-from experiments.store import Store
-from experiments.table import Table
+from experiments.store import Store, Table
 from remat import BoundCertificate, Graph, Operation, Value
 from remat.bounds.price import price_of, shadow_price
 from remat.bounds.windows import WindowBound

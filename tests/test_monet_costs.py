@@ -16,7 +16,7 @@ from experiments import cli
 from experiments.config import register
 from experiments.measure_solve import LIMITS
 from experiments.monet import measured, ordered, page, plain_step, problems
-from experiments.table import Table
+from experiments.store import Table
 from remat.cli import main
 from remat.frontends.monet import load_costs, load_schedules
 from remat.graph import Graph
@@ -219,7 +219,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "costs_vgg16.json.gz").write_text(json.dumps(FILE))
     (folder / "records.json").write_text(json.dumps(RECORDS))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("experiments.table.KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr("experiments.store.KEPT_FOLDER", tmp_path / "results")
     monkeypatch.setenv("REMAT_INSTANCES", str(tmp_path / "instances"))
     register()
     return folder

@@ -10,7 +10,7 @@ from typing import Any
 import fake_run
 from browser import open_page
 
-from analysis.html_page import script_json
+from analysis.html_page import Html, filled, script_json
 from analysis.page import command_of, page
 from analysis.results import load_run
 
@@ -20,6 +20,14 @@ def test_text_of_a_result_cannot_leave_its_place(tmp_path: Path) -> None:
     assert "</script><b>" not in text
     assert "fits &lt;/script&gt;&lt;b&gt;" in text
     assert json.loads(script_json({"a": "</script>&"})) == {"a": "</script>&"}
+
+
+def test_a_block_of_the_page_without_its_value_is_left_out() -> None:
+    assert filled("run.html", {}) == ""
+    text = filled("run.html", {"title": "<x>", "network": "", "failures": Html("<b>none</b>")})
+    assert [line for line in text.splitlines() if line.startswith("<h1>")] == ["<h1>&lt;x&gt;</h1>"]
+    assert text.count("<section") == 2
+    assert "</h2><b>none</b></section>" in text
 
 
 def test_page_is_one_file_with_one_plotly(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_budget_that_all_fits_into_is_met_by_every_sample() -> None:
 
 @pytest.fixture(autouse=True)
 def no_kept_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.table.KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr("experiments.store.KEPT_FOLDER", tmp_path / "results")
 
 
 @pytest.mark.parametrize(

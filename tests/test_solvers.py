@@ -10,7 +10,7 @@ import pytest
 
 from experiments import dtr, measure_solve, rivals, solver_cases, solvers
 from experiments.registry import Case
-from experiments.table import Table
+from experiments.store import Table
 from remat import Graph, load_graph, save_graph, verify_bound
 from remat.errors import InvalidInput
 from remat.frontends.dtr_log import DtrLog

@@ -65,6 +65,16 @@ def test_the_numbers_that_a_page_claims_are_in_its_tables(page: str) -> None:
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", written), f"{page}: {number}"
 
 
+def test_columns_of_a_table_are_formats_with_units_or_functions() -> None:
+    columns = {"of": "{name} {share:.0%}", "MB": "{size:.1f/MB}", "unit": "{size:.2f GB}", "more": lambda row: "x"}
+    rows = [{"name": "a", "share": 0.25, "size": 2_500_000}, {"name": "b", "share": 0.5, "size": None}]
+    assert documents.table_of(rows, columns).splitlines() == [
+        "| of | MB | unit | more |", "| --- | --: | --: | --: |",
+        "| a 25% | 2.5 | 0.00 GB | x |", "| b 50% |  |  | x |",
+    ]  # fmt: skip
+    assert documents.long_table_of("t", rows, columns).rows[1] == ["b 50%", "", "", "x"]
+
+
 def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DOCS", "TABLES"):
         monkeypatch.setattr(documents, name, tmp_path)

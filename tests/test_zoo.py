@@ -13,7 +13,7 @@ from helpers import ROOT, refused, run_python
 
 import remat
 from experiments import zoo as maker
-from experiments.table import Table, key_of
+from experiments.store import Table, key_of
 from remat import InvalidInput, InvalidPlan, UnknownName, zoo
 from remat.cli import main
 from remat.frontends.monet import monet_graph

@@ -23,7 +23,7 @@ def on_files(files: Files, /, *, config: Any) -> Files:
     """Add the leaderboard's page, drawn from the committed rows."""
     sys.path.insert(0, str(ROOT))
     from analysis.leaderboard import leaderboard, page
-    from experiments.table import Table
+    from experiments.store import Table
 
     content = page(leaderboard(Table("benchmark").rows(kept_only=True)), "Leaderboard")
     files.append(File.generated(config, "results/leaderboard-page.html", content=content))

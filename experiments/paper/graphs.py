@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import remat
 from analysis.batches import ENCODERS
+from analysis.style import label_of
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
 from experiments.max_batch_size import PUBLISHED
@@ -21,8 +22,6 @@ from remat.extraction import extract_in_child
 from remat.files import read_table
 from remat.units import format_size
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -30,29 +29,27 @@ class Network:
 
     Attributes:
         name: of conf/model.
-        label: for figures and tables.
         instance: the published graph with its V100 costs, relative to the folder of instances; None if there is none.
         has_slow_lp: the linear relaxation takes minutes.
     """
 
     name: str
-    label: str
     instance: str | None = None
     has_slow_lp: bool = False
+
+    @property
+    def label(self) -> str:
+        return label_of(self.name)
 
 
 NETWORKS = {
     network.name: network
     for network in (
-        Network("vgg16", "VGG16", "v100/vgg16_b256.json"),
-        Network("mobilenet", "MobileNet", "v100/mobilenet_b512.json", has_slow_lp=True),
-        Network("unet", "U-Net", "v100/unet_b32.json"),
-        Network("resnet50", "ResNet50", has_slow_lp=True),
-        Network("fcn8", "FCN8"),
-        Network("segnet", "SegNet"),
-        Network("vgg19", "VGG19"),
+        Network("vgg16", "v100/vgg16_b256.json"), Network("mobilenet", "v100/mobilenet_b512.json", has_slow_lp=True),
+        Network("unet", "v100/unet_b32.json"), Network("resnet50", has_slow_lp=True), Network("fcn8"),
+        Network("segnet"), Network("vgg19"),
     )
-}
+}  # fmt: skip
 
 
 def in_figure_6(network: Network) -> bool:
@@ -61,8 +58,8 @@ def in_figure_6(network: Network) -> bool:
 
 
 def network(name: str) -> Network:
-    """The network of that name in conf/model; one from outside the paper has its name as its label."""
-    return NETWORKS.get(name) or Network(name, name)
+    """The network of that name in conf/model."""
+    return NETWORKS.get(name) or Network(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +110,10 @@ class Context:
     scale: Scale
     networks: tuple[Network, ...]
     graph_runs: list[GraphRun] = field(default_factory=list)
-    _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
         return self.run.settings
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make`, which is called only the first time for each key."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
 
     def graph_run(
         self, subject: Subject, experiment: str, *, strategies: Sequence[str] | None = None,
@@ -167,13 +157,9 @@ def extract_all(context: Context, *, per_sample: bool) -> None:
 
 def extracted(context: Context, network: Network, *, cost: str = "roofline", batch_size: int | None = None) -> Subject:
     """The network as this project extracts it, with costs for the run's GPU."""
-
-    def make() -> Subject:
-        spec = configured_model(network.name)
-        spec = spec if batch_size is None else replace(spec, batch_size=batch_size)
-        return _build(context, replace(context.settings, spec=spec, graph_file=None, cost=cost))
-
-    return context.once((network.name, cost, batch_size), make)
+    spec = configured_model(network.name)
+    spec = spec if batch_size is None else replace(spec, batch_size=batch_size)
+    return _build(context, replace(context.settings, spec=spec, graph_file=None, cost=cost))
 
 
 def published(context: Context, network: Network) -> Subject | None:
@@ -182,8 +168,7 @@ def published(context: Context, network: Network) -> Subject | None:
     file = folder / network.instance if folder and network.instance else None
     if file is None or not file.is_file():
         return None
-    settings = replace(context.settings, spec=None, graph_file=file, cost="file")
-    return context.once(file, lambda: _build(context, settings))
+    return _build(context, replace(context.settings, spec=None, graph_file=file, cost="file"))
 
 
 def published_or_extracted(context: Context, network: Network) -> Subject:

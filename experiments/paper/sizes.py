@@ -8,6 +8,7 @@ from typing import Any
 from analysis.batches import ENCODERS
 from experiments.batch_search import per_sample
 from experiments.budget_sweep import budgets_of_sweep, run_single
+from experiments.build import Subject
 from experiments.largest_model import largest_models
 from experiments.max_batch_size import max_batches
 from experiments.paper.graphs import Context, Network, extracted, in_figure_6, panel_of
@@ -62,20 +63,20 @@ def memory(context: Context) -> dict[str, Any]:
     The graph is ours, so that it stays with the rows: figures replay the plans.
     """
     network = next((network for network in context.networks if network.name == SHOWN), context.networks[0])
-    subject = extracted(context, network)
+    subjects = {each.name: extracted(context, each) for each in context.networks}
+    subject = subjects[network.name]
     graph_run = with_starts(context.graph_run(subject, "paper/memory", budget_bytes=None))
     budgets = budgets_of_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
     rows, families = run_single(graph_run, budgets[len(budgets) // 3])
     plans = panel_of(graph_run, rows, families, network.label) | {"graph": graph_to_dict(subject.graph)}
-    return {"plans": plans, "sizes": [_sizes(context, network) for network in context.networks]}
+    return {"plans": plans, "sizes": [_sizes(each, subjects[each.name]) for each in context.networks]}
 
 
-def _sizes(context: Context, network: Network) -> dict[str, Any]:
+def _sizes(network: Network, subject: Subject) -> dict[str, Any]:
     """Bytes of one network's parameters, its features at the published batch, and costs and bytes of its layers.
 
     The loss is no layer: its one number would be the smallest by far.
     """
-    subject = extracted(context, network)
     graph = subject.graph
     forward = [op for k, op in enumerate(graph.operations) if not op.is_backward and k != graph.loss]
     sizes = [sum(graph.values[v].bytes for v in op.outputs) for op in forward]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import remat
 from experiments.registry import Case, Row
@@ -88,7 +89,7 @@ class Candidate:
     budget_bytes: int | None = None
 
 
-class Subject(Protocol):
+class Subject(ABC):
     """A model in its framework, built and captured: it makes methods and measures them.
 
     Attributes:
@@ -101,33 +102,33 @@ class Subject(Protocol):
     graph: remat.Graph
     fixed_bytes: int
 
+    @abstractmethod
     def plain(self) -> Method:
         """The framework's own step."""
-        ...
 
     def peers(self) -> Iterable[Candidate]:
         """The methods of others."""
-        ...
+        return ()
 
+    @abstractmethod
     def budgets(self, known: Sequence[Row]) -> Iterable[tuple[str, int]]:
         """(label, bytes) of the budgets that need plans; `known` are the rows of the plain step and the peers."""
-        ...
 
+    @abstractmethod
     def best_within(self, budget_bytes: int) -> Method:
         """The best plan of the portfolio; raises `InvalidInput` if it finds none."""
-        ...
 
+    @abstractmethod
     def peak_bytes(self, method: Method) -> int:
         """Most bytes held in a step, fixed bytes included; measured."""
-        ...
 
+    @abstractmethod
     def same_as(self, method: Method) -> str | None:
         """See `experiments.steps.measure`."""
-        ...
 
     def measured(self, method: Method) -> dict[str, Any]:
         """Other columns of a row: times, in turns with the plain step, and columns of this framework only."""
-        ...
+        return {}
 
 
 def peaks_of_others(known: Sequence[Row]) -> Iterator[tuple[str, int]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.registry import Row
-from experiments.steps.job import Candidate, Job, Method, fractions_of_activations
+from experiments.steps.job import Job, Method, Subject, fractions_of_activations
 from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 
 SMALLEST = 32  # pixels; the smallest input of most networks
@@ -53,12 +53,12 @@ def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tu
     return history["loss"], [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables)]
 
 
-class KerasFit:
+class KerasFit(Subject):
     """A network in ``fit``; `Method.run` measures its step."""
 
     def __init__(self, job: Job):
         self.job = job
-        self.batch: int | None = BATCH
+        self.batch = BATCH
         self.model, self.data = built(job.model), batch_of(job.model, BATCH)
         whole = self._planned("1TB", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole.plan.graph.fixed_bytes
@@ -71,26 +71,19 @@ class KerasFit:
         return self.model.remat
 
     def plain(self) -> Method:
-        """The `tf.function` of the step."""
         return self._plain
 
-    def peers(self) -> Sequence[Candidate]:
-        """No peers."""
-        return ()
-
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        """See `Subject`; of the peak without recomputation, because the plain step's is measured only."""
+        """Of the peak without recomputation, because the plain step's is measured only."""
         return fractions_of_activations(self.job, self.fixed_bytes, self.whole_peak_bytes)
 
     def best_within(self, budget_bytes: int) -> Method:
-        """See `Subject`; it builds the model again, because `same_as` trained the last one."""
-        self.model = built(self.job.model)
+        self.model = built(self.job.model)  # again, because `same_as` trained the last one
         step = self._planned(budget_bytes)
         repeats = len(step.plan.order) - len(step.plan.graph)
         return Method(step.measure, step.predicted_peak_bytes, None, step.overhead, repeats, note=self._plain.note)
 
     def peak_bytes(self, method: Method) -> int:
-        """See `Subject`."""
         return method.run().peak_bytes
 
     def same_as(self, method: Method) -> str | None:
@@ -109,7 +102,3 @@ class KerasFit:
             return "eager"
         with graphs_run_as_written():
             return "graph" if ours == trained(built(self.job.model, jit_compile=False), self.data, BATCH) else ""
-
-    def measured(self, method: Method) -> dict[str, Any]:
-        """No other columns."""
-        return {}

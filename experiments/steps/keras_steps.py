@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.registry import Row
-from experiments.steps.job import Candidate, Job, Method, fractions_of_activations, plain_peak_of
+from experiments.steps.job import Candidate, Job, Method, Subject, fractions_of_activations, plain_peak_of
 from experiments.steps.keras_models import LOSS, Sample, build, functions_run_eagerly
 from remat.errors import InvalidInput
 from remat.tf.adapter import executed_as_written
@@ -38,13 +38,13 @@ class Run:
     call: Callable[..., Any]
 
 
-class KerasSteps:
+class KerasSteps(Subject):
     """A model of `keras_models`; `Method.run` is a `Run`."""
 
     def __init__(self, job: Job):
         self.job = job
         self.sample = build(job.model)
-        self.batch: int | None = self.sample.specs[0].shape[0]
+        self.batch = self.sample.specs[0].shape[0]
         whole = self._rematerialized(EVERYTHING, cost="flops", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
         self._plain = _traced(whole._step.function)
@@ -56,7 +56,6 @@ class KerasSteps:
         return rtf.rematerialize(self.sample.model, self.sample.specs, budget, loss=LOSS, **options)
 
     def plain(self) -> Method:
-        """The `tf.function` of the step."""
         return self._plain
 
     def peers(self) -> Iterator[Candidate]:
@@ -72,11 +71,9 @@ class KerasSteps:
         yield Candidate("tf.recompute_grad", f"{segments} blocks", make)
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        """See `Subject`."""
         return fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
-        """See `Subject`."""
         job = self.job
         step = self._rematerialized(budget_bytes, time_limit_s=job.time_limit_s, cost=job.cost)
         order = step.plan.order.tolist()
@@ -84,7 +81,6 @@ class KerasSteps:
         return Method(run, step.predicted_peak_bytes, None, step.overhead, len(order) - len(self.graph))
 
     def peak_bytes(self, method: Method) -> int:
-        """See `Subject`."""
         run = method.run
         return measure_step(run.emitted, as_written=run.as_written).above(self.fixed_bytes).peak_bytes
 

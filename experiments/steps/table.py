@@ -1,9 +1,10 @@
-"""Tables of executed steps: columns, and cells of the rows of `experiments.steps.measure`."""
+"""Columns of tables of executed steps, whose rows are those of `experiments.steps.measure`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from experiments.documents import Column
 from experiments.registry import Row
 from experiments.steps.job import PLAIN, PORTFOLIO
 
@@ -32,19 +33,15 @@ def beside(rows: Iterable[Row]) -> list[list[str]]:
         if row["method"] != PORTFOLIO and ours:
             best_ns, best_ratio = min(ours, key=lambda plan: plan[0])
             lines.append([
-                f"{row['method']} {row['parameter']}".rstrip(), _mb(limit),
+                f"{row['method']} {row['parameter']}".rstrip(), f"{limit / 1e6:.1f}",
                 *(f"{number:.3f}" for number in (ns / plain_ns, best_ns / plain_ns, ratio, best_ratio)),
             ])  # fmt: skip
     return lines
 
 
-def cells(row: Row, columns: Sequence[str]) -> list[str]:
-    """A line of a table; a cell without a value is empty."""
-    return [COLUMNS[column](row) for column in columns]
-
-
-def _mb(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e6:.1f}"
+def columns(heads: Sequence[str]) -> dict[str, Column]:
+    """The columns with these heads."""
+    return {head: COLUMNS[head] for head in heads}
 
 
 def _model(row: Row) -> str:
@@ -58,7 +55,7 @@ def _budget(row: Row) -> str:
         return PLAIN
     if row["budget_bytes"] is None:
         return row["parameter"]
-    size = f"{_mb(row['budget_bytes'])} MB"
+    size = f"{row['budget_bytes'] / 1e6:.1f} MB"
     if row["plain_bytes"] is None or row["fixed_bytes"] is None or row["plain_bytes"] <= row["fixed_bytes"]:
         return f"{row['parameter']}: {size}"
     of_activations = (row["budget_bytes"] - row["fixed_bytes"]) / (row["plain_bytes"] - row["fixed_bytes"])
@@ -114,22 +111,22 @@ def _gradient_error(row: Row) -> str:
     return {None: "0", "": "0, other bits elsewhere"}.get(row["same_as"], "same bits")
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
+COLUMNS: dict[str, Column] = {
     MODEL: _model,
-    METHOD: lambda row: row["method"],
+    METHOD: "{method}",
     "implementations": lambda row: row["implementations"] if row["method"] == PORTFOLIO else "",
     BUDGET: _budget,
-    "always there MB": lambda row: _mb(row["fixed_bytes"]),
-    "plain MB": lambda row: _mb(row["plain_bytes"]),
-    "predicted MB": lambda row: _mb(row["predicted_peak_bytes"]),
-    "measured MB": lambda row: _mb(row["measured_peak_bytes"]),
+    "always there MB": "{fixed_bytes:.1f/MB}",
+    "plain MB": "{plain_bytes:.1f/MB}",
+    "predicted MB": "{predicted_peak_bytes:.1f/MB}",
+    "measured MB": "{measured_peak_bytes:.1f/MB}",
     "measured / predicted": _accuracy,
     "predicted overhead": _predicted_overhead,
     "measured overhead": _measured_overhead,
-    "link": lambda row: row["link"],
+    "link": "{link}",
     "time over the judge's": _over_predicted,
     "wall over plain": lambda row: _over(row["measured_s"], row["plain_s"], " ms"),
-    "repeats": lambda row: "" if row["recomputed"] is None else str(row["recomputed"]),
+    "repeats": "{recomputed}",
     "gradient error": _gradient_error,
     "bits of": _bits,
     "computations by other implementations": lambda row: ", ".join(

@@ -24,6 +24,7 @@ from experiments.steps.job import (
     Candidate,
     Job,
     Method,
+    Subject,
     fractions_of_activations,
     peaks_of_others,
     plain_peak_of,
@@ -55,7 +56,7 @@ SAVED = {
 COST_CACHE = RUNS_FOLDER / "cache" / "costs"
 
 
-class TorchSteps:
+class TorchSteps(Subject):
     """A model with its loss, its arguments and its captured step with costs; `Method.run` is a module.
 
     Args:
@@ -69,7 +70,7 @@ class TorchSteps:
             torch.cuda.empty_cache()
         self.job = job
         spec = spec_on(job.device, job.model)
-        self.batch: int | None = spec.batch_size
+        self.batch = spec.batch_size
         torch.set_num_threads(job.threads)
         self.module, self.args = built(spec, job.device)
         self.buffers = copy.deepcopy(dict(self.module.named_buffers()))
@@ -87,7 +88,6 @@ class TorchSteps:
         self.known: list[remat.Plan] = []  # the portfolio starts from these
 
     def plain(self) -> Method:
-        """The framework's own step."""
         return self.followed(self.module, self.module)
 
     def peers(self) -> Iterator[Candidate]:
@@ -120,13 +120,13 @@ class TorchSteps:
         return plans
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        """See `Subject`: the peaks of the peers, if the job wants them, then the fractions of the activation memory."""
+        """The peaks of the peers, if the job wants them, then the fractions of the activation memory."""
         if self.job.steps == "peers":
             yield from peaks_of_others(known)
         yield from fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
-        """See `Subject`; it costs no more than any known plan that fits."""
+        """It costs no more than any known plan that fits."""
         plan = find_plan(self.graph, budget_bytes, self.planner.options, self.known).plan
         assert plan is not None
         self.known.append(plan)
@@ -165,11 +165,10 @@ class TorchSteps:
         return self.fixed_bytes + peak, sum(of[s][1] for s in plain.signatures if s)
 
     def peak_bytes(self, method: Method) -> int:
-        """See `Subject`."""
         return self.fixed_bytes + peak_of_step(method.run, self.args, {}, self.job.device)
 
     def same_as(self, method: Method) -> str | None:
-        """See `Subject`: ``plain``, '' or None."""
+        """``plain``, '' or None."""
         if self._left_by_plain is None:
             return None
         return PLAIN if self._left_by_plain == self._left_by(method.run) else ""
