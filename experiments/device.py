@@ -337,7 +337,8 @@ def keep(given: argparse.Namespace) -> Iterator[Path]:
     Raises:
         InvalidInput: the folder has no rows, or a plan is not the one that its row promises.
     """
-    from experiments import registry, table  # here, because a device lacks what they import
+    from experiments.registry import Case  # here, because a device lacks what they import
+    from experiments.store import KEPT_FOLDER, Table
 
     folder, path = given.folder, given.folder / ROWS
     rows = [row for row in read_lines(path) if "error" not in row]
@@ -348,14 +349,14 @@ def keep(given: argparse.Namespace) -> Iterator[Path]:
             row |= proven(row, folder, given.time_limit_s, given.threads)
             write_lines(path, rows)
             print(line_of(row), flush=True)
-    kept = table.Table("device", keep=True)
+    kept = Table("device", keep=True)
     for row in rows:
         what = {**row["case"], "gpu": row["gpu"]}
-        kept.put(registry.Case("experiments.device.measure", what), [{k: row[k] for k in row if k != "case"}], 0.0)
+        kept.put(Case("experiments.device.measure", what), [{k: row[k] for k in row if k != "case"}], 0.0)
     yield kept.path
     measured = {row["gpu"]: {**row["case"], **row}["costs_of"] for row in rows if row["case"]["cost"] == "profile"}
     for gpu, provenance_of_costs in measured.items():
-        yield store(folder / "costs", gpu, provenance_of_costs, table.KEPT_FOLDER)
+        yield store(folder / "costs", gpu, provenance_of_costs, KEPT_FOLDER)
 
 
 def proven(row: Row, folder: Path, time_limit_s: float, threads: int) -> Row:

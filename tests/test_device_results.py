@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from analysis.execution import draw_execution
-from experiments import device, executed_steps, table
+from experiments import device, executed_steps
 from experiments.steps import measure, torch_sizes
 from experiments.steps.sizes import spec_at
 from experiments.steps.table import beside
+from experiments.store import Table
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
@@ -135,7 +136,7 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
         assert plain["measured_peak_bytes"] == plain["predicted_peak_bytes"]
 
     assert device.main([*options, "--keep"]) == 0
-    kept = table.Table("device").rows(kept_only=True)
+    kept = Table("device").rows(kept_only=True)
     assert [row["measured_s"] for row in kept] == [row.get("measured_s") for row in rows]
     assert {row["gpu"] for row in kept} == {"cpu"}
     assert all(row["versions"] and row["date"] for row in kept)
@@ -167,7 +168,7 @@ def test_rows_of_an_earlier_version_are_kept(tmp_path: Path, monkeypatch: pytest
     write_lines(tmp_path / device.ROWS, [*rows, {"case": case, "error": "the time was up"}])
     for _ in range(2):
         assert device.main([str(tmp_path), "--keep"]) == 0
-        kept = table.Table("device").rows(kept_only=True)
+        kept = Table("device").rows(kept_only=True)
         assert [(row["gpu"], row["model"], row["share"], row["date"], row["cpu"]) for row in kept] == [
             (gpu, "unet", 0.8, "2026-11-27", "a processor") for gpu in ("h100", "h200")
         ]
