@@ -19,11 +19,10 @@ import torch
 from torch import nn
 
 from analysis.execution import draw_execution
-from experiments import device, executed_steps
+from experiments import device, executed_steps, store
 from experiments.steps import measure, torch_sizes
 from experiments.steps.sizes import spec_at
 from experiments.steps.table import beside
-from experiments.store import Table
 from remat.cost import CostWarning, apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
@@ -99,7 +98,7 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
     backend: str, tmp_path: Path, bare: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
     options = ["rows", *HERE, *f"--backends {backend} --cost flops --budgets 0.8,0.1 --memory 1MB".split()]
     first = bare(*options)
     while not (plans := list((tmp_path / "rows" / "plans").glob("*.plan.json.gz"))):
@@ -136,7 +135,7 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
         assert plain["measured_peak_bytes"] == plain["predicted_peak_bytes"]
 
     assert device.main([*options, "--keep"]) == 0
-    kept = Table("device").rows(kept_only=True)
+    kept = store.Table("device").rows(kept_only=True)
     assert [row["measured_s"] for row in kept] == [row.get("measured_s") for row in rows]
     assert {row["gpu"] for row in kept} == {"cpu"}
     assert all(row["versions"] and row["date"] for row in kept)
@@ -161,14 +160,14 @@ def test_a_plan_that_is_not_its_rows_is_refused_when_it_is_proven(tmp_path: Path
 
 def test_rows_of_an_earlier_version_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
     case = {"model": "unet", "backend": "eager", "method": "plan", "device": "cuda", "cost": "flops", "share": 0.8}
     rows = [{"case": case, "gpu": gpu, "date": "2026-11-27", "measured_s": 0.1, "costs_of": {"device": gpu},
              "versions": "{}", "cpu": "a processor"} for gpu in ("h100", "h200")]  # fmt: skip
     write_lines(tmp_path / device.ROWS, [*rows, {"case": case, "error": "the time was up"}])
     for _ in range(2):
         assert device.main([str(tmp_path), "--keep"]) == 0
-        kept = Table("device").rows(kept_only=True)
+        kept = store.Table("device").rows(kept_only=True)
         assert [(row["gpu"], row["model"], row["share"], row["date"], row["cpu"]) for row in kept] == [
             (gpu, "unet", 0.8, "2026-11-27", "a processor") for gpu in ("h100", "h200")
         ]
@@ -177,7 +176,7 @@ def test_rows_of_an_earlier_version_are_kept(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 def test_costs_serve_a_machine_that_cannot_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(table, "KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
     assert device.main([str(tmp_path / "rows"), *HERE, "--backends", "eager", "--budgets", "0.9"]) == 0
     assert device.main([str(tmp_path / "rows"), "--keep", "--time-limit", "1"]) == 0
     found = stored.load_stored("cpu", tmp_path / "results")
