@@ -44,13 +44,14 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
 def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
     model, args = llama(2, n_layers=FEW, **SMALL)
     made = graphs.described_graph(model, args, name="step")
-    assert made.copies is not None
+    assert made.repeated is not None
+    assert made.repeated.copies is not None
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})  # another size
     step, args = build.loss_step(more, args, None)
     deep = plain_step(step, args, {})
     with Row(more, "blocks").cut_to(repeated.SHALLOW):
         shallow = plain_step(step, args, {})
-    assert made.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
+    assert made.repeated.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
 
 
 class Deep(nn.Module):
@@ -88,7 +89,7 @@ def test_a_block_that_runs_otherwise_or_whose_backward_pass_differs_is_found(run
     made = graphs.described_graph(Deep(run), (torch.ones(2, 8),), name="deep")
     assert made.captured == "as a whole: its blocks do not run the same operations"
     assert sum(op.kind == "aten.relu" for op in made.graph.operations) == (run is relu_at_the_end)
-    assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").is_repeated
+    assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated is not None
 
 
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:
