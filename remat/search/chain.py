@@ -241,15 +241,23 @@ class BlockPlans:
 
     @classmethod
     def of(
-        cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf")
+        cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf"),
+        known: dict[str, list[Option]] | None = None,
     ) -> BlockPlans | None:  # fmt: skip
-        """Plans found by annealing; None without blocks."""
+        """Plans found by annealing; None without blocks.
+
+        Args:
+            known: [hash of a stretch] what was found for it; grows. The blocks of two steps may be the same.
+        """
         repeats = find_repeats(graph)
         if repeats is None:
             return None
         chain = Chain(graph, repeats)
-        options, turns = (each.options(seed, threads, deadline) for each in (chain.block, chain.turn))
-        return cls(chain, options, turns)
+        known, stretches = {} if known is None else known, (chain.block, chain.turn)
+        for each in stretches:
+            if each.own.sha256() not in known:
+                known[each.own.sha256()] = each.options(seed, threads, deadline)
+        return cls(chain, *(known[each.own.sha256()] for each in stretches))
 
     def at(self, graph: Graph) -> BlockPlans | None:
         """The same orders for the step at another size, whose operations are the same; None if its blocks are not."""

@@ -239,7 +239,7 @@ def _in_chunks(sizes: _Sizes, known: KnownPlans, searches: bool) -> InChunks | N
         graph = sizes.holding.costed(sizes.holding.held(sizes.made.known_in_chunks({}).graph))
     except InvalidInput:
         return None
-    plans = KnownPlans(graph, known.limit_s / 2 if searches else 0.0, known.threads)
+    plans = KnownPlans(graph, known.limit_s / 2 if searches else 0.0, known.threads, known.of_blocks)
     largest, _ = sizes.largest(plans, OVERHEADS if searches else OVERHEADS[:1], in_chunks=True)
     return InChunks(plain_peak(graph), largest)
 

@@ -21,7 +21,7 @@ from remat.simulator import plain_peak, simulate
 from remat.solving.api import solve
 
 if TYPE_CHECKING:
-    from remat.search.chain import BlockPlans
+    from remat.search.chain import BlockPlans, Option
 
 BLOCKS = 10  # times as long as for a budget is the search for plans of one block
 LARGE = 500  # operations from which a short search adds nothing to a chain of plans of one block
@@ -42,11 +42,17 @@ Found = tuple[int, Timeline | Plan]  # cost, plan; a `Plan` if it copies
 class KnownPlans:
     """Orders that were found for a step at any size. Each is an order of the step at every other size too.
 
-    With a `link`, plans that copy are looked for too.
+    With a `link`, plans that copy are looked for too. Without time, plans of one block are not.
+
+    Attributes:
+        of_blocks: see `BlockPlans.of`; another step, with the same blocks, may take it.
     """
 
-    def __init__(self, graph: Graph, limit_s: float, threads: int):
+    def __init__(
+        self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None
+    ):  # fmt: skip
         self.limit_s, self.threads = limit_s, threads
+        self.of_blocks = {} if of_blocks is None else of_blocks
         self.link: Link | None = None
         self.orders: dict[bytes, Timeline] = {}
         self.copying: list[Plan] = []
@@ -65,7 +71,10 @@ class KnownPlans:
         """Look for plans of one block at the size of this graph, with costs."""
         from remat.search.chain import BlockPlans  # imports Numba, which training does not need
 
-        found = BlockPlans.of(graph, threads=self.threads, deadline=time.monotonic() + BLOCKS * self.limit_s)
+        if not self.limit_s:
+            return
+        deadline = time.monotonic() + BLOCKS * self.limit_s
+        found = BlockPlans.of(graph, threads=self.threads, deadline=deadline, known=self.of_blocks)
         if found is not None:
             self.blocks.append(found)
 

@@ -130,7 +130,8 @@ def described_graph(
             n = len(row.blocks)
             how = f"{SHALLOW} of {n} equal blocks, the others as copies"
             made = DescribedGraph(*repeated.graph(n), step, args, how, repeated)
-            other = in_chunks(repeated.n_captured)
+            with row.cut_to(repeated.n_captured):
+                other = in_chunks(repeated.n_captured)
             return made if other is None else replace(made, in_chunks=repeated.with_turn(other).graph(n)[0])
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
