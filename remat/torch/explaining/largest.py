@@ -81,10 +81,12 @@ class KnownPlans:
     def _at(self, graph: Graph) -> _AtSize:
         if id(graph) not in self.steps:
             self.steps[id(graph)] = _AtSize(graph, Sizes(graph))
-        step = self.steps[id(graph)]
+        return self.steps[id(graph)]
+
+    def _blocks_at(self, step: _AtSize) -> list[BlockPlans]:
         for each in self.blocks[len(step.blocks) :]:
-            step.blocks.append(each if each.chain.graph is graph else each.at(graph))
-        return step
+            step.blocks.append(each if each.chain.graph is step.graph else each.at(step.graph))
+        return [each for each in step.blocks if each is not None]
 
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""
@@ -136,7 +138,8 @@ class KnownPlans:
         best, step = self._known(graph, budget_bytes), self._at(graph)
         if _is_within(graph, best, enough):
             return best
-        orders = [order for each in step.blocks if each and (order := each.timeline_within(budget_bytes)) is not None]
+        each_chain = (blocks.timeline_within(budget_bytes) for blocks in self._blocks_at(step))
+        orders = [order for order in each_chain if order is not None]
         chained: list[Found] = [(order.cost(step.sizes), self._know_order(order)) for order in orders]
         best = min([*chained, *([best] if best else [])], key=lambda each: each[0], default=None)
         if self.link is not None:
