@@ -257,7 +257,8 @@ class BlockPlans:
         for each in stretches:
             if each.own.sha256() not in known:
                 known[each.own.sha256()] = each.options(seed, threads, deadline)
-        return cls(chain, *(known[each.own.sha256()] for each in stretches))
+        options, turns = (known[each.own.sha256()] for each in stretches)
+        return cls(chain, options, turns)
 
     def at(self, graph: Graph) -> BlockPlans | None:
         """The same orders for the step at another size, whose operations are the same; None if its blocks are not."""
