@@ -120,7 +120,7 @@ class KnownPlans:
             plan = Plan.from_steps(graph, each.steps, budget_bytes, self.link)
             trace = simulate(graph, plan)
             found += [(trace.cost, plan)] if trace.peak_bytes <= budget_bytes else []
-        return min(found, key=lambda each: each[0], default=None)
+        return min(found, key=_cost, default=None)
 
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
@@ -141,7 +141,7 @@ class KnownPlans:
         each_chain = (blocks.timeline_within(budget_bytes) for blocks in self._blocks_at(step))
         orders = [order for order in each_chain if order is not None]
         chained: list[Found] = [(order.cost(step.sizes), self._know_order(order)) for order in orders]
-        best = min([*chained, *([best] if best else [])], key=lambda each: each[0], default=None)
+        best = min([*chained, *([] if best is None else [best])], key=_cost, default=None)
         if self.link is not None:
             return self._searched(graph, budget_bytes, enough, best)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
@@ -170,10 +170,15 @@ class KnownPlans:
         return self.orders.setdefault(order.order.astype(np.int32).tobytes(), order)
 
 
+def _cost(found: Found) -> int:
+    return found[0]
+
+
 def _plan(graph: Graph, budget_bytes: int, found: Found | None) -> Plan | None:
-    if found is None or isinstance(found[1], Plan):
-        return None if found is None else found[1]
-    return Plan.from_order(graph, found[1].order.tolist(), budget_bytes)
+    if found is None:
+        return None
+    plan = found[1]
+    return plan if isinstance(plan, Plan) else Plan.from_order(graph, plan.order.tolist(), budget_bytes)
 
 
 @dataclass(slots=True)
