@@ -63,7 +63,7 @@ def test_plans_of_a_block_serve_other_sizes() -> None:
             costs.append(trace.cost)
         assert costs[0] == costs[1]
     least = resized.least()
-    assert resized.within(simulate(large, least).peak_bytes) is not None
+    assert resized.within(int(least.running_bytes(Sizes(large)).max())) is not None
     assert plans.at(step_of(6)) is None
 
 

@@ -41,16 +41,42 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     assert len(model.blocks) == FEW
 
 
+def test_another_size_needs_fewer_blocks() -> None:
+    model, args = llama(2, n_layers=FEW, **SMALL)
+    known = graphs.described_graph(model, args, name="step").repeated
+    more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})
+    made = graphs.described_graph(more, args, name="step", repeats=known, n_chunks=4)
+    whole = graphs.described_graph(more, args, name="step", repeats=False, n_chunks=4)
+    assert made.repeated is not None
+    assert made.repeated.n_captured < repeated.SHALLOW
+    assert repeated._facts(made.graph) == repeated._facts(whole.graph)
+    assert made.modules == whole.modules
+    assert made.in_chunks is not None
+    assert whole.in_chunks is not None
+    assert repeated._facts(made.in_chunks) == repeated._facts(whole.in_chunks)
+
+
+def test_blocks_of_another_form_are_captured_anew() -> None:
+    known = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated
+    other = Deep(lambda i, block, x: torch.relu(block(x)) + x)
+    made = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=known)
+    whole = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=False)
+    assert made.repeated is not None
+    assert made.repeated.n_captured == repeated.SHALLOW
+    assert repeated._facts(made.graph) == repeated._facts(whole.graph)
+
+
 def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
     model, args = llama(2, n_layers=FEW, **SMALL)
     made = graphs.described_graph(model, args, name="step")
-    assert made.copies is not None
+    assert made.repeated is not None
+    assert made.repeated.copies is not None
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})  # another size
     step, args = build.loss_step(more, args, None)
     deep = plain_step(step, args, {})
     with Row(more, "blocks").cut_to(repeated.SHALLOW):
         shallow = plain_step(step, args, {})
-    assert made.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
+    assert made.repeated.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
 
 
 class Deep(nn.Module):
@@ -88,7 +114,7 @@ def test_a_block_that_runs_otherwise_or_whose_backward_pass_differs_is_found(run
     made = graphs.described_graph(Deep(run), (torch.ones(2, 8),), name="deep")
     assert made.captured == "as a whole: its blocks do not run the same operations"
     assert sum(op.kind == "aten.relu" for op in made.graph.operations) == (run is relu_at_the_end)
-    assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").is_repeated
+    assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated is not None
 
 
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:

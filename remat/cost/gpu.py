@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -85,6 +86,7 @@ class Gpu:
                 raise InvalidInput(f"gpu '{self.name}': efficiency.{what} must be in (0, 1], not {fraction}")
 
 
+@functools.cache
 def operation_class(kind: str) -> str:
     """``convolution``, ``matmul``, ``normalization``, ``pooling`` or ``other``, by the name of its kind."""
     kind = kind.lower()

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
+from remat.arrays import GraphArrays
 from remat.graph import Graph, Operation, Value
 from remat.plan import Plan
 from remat.search.anneal import minimise_cost
 from remat.search.greedy import greedy_eviction
-from remat.search.repeats import Repeats, find_repeats
+from remat.search.repeats import Repeats, are_equal, find_repeats
 from remat.search.timeline import Sizes, Timeline
-from remat.simulator import simulate
 
 SLOTS = 16_384  # of memory, in the program
 N_KEPT, PEAKS = 12, (1.0, 0.5, 0.1)  # limits tried: of what is held between the passes, of what a pass needs
@@ -37,6 +37,7 @@ class Option:
         forward, backward: offsets in (forward operations, backward operations) of the stretch.
         held: bytes between the passes. peak: most bytes in a pass. Both without what is held outside.
         cost: of all computations.
+        timeline: of the plan of `Stretch.own`; the same at every size of the step.
     """
 
     forward: tuple[int, ...]
@@ -44,6 +45,7 @@ class Option:
     held: int
     peak: int
     cost: int
+    timeline: Timeline = field(compare=False)
 
     def beats(self, other: Option) -> bool:
         """Whether it is nowhere worse, and somewhere better."""
@@ -58,11 +60,14 @@ class Stretch:
     Attributes:
         own: its operations, one that stands for all between its passes, and values; what it reads from outside is
             there throughout and takes no bytes.
+        arrays, sizes: of `own`.
     """
 
     forward: range
     backward: range
     own: Graph
+    arrays: GraphArrays
+    sizes: Sizes
 
     @classmethod
     def of(cls, graph: Graph, forward: range, backward: range) -> Stretch:
@@ -90,45 +95,53 @@ class Stretch:
         operations = [local(graph.operations[k]) for k in inside]
         operations.insert(len(forward), middle)
         own = tuple(Value(graph.values[v].name, graph.values[v].bytes, i in kept) for i, v in enumerate(values))
-        return cls(forward, backward, Graph(graph.name, tuple(operations), own))
+        alone = Graph(graph.name, tuple(operations), own)
+        return cls(forward, backward, alone, GraphArrays.of(alone), Sizes(alone))
 
     @property
     def middle(self) -> int:
         """The operation between the passes."""
         return len(self.forward)
 
-    def option(self, plan: Plan) -> Option:
-        """A plan of `own` as an option."""
-        trace = simulate(self.own, plan)
-        order = trace.order.tolist()
-        i = order.index(self.middle)
-        peaks = np.delete(trace.running_bytes, i)
-        held = int(trace.running_bytes[i]) - self.own.operations[self.middle].workspace_bytes
-        backward = tuple(k if k < self.middle else k - 1 for k in order[i + 1 :])
-        return Option(tuple(order[:i]), backward, held, int(peaks.max(initial=0)), trace.cost)
+    def option(self, order: Sequence[int] | np.ndarray) -> Option:
+        """Computations of `own` as an option."""
+        return self._measured(Timeline.of_order(self.arrays, np.asarray(order)))
 
     def resized(self, option: Option) -> Option:
         """The option of a stretch with the same operations, whose sizes and costs differ."""
-        backward = [k + 1 if k >= self.middle else k for k in option.backward]
-        return self.option(Plan.from_order(self.own, [*option.forward, self.middle, *backward]))
+        return self._measured(option.timeline)
+
+    def _measured(self, timeline: Timeline) -> Option:
+        order, running = timeline.order.tolist(), timeline.running_bytes(self.sizes)
+        i = order.index(self.middle)
+        peak = int(np.delete(running, i).max(initial=0))
+        held = int(running[i]) - self.own.operations[self.middle].workspace_bytes
+        backward = tuple(k if k < self.middle else k - 1 for k in order[i + 1 :])
+        return Option(tuple(order[:i]), backward, held, peak, timeline.cost(self.sizes), timeline)
 
     def options(self, seed: int, threads: int, deadline: float) -> list[Option]:
         """Plans that differ in what they hold between the passes, what they need at most, and their cost."""
-        plain = self.option(Plan.from_order(self.own, range(len(self.own))))
+        plain = self.option(range(len(self.own)))
         least_held = sum(self.own.values[v].bytes for v in self.own.operations[self.middle].inputs)
         least = max(_need(self.own, op) for op in self.own.operations)
+        # In the order of reversed bits, so that a search that is cut short has plans from all over the range.
+        shares = sorted(np.linspace(0, 1, N_KEPT), key=lambda share: f"{round(share * (N_KEPT - 1)):04b}"[::-1])
         limits = [
             (round(least_held + share * (plain.held - least_held)), round(least + high * (plain.peak - least)))
-            # In the order of reversed bits, so that a search that is cut short has plans from all over the range.
-            for share in sorted(np.linspace(0, 1, N_KEPT), key=lambda share: f"{round(share * (N_KEPT - 1)):04b}"[::-1])
+            for share in (shares if self.backward else [1.0])  # with one pass, all that it keeps is held at its end
             for high in PEAKS
         ]
+        most = [limit for limit in limits if limit[0] == plain.held]
 
         def found(limit: tuple[int, int]) -> Option | None:
             return self._within(*limit, seed) if time.monotonic() < deadline else None
 
         with ThreadPoolExecutor(threads) as pool:
-            options = [plain, *(each for each in pool.map(found, limits) if each is not None)]
+            by_limit = dict(zip(most, pool.map(found, most), strict=True))
+            # Where the most that is held does not suffice, less does not.
+            further = [each for each in limits if each not in by_limit and by_limit[plain.held, each[1]] is not None]
+            by_limit |= zip(further, pool.map(found, further), strict=True)
+        options = [plain, *(each for limit in limits if (each := by_limit.get(limit)) is not None)]
         return [a for a in dict.fromkeys(options) if not any(b.beats(a) for b in options)]
 
     def _within(self, held: int, peak: int, seed: int) -> Option | None:
@@ -141,8 +154,11 @@ class Stretch:
             graph, peak, None if start is None else start.order, seed=seed, work_limit=MOVES,
             target_cost=graph.total_cost,
         )  # fmt: skip
-        plan = best.plan(self.own)
-        return None if plan is None else self.option(plan)
+        return None if best.order is None or best.excess else self.option(best.order)
+
+
+def _calls(graph: Graph) -> list[tuple[object, ...]]:
+    return [(op.kind, op.inputs, op.outputs) for op in graph.operations]
 
 
 def _need(graph: Graph, op: Operation) -> int:
@@ -176,25 +192,22 @@ class Chain:
         begins.append(len(order))
         return [*order, *self.after], np.array(begins)
 
-    def timeline(self, option: Option, turn: Option) -> Timeline:
-        """Of the plan in which all blocks follow this option; the same at every size of the step."""
-        order = self.order([option] * len(self.blocks), turn)[0]
-        return Timeline.of(self.graph, Plan.from_order(self.graph, order))
-
     def measured(
-        self, option: Option, turn: Option, timeline: Timeline, sizes: Sizes
-    ) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Where all blocks follow this option: what each block adds, and what it needs above all before it.
+        self, begins: np.ndarray, timeline: Timeline, sizes: Sizes
+    ) -> tuple[np.ndarray, np.ndarray, int, int]:  # fmt: skip
+        """Where all blocks follow one option: what each block adds, and what it needs above all before it.
+
+        Args:
+            begins, timeline: of that plan; the same at every size of the step.
 
         Returns:
             ([blocks] bytes added, [blocks] bytes needed, bytes before the first block, bytes that the turn needs)
         """
         n = len(self.blocks)
-        order, begins = self.order([option] * n, turn)
         running = timeline.running_bytes(sizes)
         held = np.empty(n + 1, dtype=np.int64)
         for k in range(n + 1):
-            op = self.graph.operations[order[begins[k]]]
+            op = self.graph.operations[timeline.order[begins[k]]]
             held[k] = running[begins[k]] - op.workspace_bytes - sum(self.graph.values[v].bytes for v in op.outputs)
         peaks = np.array([running[a:b].max() for a, b in pairwise(begins)])
         needs = np.maximum(peaks[:n], peaks[:n:-1]) - held[:-1]
@@ -213,56 +226,78 @@ class BlockPlans:
     """Plans of the blocks of a graph. One search for them serves every budget, and every size of the step."""
 
     def __init__(
-        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], timelines: Sequence[Timeline] = ()
+        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], of: BlockPlans | None = None
     ) -> None:
-        self.chain, self.options, self.turns = chain, options, turns
-        self.timelines = timelines or [chain.timeline(option, turns[0]) for option in options]
-        self.program = _Program(chain, options, turns, self.timelines)
+        """`of`: the same orders for the step at another size."""
+        self.chain, self.options, self.turns, self.sizes = chain, options, turns, Sizes(chain.graph)
+        self.arrays = GraphArrays.of(chain.graph) if of is None else of.arrays
+        self.uniform = [*map(self._uniform, options)] if of is None else of.uniform
+        self.program = _Program(chain, options, turns, self.uniform, self.sizes)
+
+    def _uniform(self, option: Option) -> tuple[np.ndarray, Timeline]:
+        """`Chain.measured`'s arguments."""
+        order, begins = self.chain.order([option] * len(self.chain.blocks), self.turns[0])
+        return begins, Timeline.of_order(self.arrays, np.array(order))
 
     @classmethod
     def of(
-        cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf")
+        cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf"),
+        known: dict[str, list[Option]] | None = None,
     ) -> BlockPlans | None:  # fmt: skip
-        """Plans found by annealing; None without blocks."""
+        """Plans found by annealing; None without blocks.
+
+        Args:
+            known: [hash of a stretch] what was found for it; grows. The blocks of two steps may be the same.
+        """
         repeats = find_repeats(graph)
         if repeats is None:
             return None
         chain = Chain(graph, repeats)
-        options, turns = (each.options(seed, threads, deadline) for each in (chain.block, chain.turn))
+        known, stretches = {} if known is None else known, (chain.block, chain.turn)
+        for each in stretches:
+            if each.own.sha256() not in known:
+                known[each.own.sha256()] = each.options(seed, threads, deadline)
+        options, turns = (known[each.own.sha256()] for each in stretches)
         return cls(chain, options, turns)
 
     def at(self, graph: Graph) -> BlockPlans | None:
         """The same orders for the step at another size, whose operations are the same; None if its blocks are not."""
-        repeats = find_repeats(graph)
-        if repeats is None or repeats != self.chain.repeats:
+        own = self.chain.graph
+        is_same = graph.users is own.users or _calls(graph) == _calls(own)  # a resized graph keeps its users
+        if not is_same or not are_equal(graph, self.chain.repeats):
             return None
-        chain = Chain(graph, repeats)
-        options = [chain.block.resized(option) for option in self.options]
-        return BlockPlans(chain, options, [chain.turn.resized(option) for option in self.turns], self.timelines)
+        chain = Chain(graph, self.chain.repeats)
+        options, turns = [*map(chain.block.resized, self.options)], [*map(chain.turn.resized, self.turns)]
+        return BlockPlans(chain, options, turns, self)
 
     def within(self, budget_bytes: int) -> Plan | None:
         """The cheapest plan of the whole graph within a budget; None if there is none."""
+        found = self.timeline_within(budget_bytes)
+        return None if found is None else Plan.from_order(self.chain.graph, found.order.tolist(), budget_bytes)
+
+    def timeline_within(self, budget_bytes: int) -> Timeline | None:
+        """As `within`."""
         limit = budget_bytes
         for i in range(TRIES):
             chosen = self.program.cheapest(limit)
             if chosen is None:
                 return None
-            plan = Plan.from_order(self.chain.graph, self.chain.order(*chosen)[0], budget_bytes)
-            peak = simulate(self.chain.graph, plan).peak_bytes
+            found = Timeline.of_order(self.arrays, np.array(self.chain.order(*chosen)[0]))
+            peak = int(found.running_bytes(self.sizes).max())
             if peak <= budget_bytes:
-                return plan
+                return found
             # A slot, two, four, ...: the same plan must not come again.
             limit -= peak - budget_bytes + (limit >> 14 << i)
         return None
 
-    def least(self) -> Plan | None:
+    def least(self) -> Timeline | None:
         """A plan within a budget that is the smallest to one part in 1,024; None if there is none within all bytes."""
         most = self.chain.graph.fixed_bytes + sum(value.bytes for value in self.chain.graph.values)
         low, high, best = self.chain.graph.fixed_bytes, most, None
         while high - low > max(1, high >> 10):
             middle = (low + high) // 2
-            plan = self.within(middle)
-            low, high, best = (middle, high, best) if plan is None else (low, middle, plan)
+            found = self.timeline_within(middle)
+            low, high, best = (middle, high, best) if found is None else (low, middle, found)
         return best
 
 
@@ -270,45 +305,47 @@ class _Program:
     """The dynamic program over blocks and bytes held before them."""
 
     def __init__(
-        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], timelines: Sequence[Timeline]
-    ) -> None:
-        self.options, self.turns, sizes = options, turns, Sizes(chain.graph)
-        pairs = zip(options, timelines, strict=True)
-        rows = [chain.measured(option, turns[0], timeline, sizes) for option, timeline in pairs]
+        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option],
+        uniform: Sequence[tuple[np.ndarray, Timeline]], sizes: Sizes,
+    ) -> None:  # fmt: skip
+        self.options, self.turns = options, turns
+        rows = [chain.measured(begins, timeline, sizes) for begins, timeline in uniform]
         self.added, self.needs = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
         self.first, base = rows[0][2], rows[0][3]
         self.turn_needs = [base + turn.peak - turns[0].peak for turn in turns]
 
     def cheapest(self, limit: int) -> tuple[list[Option], Option] | None:
         """The options of the blocks and of the turn, so that all needs at most `limit` bytes."""
-        unit = max(1, (limit - self.first) // SLOTS)
-        room = limit - self.first - unit * np.arange(SLOTS + 2)  # [slots] left where so much is held
-        cost = np.full(len(room), np.inf)
+        unit, n = max(1, (limit - self.first) // SLOTS), SLOTS + 2
+        steps = np.rint(self.added / unit).astype(np.int64)  # [options, blocks] slots
+        # [options, blocks], [turns] slots below which so much is left that it fits
+        below = np.clip((limit - self.first - self.needs) // unit + 1, 0, n - np.maximum(steps, 0))
+        below_turns = [min(n, max(0, (limit - self.first - need) // unit + 1)) for need in self.turn_needs]
+        cost = np.full(n, np.inf)  # [slots held before a block]
         cost[0] = 0.0
-        came = []
+        came, low, high = list[np.ndarray](), 0, 1  # finite costs are between these slots
         for k in range(self.added.shape[1]):
-            best, by = np.full(len(room), np.inf), np.full(len(room), -1)
+            best, by, reached_slots = np.full(n, np.inf), np.full(n, -1), list[int]()
             for i, option in enumerate(self.options):
-                step = round(self.added[i, k] / unit)
-                reached = np.where(room >= self.needs[i, k], cost + option.cost, np.inf)
-                moved = np.full(len(room), np.inf)
-                if 0 <= step < len(room):
-                    moved[step:] = reached[: len(room) - step]
-                by[moved < best] = i
-                best = np.minimum(best, moved)
-            cost = best
+                step, end = int(steps[i, k]), min(int(below[i, k]), high)
+                if step < 0 or end <= low:
+                    continue
+                reached, there = cost[low:end] + option.cost, slice(low + step, end + step)
+                by[there][reached < best[there]] = i
+                np.minimum(best[there], reached, out=best[there])
+                reached_slots += [there.start, there.stop]
+            cost, low, high = best, min(reached_slots, default=0), max(reached_slots, default=0)
             came.append(by)
-        ends = [
-            (float(np.where(room >= need, cost, np.inf).min()) + turn.cost, i)
-            for i, (turn, need) in enumerate(zip(self.turns, self.turn_needs, strict=True))
-        ]
-        total, which = min(ends)
+        total, which = min(
+            (float(cost[:end].min(initial=np.inf)) + turn.cost, i)
+            for i, (turn, end) in enumerate(zip(self.turns, below_turns, strict=True))
+        )
         if total == np.inf:
             return None
-        slot = int(np.argmin(np.where(room >= self.turn_needs[which], cost, np.inf)))
+        slot = int(np.argmin(cost[: below_turns[which]]))
         chosen = list[Option]()
         for k in reversed(range(len(came))):
             i = int(came[k][slot])
             chosen.append(self.options[i])
-            slot -= round(self.added[i, k] / unit)
+            slot -= int(steps[i, k])
         return chosen[::-1], self.turns[which]

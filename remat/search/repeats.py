@@ -150,6 +150,15 @@ def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats | N
     )
 
 
+def are_equal(graph: Graph, repeats: Repeats) -> bool:
+    """Whether these are equal blocks of a graph, where they are of a graph with the same operations of other sizes."""
+    labels, blocks = _labels(graph), range(repeats.n_blocks)
+    return all(
+        len({labels[place(k).start : place(k).stop].tobytes() for k in blocks}) == 1
+        for place in (repeats.forward_of, repeats.backward_of)
+    )
+
+
 def _form(graph: Graph, labels: np.ndarray, inside: list[int]) -> list[tuple[object, ...]]:
     """[operation of a block] its label, and where in the block its inputs are made."""
     made = [v for k in inside for v in graph.operations[k].outputs]

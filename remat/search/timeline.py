@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat.arrays import GraphArrays
+from remat.errors import InvalidPlan
 from remat.graph import Graph
 from remat.plan import COMPUTE, FREE, PREFETCH, Plan
 
@@ -30,6 +32,16 @@ def replayed(graph: Graph, plan: Plan) -> Iterator[tuple[int, list[int], list[in
             new, again = [v for v in outputs if v not in held], [v for v in outputs if v in held]
             held.update(new)
             yield i, new, again
+
+
+def _rows(
+    start: np.ndarray, ids: np.ndarray, order: np.ndarray, at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(ids of the rows of a compressed list that `order` names, one after the other; the entry of `at` for each)."""
+    lengths = (start[1:] - start[:-1])[order]
+    begins = np.cumsum(lengths) - lengths
+    inside = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    return ids[np.repeat(start[:-1][order], lengths) + inside].astype(np.int64), np.repeat(at, lengths)
 
 
 class Sizes:
@@ -70,6 +82,28 @@ class Timeline:
             again += [(at, v) for v in others]
             at += 1
         return cls(plan.order, *(np.array(pairs, dtype=np.int64).reshape(-1, 2).T for pairs in (made, freed, again)))
+
+    @classmethod
+    def of_order(cls, arrays: GraphArrays, order: np.ndarray) -> Timeline:
+        """Of `Plan.from_order`, without making the plan.
+
+        Raises:
+            InvalidPlan: a computation reads what was not computed.
+        """
+        at = np.arange(len(order))
+        read, read_at = _rows(arrays.in_start, arrays.in_ids, order, at)
+        made, made_at = _rows(arrays.out_start, arrays.out_ids, order, at)
+        values, when = np.concatenate([read, made]), np.concatenate([read_at, made_at])
+        is_read = np.arange(len(values)) < len(read)
+        by_value = np.lexsort((when, values))  # no operation reads what it makes
+        values, when, is_read = values[by_value], when[by_value], is_read[by_value]
+        is_first = np.concatenate([[True], values[1:] != values[:-1]])
+        if (is_first & is_read).any():
+            raise InvalidPlan("an order reads a value before it is made")
+        is_last = np.concatenate([is_first[1:], [True]])
+        stays = np.where(is_last, arrays.keep[values], np.concatenate([is_read[1:], [False]]))
+        freed = np.array([when[~stays] + 1, values[~stays]])
+        return cls(order, np.array([made_at, made]), freed, np.empty((2, 0), dtype=np.int64))
 
     def running_bytes(self, sizes: Sizes) -> np.ndarray:
         """[C] bytes held while each computation runs, as `simulate` counts them."""

@@ -20,7 +20,10 @@ LENGTH = 2048  # tokens, where neither the caller nor the table of positions say
 KINDS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")  # of transformers' tables of models
 
 
-def from_config(path: str | PathLike[str]) -> Callable[..., tuple[nn.Module, tuple[Tensor, ...]]]:
+Made = tuple[nn.Module, tuple[Tensor, ...], Callable[[Tensor], Tensor]]  # model, sample arguments, loss
+
+
+def from_config(path: str | PathLike[str]) -> Callable[..., Made]:
     """A factory of the language model that a configuration describes, for `explain`. Weights are not read.
 
     Its options are ``batch_size``, ``length`` (tokens), ``dtype`` (by default the configuration's) and ``lora``. The
@@ -50,16 +53,14 @@ def from_config(path: str | PathLike[str]) -> Callable[..., tuple[nn.Module, tup
     length = min(LENGTH, positions) if isinstance(positions, int) and positions > 0 else LENGTH
     model_of = cache(partial(_model, kind, config, file))
 
-    def language_model(
-        batch_size: int, length: int, dtype: str, lora: int | None
-    ) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    def language_model(batch_size: int, length: int, dtype: str, lora: int | None) -> Made:
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
         model = model_of(dtype, lora)
         if model.n_positions is not None and length > model.n_positions:
             raise InvalidInput(f"{file} has a table of {model.n_positions:,} positions; length={length:,} needs more")
         ids = torch.zeros(batch_size, length, dtype=torch.long)
-        return model, (ids, ids.clone())
+        return model, (ids, ids.clone()), _its_output
 
     made = partial(language_model, batch_size=1, length=length, dtype=dtype, lora=None)
     made.__name__ = f"{kind.__name__} of {path.resolve().name}"  # pyright: ignore[reportAttributeAccessIssue]
@@ -82,6 +83,10 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         return self.model(input_ids=ids, labels=labels).loss
+
+
+def _its_output(loss: Tensor) -> Tensor:
+    return loss
 
 
 def _names_positions(name: str) -> bool:

@@ -239,7 +239,7 @@ def _in_chunks(sizes: _Sizes, known: KnownPlans, searches: bool) -> InChunks | N
         graph = sizes.holding.costed(sizes.holding.held(sizes.made.known_in_chunks({}).graph))
     except InvalidInput:
         return None
-    plans = KnownPlans(graph, known.limit_s / 2 if searches else 0.0, known.threads)
+    plans = KnownPlans(graph, known.limit_s / 2 if searches else 0.0, known.threads, known.of_blocks)
     largest, _ = sizes.largest(plans, OVERHEADS if searches else OVERHEADS[:1], in_chunks=True)
     return InChunks(plain_peak(graph), largest)
 
@@ -267,9 +267,8 @@ class _Sizes:
                         self.known[what, chunked] = self.made.sized(parameter, degree, unit, in_chunks=chunked), {}
                 (plain, _), (sized, steps) = self.known[what, False], self.known[what, in_chunks]
                 growing = Growing(
-                    partial(self._held_at, sized), None if in_chunks else partial(self._peak_at, sized),
-                    self.holding.costed, self.budget_bytes, plans, unit, learns=degree > 1 and plans.link is None,
-                    steps=steps,
+                    partial(self._graph_at, sized), None if in_chunks else partial(self._peak_at, sized),
+                    self.budget_bytes, plans, unit, learns=degree > 1 and plans.link is None, steps=steps,
                 )  # fmt: skip
                 largest[what] = growing.largest(
                     overheads, lambda n, p=parameter, plain=plain: plain.check_needs(self.made.needs({p: n}), n)
@@ -278,8 +277,8 @@ class _Sizes:
                 refused[what] = str(error)
         return largest, refused
 
-    def _held_at(self, sized: StepAtSizes, n: int) -> Graph:
-        return self.holding.held(sized.at(n).graph)
+    def _graph_at(self, sized: StepAtSizes, n: int) -> Graph:
+        return self.holding.costed(self.holding.held(sized.at(n).graph))
 
     def _peak_at(self, sized: StepAtSizes, n: int) -> int:
         fixed_bytes, needs = sized.without_graph(n)

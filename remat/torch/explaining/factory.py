@@ -18,7 +18,7 @@ from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
-from remat.torch.frontend.repeated import SHALLOW, Copies
+from remat.torch.frontend.repeated import SHALLOW, Copies, Repeated
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
 from remat.torch.resident.shard import WHOLE, Sharding
@@ -54,7 +54,7 @@ class StepFactory:
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.in_chunks: dict[tuple[tuple[str, int], ...], Graph] = {}  # the same with the logits in chunks
-        self.repeats: bool | None = None  # whether blocks may be repeated; None: not known yet
+        self.repeats: bool | Repeated | None = None  # whether blocks may be repeated, or a step in which they are
         self.copies: Copies | None = None
         self.settings = TraceSettings()
         self.loss: build.Loss | None = None  # that a step was found to have, if it reads no targets
@@ -79,6 +79,7 @@ class StepFactory:
         """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
         if gpu is not self.gpu:
             self.gpu, self.copies, self.steps, self.in_chunks, self.settings = gpu, None, {}, {}, TraceSettings()
+            self.repeats = True if isinstance(self.repeats, Repeated) else self.repeats
 
     def describe_sizes(self) -> str:
         """``batch_size=4, length=8192``: the sizes of the step."""
@@ -102,12 +103,14 @@ class StepFactory:
                 model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast,
                 n_chunks=self.n_chunks, settings=self.settings,
             )  # fmt: skip
-            self.copies = made.copies or self.copies
+            if made.repeated is None:
+                self.repeats = False
+            elif not isinstance(self.repeats, Repeated):
+                self.repeats, self.copies = made.repeated, made.repeated.copies
             if loss_fn is None and len(made.args) == len(args):
                 self.loss = made.step.loss_fn
             known_plain = made.followed if self.shard is None else None
             needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
-        self.repeats = made.is_repeated
         graph, *other = (
             replace(with_workspaces(each), fixed_bytes=each.fixed_bytes + beside_bytes)
             for each in (made.graph, made.in_chunks) if each is not None

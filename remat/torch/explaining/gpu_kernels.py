@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from remat.cost import Gpu
 from remat.cost.gpu import operation_class
-from remat.graph import Graph, Operation
+from remat.graph import Graph, Operation, with_numbers
 from remat.torch.implementations import logits
 from remat.torch.internals.operators import overridden, tree_map, without_autocast
 from remat.torch.step.work import in_blocks
@@ -247,7 +247,7 @@ def allocated(graph: Graph, gpu: Gpu) -> Graph:
 
     def rounded(each: Any, field: str) -> Any:
         size = getattr(each, field)
-        return each if in_blocks(size) == size else replace(each, **{field: in_blocks(size)})
+        return each if in_blocks(size) == size else with_numbers(each, **{field: in_blocks(size)})
 
     operations = [rounded(op, "workspace_bytes") for op in graph.operations]
     return graph.resized(operations, [rounded(value, "bytes") for value in graph.values])

@@ -8,9 +8,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
-from remat.execution import cheapest_fitting
 from remat.graph import Graph
 from remat.largest import GREATEST, SizeSearch
 from remat.link import Link
@@ -20,23 +21,42 @@ from remat.simulator import plain_peak, simulate
 from remat.solving.api import solve
 
 if TYPE_CHECKING:
-    from remat.search.chain import BlockPlans
+    from remat.search.chain import BlockPlans, Option
 
 BLOCKS = 10  # times as long as for a budget is the search for plans of one block
 LARGE = 500  # operations from which a short search adds nothing to a chain of plans of one block
 
 
+@dataclass(slots=True)
+class _AtSize:
+    """The step at one size, and the plans of its blocks there."""
+
+    graph: Graph
+    sizes: Sizes
+    blocks: list[BlockPlans | None] = field(default_factory=list)
+
+
+Found = tuple[int, Timeline | Plan]  # cost, plan; a `Plan` if it copies
+
+
 class KnownPlans:
     """Orders that were found for a step at any size. Each is an order of the step at every other size too.
 
-    With a `link`, plans that copy are looked for too.
+    With a `link`, plans that copy are looked for too. Without time, plans of one block are not.
+
+    Attributes:
+        of_blocks: see `BlockPlans.of`; another step, with the same blocks, may take it.
     """
 
-    def __init__(self, graph: Graph, limit_s: float, threads: int):
+    def __init__(
+        self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None
+    ):  # fmt: skip
         self.limit_s, self.threads = limit_s, threads
+        self.of_blocks = {} if of_blocks is None else of_blocks
         self.link: Link | None = None
         self.orders: dict[bytes, Timeline] = {}
         self.copying: list[Plan] = []
+        self.steps: dict[int, _AtSize] = {}  # [identity of a graph]
         self._know(graph, Plan.from_order(graph, range(len(graph))))
         self.blocks: list[BlockPlans] = []
         self.learn_blocks(graph)
@@ -51,16 +71,29 @@ class KnownPlans:
         """Look for plans of one block at the size of this graph, with costs."""
         from remat.search.chain import BlockPlans  # imports Numba, which training does not need
 
-        found = BlockPlans.of(graph, threads=self.threads, deadline=time.monotonic() + BLOCKS * self.limit_s)
+        if not self.limit_s:
+            return
+        deadline = time.monotonic() + BLOCKS * self.limit_s
+        found = BlockPlans.of(graph, threads=self.threads, deadline=deadline, known=self.of_blocks)
         if found is not None:
             self.blocks.append(found)
 
+    def _at(self, graph: Graph) -> _AtSize:
+        if id(graph) not in self.steps:
+            self.steps[id(graph)] = _AtSize(graph, Sizes(graph))
+        return self.steps[id(graph)]
+
+    def _blocks_at(self, step: _AtSize) -> list[BlockPlans]:
+        for each in self.blocks[len(step.blocks) :]:
+            step.blocks.append(each if each.chain.graph is step.graph else each.at(step.graph))
+        return [each for each in step.blocks if each is not None]
+
     def least(self, graph: Graph) -> int:
         """The smallest budget that is known to suffice."""
-        found = min_budget(graph, time_limit_s=self.limit_s)
+        found, sizes = min_budget(graph, time_limit_s=self.limit_s), self._at(graph).sizes
         self._know(graph, found.plan)
-        plans = [plan for blocks in self.blocks if (plan := blocks.least()) is not None]
-        return min([found.bytes, *(simulate(graph, self._know(graph, plan)).peak_bytes for plan in plans)])
+        orders = [self._know_order(order) for blocks in self.blocks if (order := blocks.least()) is not None]
+        return min([found.bytes, *(int(order.running_bytes(sizes).max()) for order in orders)])
 
     def least_copying(self, graph: Graph) -> int:
         """The peak of a plan that sends every value away between two uses."""
@@ -70,18 +103,24 @@ class KnownPlans:
 
         search = OffloadSearch(graph, graph.largest_working_set()[0], self.link, 0)
         search.genes.away[:] = True
-        return simulate(graph, self._know(graph, search.plan())).peak_bytes
+        plan = search.plan()
+        self._know(graph, plan)
+        return simulate(graph, plan).peak_bytes
 
     def known(self, graph: Graph, budget_bytes: int) -> Plan | None:
         """The cheapest plan within the budget whose order is known."""
-        sizes = Sizes(graph)
-        by_cost = sorted(self.orders.values(), key=lambda known: known.cost(sizes))
-        found = next((known for known in by_cost if known.running_bytes(sizes).max(initial=0) <= budget_bytes), None)
-        without = [] if found is None else [Plan.from_order(graph, found.order.tolist(), budget_bytes)]
-        if not self.copying:
-            return next(iter(without), None)
-        there = [Plan.from_steps(graph, plan.steps, budget_bytes, self.link) for plan in self.copying]
-        return cheapest_fitting(graph, [*without, *there], budget_bytes)
+        return _plan(graph, budget_bytes, self._known(graph, budget_bytes))
+
+    def _known(self, graph: Graph, budget_bytes: int) -> Found | None:
+        sizes = self._at(graph).sizes
+        by_cost = sorted(((order.cost(sizes), order) for order in self.orders.values()), key=lambda known: known[0])
+        first = next((each for each in by_cost if each[1].running_bytes(sizes).max(initial=0) <= budget_bytes), None)
+        found: list[Found] = [] if first is None else [first]
+        for each in self.copying:
+            plan = Plan.from_steps(graph, each.steps, budget_bytes, self.link)
+            trace = simulate(graph, plan)
+            found += [(trace.cost, plan)] if trace.peak_bytes <= budget_bytes else []
+        return min(found, key=_cost, default=None)
 
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
@@ -89,14 +128,20 @@ class KnownPlans:
         A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known. A
         large graph of which no chain fits is not searched.
         """
-        best = self.known(graph, budget_bytes)
+        return _plan(graph, budget_bytes, self._cheapest(graph, budget_bytes, enough))
+
+    def suffices(self, graph: Graph, budget_bytes: int, overhead: float) -> bool:
+        """Whether the cheapest plan within the budget costs no more."""
+        return _is_within(graph, self._cheapest(graph, budget_bytes, overhead), overhead)
+
+    def _cheapest(self, graph: Graph, budget_bytes: int, enough: float) -> Found | None:
+        best, step = self._known(graph, budget_bytes), self._at(graph)
         if _is_within(graph, best, enough):
             return best
-        own = [each if each.chain.graph is graph else each.at(graph) for each in self.blocks]
-        chained = [plan for each in own if each is not None and (plan := each.within(budget_bytes)) is not None]
-        for plan in chained:
-            self._know(graph, plan)
-        best = cheapest_fitting(graph, [*chained, *([best] if best else [])], budget_bytes)
+        each_chain = (blocks.timeline_within(budget_bytes) for blocks in self._blocks_at(step))
+        orders = [order for order in each_chain if order is not None]
+        chained: list[Found] = [(order.cost(step.sizes), self._know_order(order)) for order in orders]
+        best = min([*chained, *([] if best is None else [best])], key=_cost, default=None)
         if self.link is not None:
             return self._searched(graph, budget_bytes, enough, best)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
@@ -104,23 +149,36 @@ class KnownPlans:
             best = self._searched(graph, budget_bytes, enough, best)
         return best
 
-    def _searched(self, graph: Graph, budget_bytes: int, enough: float, start: Plan | None) -> Plan | None:
+    def _searched(self, graph: Graph, budget_bytes: int, enough: float, start: Found | None) -> Found | None:
         if _is_within(graph, start, enough):
             return start
         found = solve(
-            graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads, warm_start=start,
-            target_gap=max(1e-4, enough / (1 + enough)), link=self.link,
+            graph, budget_bytes, "search", time_limit_s=self.limit_s, threads=self.threads,
+            warm_start=_plan(graph, budget_bytes, start), target_gap=max(1e-4, enough / (1 + enough)), link=self.link,
         )  # fmt: skip
-        return start if found.plan is None else self._know(graph, found.plan)
+        if found.plan is None or found.cost is None:
+            return start
+        return found.cost, self._know(graph, found.plan)
 
-    def _know(self, graph: Graph, plan: Plan) -> Plan:
+    def _know(self, graph: Graph, plan: Plan) -> Timeline | Plan:
         if plan.has_copies:
             self.copying.append(plan)
             return plan
-        key = plan.order.tobytes()
-        if key not in self.orders:
-            self.orders[key] = Timeline.of(graph, plan)
-        return plan
+        return self._know_order(Timeline.of(graph, plan))
+
+    def _know_order(self, order: Timeline) -> Timeline:
+        return self.orders.setdefault(order.order.astype(np.int32).tobytes(), order)
+
+
+def _cost(found: Found) -> int:
+    return found[0]
+
+
+def _plan(graph: Graph, budget_bytes: int, found: Found | None) -> Plan | None:
+    if found is None:
+        return None
+    plan = found[1]
+    return plan if isinstance(plan, Plan) else Plan.from_order(graph, plan.order.tolist(), budget_bytes)
 
 
 @dataclass(slots=True)
@@ -128,18 +186,16 @@ class Growing:
     """Looks for the largest size of a step that fits.
 
     Attributes:
-        held_at: [size] the graph without costs.
+        graph_at: [size] the graph with costs.
         peak_at: [size] peak of the step that recomputes nothing; None: that of the graph.
-        costed: gives a graph costs.
         plans: of the step at one size.
         unit: by which sizes grow at least.
         learns: whether other plans of a block may be better at another size: attention has another share.
-        steps: [size] what `held_at` gave.
+        steps: [size] what `graph_at` gave.
     """
 
-    held_at: Callable[[int], Graph]
+    graph_at: Callable[[int], Graph]
     peak_at: Callable[[int], int] | None
-    costed: Callable[[Graph], Graph]
     budget_bytes: int
     plans: KnownPlans
     unit: int = 1
@@ -159,7 +215,7 @@ class Growing:
         if most + 1 >= GREATEST:
             raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
         if most and self.plans.blocks and self.learns:
-            self.plans.learn_blocks(self.costed(self._at(most)))
+            self.plans.learn_blocks(self._at(most))
             self._grow(found, overheads[1:])
         for size in {found[0.0], max(found.values())} - {0}:
             check(max(2, size * self.unit))
@@ -173,7 +229,7 @@ class Growing:
 
     def _at(self, size: int) -> Graph:
         if size not in self.steps:
-            self.steps[size] = self.held_at(size * self.unit)
+            self.steps[size] = self.graph_at(size * self.unit)
         return self.steps[size]
 
     def _fits_plainly(self, size: int) -> bool:
@@ -183,13 +239,12 @@ class Growing:
     def _fits(self, size: int, overhead: float) -> bool:
         if self._fits_plainly(size):
             return True
-        graph = self.costed(self._at(size))
-        return _is_within(graph, self.plans.cheapest(graph, self.budget_bytes, overhead), overhead)
+        return self.plans.suffices(self._at(size), self.budget_bytes, overhead)
 
 
-def _is_within(graph: Graph, plan: Plan | None, overhead: float) -> bool:
+def _is_within(graph: Graph, found: Found | None, overhead: float) -> bool:
     """Whether there is a plan, and it costs no more."""
-    return plan is not None and simulate(graph, plan).cost <= (1 + overhead) * graph.total_cost
+    return found is not None and found[0] <= (1 + overhead) * graph.total_cost
 
 
 def _last(fits: Callable[[int], bool], guess: int, known: int, exact: bool = False) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
 import numpy as np
 
 from remat.errors import InvalidInput
-from remat.graph import Graph
+from remat.graph import Graph, with_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +79,30 @@ class StepAtSizes:
         numbers = iter(self._numbers_at(size))
         first = next(iter(self.steps.values())).graph
         fixed_bytes = next(numbers)
-        values = tuple(replace(value, bytes=next(numbers)) for value in first.values)
+        values = tuple(with_numbers(value, bytes=next(numbers)) for value in first.values)
         operations = []
         for op in first.operations:
             workspace_bytes, flops, moved = next(numbers), next(numbers), next(numbers)
             work = op.work
             if work is not None:
-                work = replace(work, flops=None if work.flops is None else flops, bytes_moved=moved, signature="")
-            operations.append(replace(op, workspace_bytes=workspace_bytes, work=work))
+                flops = None if work.flops is None else flops
+                work = with_numbers(work, flops=flops, bytes_moved=moved, signature="")
+            operations.append(with_numbers(op, workspace_bytes=workspace_bytes, work=work))
         return StepAtSize(first.resized(operations, values, fixed_bytes), tuple(numbers))
 
     def without_graph(self, size: int) -> tuple[int, tuple[int, ...]]:
         """(fixed bytes of the step's graph, its needs) at this size; takes a hundredth of the time of `at`."""
         if size in self.steps:
             return self.steps[size].graph.fixed_bytes, self.steps[size].needs
-        numbers = self._numbers_at(size)
-        return numbers[0], tuple(numbers[len(numbers) - len(next(iter(self.steps.values())).needs) :])
+        n_needs = len(next(iter(self.steps.values())).needs)
+        n = len(next(iter(self.numbers.values())))
+        return self._numbers_at(size, slice(1))[0], tuple(self._numbers_at(size, slice(n - n_needs, n)))
 
-    def _numbers_at(self, size: int) -> list[int]:
+    def _numbers_at(self, size: int, which: slice = slice(None)) -> list[int]:
         """What `_numbers` would give at this size, by Lagrange's polynomial."""
         weights = {own: _weight(size, own, [other for other in self.steps if other != own]) for own in self.steps}
         whole = lcm(*(weight.denominator for weight in weights.values()))
-        total = sum(int(weight * whole) * self.numbers[own] for own, weight in weights.items())
+        total = sum(int(weight * whole) * self.numbers[own][which] for own, weight in weights.items())
         return np.maximum(0, (total + whole // 2) // whole).tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
 

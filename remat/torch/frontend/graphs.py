@@ -19,7 +19,7 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch.frontend import build
-from remat.torch.frontend.repeated import SHALLOW, Copies, Described, Repeated, Row, has_long_row
+from remat.torch.frontend.repeated import SHALLOW, Described, Repeated, Row, has_long_row
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
@@ -71,10 +71,8 @@ class DescribedGraph:
     Attributes:
         modules: [V] path of the module that makes each value, or whose gradient it is.
         captured: blocks of which one was captured and how many copies it has, or why not; '' if no blocks are in a row.
-        is_repeated: whether some blocks are copies.
+        repeated: the step of which blocks were copied; None: none were.
         step, args: what was captured: computes the loss.
-        followed: the framework's own step, if it was followed to see whether blocks repeat.
-        copies: how its bytes follow from those of the shallow step, if they do.
         in_chunks: the graph with the logits in chunks, if that was asked for and its loss is such a one.
     """
 
@@ -83,28 +81,32 @@ class DescribedGraph:
     step: build.Step
     args: tuple[Any, ...]
     captured: str = ""
-    is_repeated: bool = False
-    followed: FollowedStep | None = None
-    copies: Copies | None = None
+    repeated: Repeated | None = None
     in_chunks: Graph | None = None
+
+    @property
+    def followed(self) -> FollowedStep | None:
+        """The framework's own step, if it was followed to see whether blocks repeat."""
+        return None if self.repeated is None else self.repeated.followed
 
 
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
-    repeats: bool | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
+    repeats: bool | Repeated | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
     settings: TraceSettings | None = None,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
     Args:
-        repeats: whether blocks of this model may be repeated, known from another size; None finds out.
+        repeats: whether blocks of this model may be repeated, or the step at another size; None finds out.
         autocast: type of matrix products.
         n_chunks: of the logits, for `DescribedGraph.in_chunks`.
         settings: how the model has to be traced, as far as other captures have found out.
     """
     settings = settings or TraceSettings()
     step, args = build.loss_step(model, sample_args, loss_fn, autocast)
-    first = list[TrainingGraph]()  # what was captured first: the whole, or the shallow step
+    row = Row.of(model) if repeats is not False else None
+    graphs = dict[int, TrainingGraph]()  # [blocks of the model] what was captured
 
     def described(training_graph: TrainingGraph) -> Described:
         found = graph_of(training_graph, name, (*model.parameters(), *model.buffers(), *args))
@@ -112,28 +114,30 @@ def described_graph(
 
     def captured() -> Described:
         training_graph = capture(step, args, settings)
-        if n_chunks and not first:
-            first.append(training_graph)
+        if n_chunks:
+            graphs[len(row.blocks) if row is not None else 0] = training_graph
         return described(training_graph)
 
-    def in_chunks() -> bool:
-        return bool(first) and with_one_call(first[0], n_chunks) > 0
+    def in_chunks(n_blocks: int) -> Described | None:
+        has_chunks = n_chunks and with_one_call(graphs[n_blocks], n_chunks) > 0
+        return described(graphs[n_blocks]) if has_chunks else None
 
-    row = Row.of(model) if repeats is not False else None
     why = "as a whole: its blocks are not alike" if row is None and repeats is None and has_long_row(model) else ""
     if row is not None:
         try:
-            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured)
+            like = repeats if isinstance(repeats, Repeated) else None
+            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured, like)
             n = len(row.blocks)
             how = f"{SHALLOW} of {n} equal blocks, the others as copies"
-            made = DescribedGraph(*repeated.graph(n), step, args, how, True, repeated.followed, repeated.copies)
-            other = Repeated(row, lambda: described(first[0])).graph(n)[0] if in_chunks() else None
-            return replace(made, in_chunks=other)
+            made = DescribedGraph(*repeated.graph(n), step, args, how, repeated)
+            with row.cut_to(repeated.n_captured):
+                other = in_chunks(repeated.n_captured)
+            return made if other is None else replace(made, in_chunks=repeated.with_turn(other).graph(n)[0])
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
-    first.clear()
     made = DescribedGraph(*captured(), step, args, why)
-    return replace(made, in_chunks=described(first[0])[0] if in_chunks() else None)
+    other = in_chunks(len(row.blocks) if row is not None else 0)
+    return replace(made, in_chunks=None if other is None else other[0])
 
 
 def _modules(step: CapturedStep) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Capture takes time in proportion to depth; a transformer's blocks are equal. The model gets fewer of them for a while.
 That is sound if both passes of the deep model, followed call by call on tensors without contents, are the shallow
-one's with further blocks, and if the graph of one block more is the shallow graph with a copy. Both are checked.
+one's with further blocks, and if the shallow graph is that of fewer blocks with copies. Both are checked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +19,15 @@ from torch import Tensor, nn
 
 from remat.errors import InvalidInput, first_line
 from remat.graph import Graph
-from remat.search.repeats import find_repeats, with_blocks
+from remat.search.repeats import Repeats, find_repeats, with_blocks
 from remat.torch.internals.autograd import cut_to, storage_key
-from remat.torch.internals.operators import TorchDispatchMode
+from remat.torch.internals.operators import ASKS_DEVICE, TorchDispatchMode
 from remat.torch.measuring.plain import FollowedStep, plain_step
 from remat.torch.step.loss import Needs, Outside
 from remat.torch.step.work import storage_bytes, tensors_of
 
 SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
+EQUAL = 3  # blocks between them that suffice where the form is known: the middle one has neighbours of its kind
 LEAST = 12  # blocks from which the shallow captures are faster than one of the whole model
 
 Described = tuple[Graph, tuple[str, ...]]  # the graph of a step; [V] path of the module that makes each value
@@ -97,18 +99,29 @@ class Repeated:
     """A deep step of whose blocks only a few are captured.
 
     Attributes:
-        shallow, modules: the captured step with `SHALLOW` blocks.
+        n_captured, shallow, modules: so many blocks, the captured step with them.
+        repeats: the equal blocks in it; None: there are none.
         followed: the deep step, if blocks were checked.
         copies: where the calls of its blocks are, if they were checked, and its bytes follow from the shallow step's.
     """
 
     def __init__(
-        self, row: Row, capture: Callable[[], Described], followed: FollowedStep | None = None,
-        copies: Copies | None = None,
+        self, row: Row, capture: Callable[[], Described], like: Repeated | None = None,
+        followed: FollowedStep | None = None, copies: Copies | None = None,
     ) -> None:  # fmt: skip
+        """Capture `SHALLOW` blocks; fewer if the step has the form of another one (`like`), at another size perhaps."""
         self.row, self.followed, self.copies = row, followed, copies
+        if like is not None and like.repeats is not None:
+            self.n_captured = SHALLOW - like.repeats.n_blocks + EQUAL
+            with row.cut_to(self.n_captured):
+                self.shallow, self.modules = capture()
+            self.repeats = replace(_moved(like.repeats, like.shallow, self.shallow), n_blocks=EQUAL)
+            if _kinds(self.shallow) == like.kinds_with_equal_blocks():
+                return
+        self.n_captured = SHALLOW
         with row.cut_to(SHALLOW):
             self.shallow, self.modules = capture()
+        self.repeats = find_repeats(self.shallow)
 
     @classmethod
     def of(cls, row: Row, capture: Callable[[], Described], step: nn.Module, args: tuple[Any, ...]) -> Repeated:
@@ -131,12 +144,30 @@ class Repeated:
         (at, n), (at_back, n_back) = forward, backward
         copies = Copies(row, more, (at - n // 2, n), (len(shallow[0]) + at_back - n_back // 2, n_back))
         is_known = copies.deepened(few.held_bytes) == [*followed.held_bytes]
-        made = cls(row, capture, followed, copies if is_known else None)
-        with row.cut_to(SHALLOW + 1):
-            more = capture()[0]
-        if _facts(made.graph(SHALLOW + 1)[0]) != _facts(more):
+        made = cls(row, capture, None, followed, copies if is_known else None)
+        if made.repeats is None:
+            raise InvalidInput("its operations do not repeat")
+        fewer = cls(row, capture, made)
+        if fewer.n_captured == SHALLOW or _facts(fewer.graph(SHALLOW)[0]) != _facts(made.shallow):
             raise InvalidInput("a further block changes more than one block of the step")
         return made
+
+    def with_turn(self, described: Described) -> Repeated:
+        """The same blocks, in a step that differs between their forward and their backward passes."""
+        made = copy(self)
+        made.shallow, made.modules = described
+        made.repeats = None if self.repeats is None else _moved(self.repeats, self.shallow, made.shallow)
+        return made
+
+    def kinds_with_equal_blocks(self) -> list[str]:
+        """[operation] its kind, in the step in which `EQUAL` blocks stand for all that are equal."""
+        assert self.repeats is not None
+        left_out = {
+            k
+            for b in range(self.repeats.n_blocks - EQUAL)
+            for k in (*self.repeats.forward_of(b), *self.repeats.backward_of(b))
+        }
+        return [kind for k, kind in enumerate(_kinds(self.shallow)) if k not in left_out]
 
     def graph(self, n_blocks: int) -> Described:
         """The step with so many blocks.
@@ -144,12 +175,11 @@ class Repeated:
         Raises:
             InvalidInput: its operations do not repeat.
         """
-        repeats = find_repeats(self.shallow)
-        if repeats is None:
+        if self.repeats is None:
             raise InvalidInput("its operations do not repeat")
-        more = n_blocks - SHALLOW
-        deep, copied, moved = with_blocks(self.shallow, repeats, repeats.n_blocks + more)
-        further = self.row.bytes_after(SHALLOW) - self.row.bytes_after(n_blocks)
+        more = n_blocks - self.n_captured
+        deep, copied, moved = with_blocks(self.shallow, self.repeats, self.repeats.n_blocks + more)
+        further = self.row.bytes_after(self.n_captured) - self.row.bytes_after(n_blocks)
         paths = self._paths(copied, moved, more)
         return replace(deep, fixed_bytes=deep.fixed_bytes + further), paths
 
@@ -163,11 +193,20 @@ class Repeated:
             if found is None:
                 return modules[v]
             at = int(found[1])
-            if not move and at > SHALLOW // 2:  # after the copies, and in no block of the graph
+            if not move and at > self.n_captured // 2:  # after the copies, and in no block of the graph
                 move = more
             return f"{self.row.path}.{at + move}{modules[v][found.end() :]}"
 
         return tuple(path(v, move) for v, move in zip(copied, moved, strict=True))
+
+
+def _kinds(graph: Graph) -> list[str]:
+    return [op.kind for op in graph.operations]
+
+
+def _moved(repeats: Repeats, graph: Graph, other: Graph) -> Repeats:
+    """The blocks of a graph in another one, longer or shorter only between their forward and backward passes."""
+    return replace(repeats, backward=repeats.backward + len(other) - len(graph))
 
 
 def _facts(graph: Graph) -> tuple[Any, ...]:
@@ -188,6 +227,9 @@ class _Call:
     inputs: tuple[int, ...]
 
 
+_PROPERTY = _Call("property", (), ())
+
+
 class _Calls(TorchDispatchMode):
     """Notes calls."""
 
@@ -198,6 +240,9 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if func is ASKS_DEVICE:
+            self.found.append(_PROPERTY)
+            return made
         outputs, at = tensors_of(made), len(self.found)
         read = tuple(at - self.made.get(storage_key(x), at) for x in tensors_of((args, kwargs)))  # 0: from outside
         self.found.append(_Call(str(func), tuple((tuple(x.shape), x.dtype) for x in outputs), read))

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as consists_of_tensors
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 
+ASKS_DEVICE = torch.ops.prim.device.default  # the call behind ``.device`` of a tensor without contents
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
 
 

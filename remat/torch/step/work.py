@@ -15,6 +15,7 @@ from remat.torch.step import flop_rules
 
 GENERATED = "generated"  # the operator in the signature of a kernel that Inductor generated
 CUDA_BLOCK_BYTES = 512
+NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
 
 
 def kind_of(node: fx.Node) -> str:
@@ -25,6 +26,11 @@ def kind_of(node: fx.Node) -> str:
 def tensors_of(structure: Any) -> list[torch.Tensor]:
     if isinstance(structure, torch.Tensor):
         return [structure]
+    kind = type(structure)
+    if kind is tuple or kind is list:  # here alone, PyTorch's iterator takes several times as long
+        return [t for x in structure if type(x) not in NO_TENSORS for t in tensors_of(x)]
+    if kind is dict:
+        return tensors_of([*structure.values()])
     return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
 
 
