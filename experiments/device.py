@@ -53,6 +53,7 @@ T = TypeVar("T")
 Row = Case = dict[str, Any]  # JSON-ready; `groups` has the keys of a case
 BACKENDS = ("eager", "inductor")
 FOLDER, ROWS = Path("runs/device"), "rows.jsonl"
+OWN_PROCESS = "--own-process"  # the first argument of a process that measures one network; no folder's name
 MODELS = [*ON_A_GPU][:3]  # unless others are asked for
 SHARES = [0.8, 0.6, 0.45]  # of the plain step's peak
 PLAIN, PLANNED, LARGEST = "plain", "plan", ("largest plain batch", "largest planned batch")
@@ -297,7 +298,7 @@ def _in_child(folder: Path, group: list[Case], limit_s: float) -> str:
     """
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            command("experiments.device", "rows", str(folder.resolve()), json.dumps(group)), stderr=errors,
+            command("experiments.device", OWN_PROCESS, str(folder.resolve()), json.dumps(group)), stderr=errors,
             env=ALLOCATOR | environment({}, here=True),
         )  # fmt: skip
         try:
@@ -409,4 +410,5 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    run(lambda: measure(Path(sys.argv[2]), json.loads(sys.argv[3])) if sys.argv[1:2] == ["rows"] else main())
+    is_own = sys.argv[1:2] == [OWN_PROCESS]
+    run(lambda: measure(Path(sys.argv[2]), json.loads(sys.argv[3])) if is_own else main())
