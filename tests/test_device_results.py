@@ -119,7 +119,7 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
 
     plain, planned, too_small, largest, ours = rows = read_lines(tmp_path / "rows" / device.ROWS)
     assert [row["case"]["method"] for row in rows] == [device.PLAIN, device.PLANNED, device.PLANNED, *device.LARGEST]
-    assert set(planned["plan_s"]) == {"capture"}  # the plan was kept
+    assert not {"measuring", "search"} & set(planned["plan_s"])  # the plan was kept
     assert planned["measured_peak_bytes"] <= planned["predicted_peak_bytes"] <= planned["budget_bytes"]
     assert planned["budget_bytes"] == int(0.8 * plain["predicted_peak_bytes"])
     assert planned["difference"] < 1e-4
