@@ -140,12 +140,13 @@ class KnownPlans:
             return best
         each_chain = (blocks.timeline_within(budget_bytes) for blocks in self._blocks_at(step))
         orders = [order for order in each_chain if order is not None]
-        chained: list[Found] = [(order.cost(step.sizes), self._know_order(order)) for order in orders]
-        best = min([*chained, *([] if best is None else [best])], key=_cost, default=None)
+        found: list[Found] = [] if best is None else [best]
+        found = [*((order.cost(step.sizes), self._know_order(order)) for order in orders), *found]
+        best = min(found, key=_cost, default=None)
         if self.link is not None:
             return self._searched(graph, budget_bytes, enough, best)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
-        if not self.blocks or (len(graph) < LARGE and (is_first or not chained)):
+        if not self.blocks or (len(graph) < LARGE and (is_first or not orders)):
             best = self._searched(graph, budget_bytes, enough, best)
         return best
 
