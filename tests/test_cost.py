@@ -6,7 +6,7 @@ import json
 import re
 import timeit
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -330,6 +330,9 @@ class _Clock:
     def __init__(self, times: dict[str, list[Any]], meanwhile: Callable[[str], None] = lambda _: None):
         self.times, self.meanwhile = times, meanwhile
         self.asked: list[str] = []
+
+    def prepare(self, descriptions: Iterable[dict]) -> None:
+        """Nothing to compile."""
 
     def time(self, description: dict, device: str) -> Timing:
         self.asked.append(description["op"])

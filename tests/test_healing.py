@@ -492,11 +492,11 @@ def test_a_file_of_the_store_under_the_name_of_another_is_not_taken_for_it(tmp_p
         other.write_bytes(contents[0])
         one.write_bytes(contents[1])
     for key in "ab":
-        with pytest.warns(UserWarning, match=rf"rows/{key}\.parquet: holds the row [ab]; computing it again"):
+        with pytest.warns(UserWarning, match=rf"rows/{key}\.parquet: holds what belongs to [ab]; computing it again"):
             assert store.read_row(key) is None
-        with pytest.warns(UserWarning, match=rf"families/{key}\.parquet: holds the family [ab]; computing it again"):
+        with pytest.warns(UserWarning, match=rf"families/{key}\.parquet: holds what belongs to [ab]; computing"):
             assert store.read_family(key, "f", MIRROR) is None
-        with pytest.warns(UserWarning, match=r"paper/.*: holds another result; computing it again"):
+        with pytest.warns(UserWarning, match=r"paper/.*: holds what belongs to .*; computing it again"):
             assert store.remember("paper", {"question": key}, lambda: None) is None
 
 

@@ -7,7 +7,6 @@ in the same order, so that the bits are the same, with ties and NaN, in any layo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,21 +16,31 @@ Ints = Sequence[int]
 MOST_CELLS = 256  # of a window: a byte holds one offset
 
 
-# A window is kernel_size, stride, padding, dilation and ceil_mode, as ATen's operators take them.
-
-
-def max_pool2d_values(x: Tensor, *window: Any) -> Tensor:
+def max_pool2d_values(
+    x: Tensor,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil_mode: bool = False,
+) -> Tensor:
     """Max pooling of x [(N,) C, H, W] alone. Workspace: the indices, 8 bytes per output element, dropped at once."""
-    return aten.max_pool2d_with_indices.default(x, *window)[0]
+    return aten.max_pool2d_with_indices.default(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
 
-def max_pool2d_backward_recomputed(grad: Tensor, x: Tensor, *window: Any) -> Tensor:
+def max_pool2d_backward_recomputed(
+    grad: Tensor, x: Tensor, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
+) -> Tensor:
     """Backward that pools the input again to get the indices; only the input is kept. Workspace: output and indices."""
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
     indices = aten.max_pool2d_with_indices.default(x, *window)[1]
     return aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)
 
 
-def max_pool2d_backward_from_indices(grad: Tensor, size: Ints, strides: Ints, *window_and_indices: Any) -> Tensor:
+def max_pool2d_backward_from_indices(
+    grad: Tensor, size: Ints, strides: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+    ceil_mode: bool, indices: Tensor,
+) -> Tensor:  # fmt: skip
     """Backward from ATen's int64 indices and the input's `size` and `strides`, without the input.
 
     On a CPU gradients are added up in the order of ATen's kernel, without a workspace. On CUDA ATen's kernel gets
@@ -39,19 +48,26 @@ def max_pool2d_backward_from_indices(grad: Tensor, size: Ints, strides: Ints, *w
     """
     if grad.device.type != "cpu" or grad.dtype not in (torch.float32, torch.float64):  # half adds up in float32 there
         like = torch.empty_strided(size, strides, dtype=grad.dtype, device=grad.device)
-        return aten.max_pool2d_with_indices_backward.default(grad, like, *window_and_indices)
+        window = (kernel_size, stride, padding, dilation, ceil_mode)
+        return aten.max_pool2d_with_indices_backward.default(grad, like, *window, indices)
     out = torch.empty(tuple(size), dtype=grad.dtype, memory_format=_memory_format(size, strides)).zero_()
-    out.flatten(-2).scatter_add_(-1, window_and_indices[-1].flatten(-2), grad.flatten(-2))
+    out.flatten(-2).scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
     return out
 
 
-def max_pool2d_offsets(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+def max_pool2d_offsets(
+    x: Tensor,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
     """(max pooling of x, uint8 of the output's shape: the cell of its window, counted row by row).
 
     An eighth of the int64 indices, for windows of up to 256 cells. Workspace: the indices and three times as much.
     """
-    kernel_size, stride, padding, dilation, _ceil_mode = window
-    y, indices = aten.max_pool2d_with_indices.default(x, *window)
+    y, indices = aten.max_pool2d_with_indices.default(x, kernel_size, stride, padding, dilation, ceil_mode)
     rows, columns = _first_cells(y, kernel_size, stride, padding)
     width, (down, right) = x.shape[-1], _pair(dilation)
     offsets = indices.div(width, rounding_mode="floor").sub_(rows)
@@ -63,18 +79,21 @@ def max_pool2d_offsets(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     return y, offsets.mul_(_pair(kernel_size)[1]).add_(in_row).to(torch.uint8)
 
 
-def max_pool2d_backward_from_offsets(grad: Tensor, size: Ints, strides: Ints, *window_and_offsets: Any) -> Tensor:
+def max_pool2d_backward_from_offsets(
+    grad: Tensor, size: Ints, strides: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+    ceil_mode: bool, offsets: Tensor,
+) -> Tensor:  # fmt: skip
     """Backward from offsets in windows, for an input of this size and these strides, which is not read.
 
     Workspace: int64 indices twice, and that of `max_pool2d_backward_from_indices`.
     """
-    *window, offsets = window_and_offsets
-    kernel_size, stride, padding, dilation, _ceil_mode = window
     rows, columns = _first_cells(offsets, kernel_size, stride, padding)
     width, (down, right), across = size[-1], _pair(dilation), _pair(kernel_size)[1]
     in_row = offsets.remainder(across).to(torch.int64).mul_(right).add_(columns)
     indices = offsets.div(across, rounding_mode="floor").to(torch.int64).mul_(down).add_(rows).mul_(width).add_(in_row)
-    return max_pool2d_backward_from_indices(grad, size, strides, *window, indices)
+    return max_pool2d_backward_from_indices(
+        grad, size, strides, kernel_size, stride, padding, dilation, ceil_mode, indices
+    )
 
 
 def _first_cells(y: Tensor, kernel_size: Ints, stride: Ints, padding: Ints) -> tuple[Tensor, Tensor]:
