@@ -95,7 +95,7 @@ class WindowBound:
         return Arrays.of(self.problem.graph, self.problem.scope)
 
     def run(
-        self, deadline: float, *, on_bound: Callable[[BoundCertificate], None] = lambda _: None,
+        self, deadline: float, *, on_bound: Callable[[BoundCertificate], object] = lambda _: None,
         should_stop: Callable[[], bool] = lambda: False, rounds: int | None = None,
     ) -> None:  # fmt: skip
         """Rounds until the deadline (monotonic), so many at most; `should_stop` is asked before each LP and in it.
@@ -152,7 +152,7 @@ class WindowBound:
             self._active = solved[0], solved[2] > 0
         return solved
 
-    def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], None], stop: Callable[[], bool]) -> bool:
+    def _round(self, deadline: float, on_bound: Callable[[BoundCertificate], object], stop: Callable[[], bool]) -> bool:
         """The LP with one more boundary; whether it came to its end, or no boundary is left."""
         if not self._boundaries:
             self._boundaries = self._first_boundaries()

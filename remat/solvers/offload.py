@@ -1,8 +1,8 @@
 """Plans that recompute and copy values to the host: annealing from many starts.
 
-The starts are plans without copies, for the budget and for larger ones, and points of the LP that proves the bound,
-rounded. What is above the budget is sent away greedily; then `remat.search.offload` anneals repeats and copies
-together. The best starts go on, at lower temperatures.
+The starts are the best plan by a rule, plans without copies, for the budget and for larger ones, and rounded points of
+the LP that proves the bound. What is above the budget is sent away greedily; then `remat.search.offload` anneals
+repeats and copies together. The best starts go on, at lower temperatures.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -186,13 +186,18 @@ class _Run:
 
     def prove(self, windows: WindowBound, context: Context) -> None:
         """Raise the bound by the LP, then in integers, until time is over; without the latter in a run that repeats."""
-        listener = self.raise_bound(windows, context, LP_SHARE)
+        self.raise_bound(windows, context, LP_SHARE)
         if not context.repeats:
-            WindowIntegers(windows, context.incumbent).run(context.deadline, listener)
+            WindowIntegers(windows, context.incumbent).run(context.deadline, self._listener(context))
 
-    def raise_bound(self, windows: WindowBound, context: Context, share: float) -> Listener:
-        """Raise the bound by the LP for a share of the time that is left; returns who hears of all proofs."""
+    def raise_bound(self, windows: WindowBound, context: Context, share: float) -> None:
+        """Raise the bound by the LP for a share of the time that is left; in a run that repeats, by counted rounds."""
+        listener, ends, rounds = self._listener(context), context.share_ends(share), None
+        if context.repeats:
+            ends, rounds = context.deadline, max(0, ROUNDS - windows.rounds)
+        windows.run(ends, on_bound=listener.on_proof, should_stop=listener.should_stop, rounds=rounds)
 
+    def _listener(self, context: Context) -> Listener:
         def offer(proof: BoundCertificate) -> None:
             self.certificate = better_proof(self.certificate, proof)  # first: the offer may end the solve
             context.offer_bound(proof.bound, "windows", "certificate")
@@ -200,10 +205,6 @@ class _Run:
         def should_stop() -> bool:  # an interrupted search ends the proof
             return context.is_solved() or context.is_over() or self.is_interrupted
 
-        ends, rounds = context.share_ends(share), None
-        if context.repeats:
-            ends, rounds = context.deadline, max(0, ROUNDS - windows.rounds)
-        windows.run(ends, on_bound=offer, should_stop=should_stop, rounds=rounds)
         by_solver = partial(context.offer_bound, who="window MILP", by="highs")
         return Listener(on_proof=offer, on_bound=by_solver, on_plan=lambda _: None, should_stop=should_stop)
 
@@ -273,8 +274,7 @@ class _Run:
                 plan = blocks.within(self._budget(share))
                 if plan is not None:
                     search.load(plan)
-                    search.offload_greedily(self._is_over)
-                    search.run(HOT, COLD, 0)  # finds its makespan
+                    _fit(search, self._is_over)
                     if search.least < min((least for least, *_ in found), default=math.inf):
                         self._offer(search.best_plan())
                     found.append((search.least, share, plan))
@@ -292,11 +292,10 @@ class _Run:
     def _of_point(self) -> list[_Start]:
         """Annealed starts from the LP's last point, rounded in several ways; a point's second starts are all random."""
         context, is_new = self.context, self._has_point()
-        if self.windows is None or self.windows.solved is None or self._is_over():
+        solved = None if self.windows is None else self.windows.solved
+        if solved is None or self._is_over():
             return []
-        self.rounded = self.windows.solved
-        assert self.rounded is not None
-        model, point, _ = self.rounded
+        self.rounded, (model, point, _) = solved, solved
         random, size = np.random.default_rng(context.options.seed + self.n_starts), len(self.graph.values)
         shares = [(np.full(size, held), np.full(size, 0.5)) for held in HELD_SHARES if is_new]
         while len(shares) < POINTS:
@@ -306,8 +305,7 @@ class _Run:
         for held, out in shares:
             start = self._start(None, context.options.seed + SEED_STEP * self.n_starts)
             start.search.begin_with(*rounded(cast(LinkModel, model), point, held, out))
-            start.search.offload_greedily(self._is_over)
-            start.search.run(HOT, COLD, 0)  # finds its makespan
+            _fit(start.search, self._is_over)
             starts.append(start)
         self._round(starts, context.share_ends(POINT_SHARE), POINT_SHARE, POINT_ALONE)
         return starts
@@ -342,8 +340,7 @@ class _Run:
             plan = Plan.from_order(choice.graph, choice.order_of(plan.order.tolist()).tolist())
         start = self._start(choice, self.context.options.seed + SEED_STEP * self.n_starts, share)
         start.search.load(plan)
-        start.search.offload_greedily(self.context.is_over)
-        start.search.run(HOT, COLD, 0)  # finds its makespan
+        _fit(start.search, self.context.is_over)
         yield start
 
     def _start(self, choice: Choice | None, seed: int, share: float = 0.0) -> _Start:
@@ -417,6 +414,12 @@ class _Run:
         full = self.context.problem.graph
         plan = choice.lift(plan) if choice is not None else replace(plan, graph_sha256=full.sha256())
         self.context.offer(plan, self.strategy.name)
+
+
+def _fit(search: OffloadSearch, done: Callable[[], bool]) -> None:
+    """Copy until the loaded plan fits, and find its makespan."""
+    search.offload_greedily(done)
+    search.run(HOT, COLD, 0)
 
 
 def _next_to(best: float, shares: Collection[float]) -> list[float]:

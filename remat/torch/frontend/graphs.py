@@ -19,7 +19,7 @@ from remat.errors import InvalidInput
 from remat.frontends.spec import ModelSpec, load_target
 from remat.graph import Graph
 from remat.torch.frontend import build
-from remat.torch.frontend.repeated import SHALLOW, Described, Repeated, Row, has_long_row
+from remat.torch.frontend.repeated import Described, Repeated, Row, has_long_row
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.notes import module_path
 from remat.torch.internals.operators import tree_leaves
@@ -128,7 +128,7 @@ def described_graph(
             like = repeats if isinstance(repeats, Repeated) else None
             repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured, like)
             n = len(row.blocks)
-            how = f"{SHALLOW} of {n} equal blocks, the others as copies"
+            how = f"{repeated.n_captured} of {n} equal blocks, the others as copies"
             made = DescribedGraph(*repeated.graph(n), step, args, how, repeated)
             with row.cut_to(repeated.n_captured):
                 other = in_chunks(repeated.n_captured)
