@@ -3,9 +3,12 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from brute_force import KINDS, random_graph
 from helpers import step_of
 
+from remat.arrays import GraphArrays
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.search.chain import BlockPlans, Chain, chain_plan
@@ -43,11 +46,24 @@ def test_further_blocks_make_the_deeper_step(n_blocks: int) -> None:
 def test_a_timeline_holds_what_the_simulator_counts(share: float) -> None:
     small, large = step_of(5), step_of(5, weights=9)
     plan = chain_plan(small, round(share * plain_peak(small))) or Plan.from_order(small, range(len(small)))
-    timeline = Timeline.of(small, plan)
+    timeline = Timeline.of(GraphArrays.of(small), plan.order)
     for graph in (small, large):
         trace, sizes = simulate(graph, Plan.from_order(graph, plan.order.tolist())), Sizes(graph)
         assert timeline.running_bytes(sizes).tolist() == trace.running_bytes.tolist()
         assert timeline.cost(sizes) == trace.cost
+
+
+def test_a_timeline_of_any_order_holds_what_the_simulator_counts() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(rng, 10, **KINDS[seed % len(KINDS)]).default()
+        repeatable = [k for k, op in enumerate(graph.operations) if not op.run_once]
+        again = [[k for k in repeatable if k < end and rng.random() < 0.2] for end in range(len(graph))]
+        order = np.array([k for end in range(len(graph)) for k in (*again[end], end)])
+        trace = simulate(graph, Plan.from_order(graph, order.tolist()))
+        assert Timeline.of(GraphArrays.of(graph), order).running_bytes(Sizes(graph)).tolist() == (
+            trace.running_bytes.tolist()
+        )
 
 
 def test_plans_of_a_block_serve_other_sizes() -> None:

@@ -105,7 +105,7 @@ class Stretch:
 
     def option(self, order: Sequence[int] | np.ndarray) -> Option:
         """Computations of `own` as an option."""
-        return self._measured(Timeline.of_order(self.arrays, np.asarray(order)))
+        return self._measured(Timeline.of(self.arrays, np.asarray(order)))
 
     def resized(self, option: Option) -> Option:
         """The option of a stretch with the same operations, whose sizes and costs differ."""
@@ -237,7 +237,7 @@ class BlockPlans:
     def _uniform(self, option: Option) -> tuple[np.ndarray, Timeline]:
         """`Chain.measured`'s arguments."""
         order, begins = self.chain.order([option] * len(self.chain.blocks), self.turns[0])
-        return begins, Timeline.of_order(self.arrays, np.array(order))
+        return begins, Timeline.of(self.arrays, np.array(order))
 
     @classmethod
     def of(
@@ -282,7 +282,7 @@ class BlockPlans:
             chosen = self.program.cheapest(limit)
             if chosen is None:
                 return None
-            found = Timeline.of_order(self.arrays, np.array(self.chain.order(*chosen)[0]))
+            found = Timeline.of(self.arrays, np.array(self.chain.order(*chosen)[0]))
             peak = int(found.running_bytes(self.sizes).max())
             if peak <= budget_bytes:
                 return found

@@ -56,35 +56,20 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The computations of a valid plan without other implementations, and when it makes and frees values.
+    """The computations of a plan without other implementations, and when it makes and frees values.
 
     Attributes:
         order: [C] operation.
-        made, freed: [2, n] the computation before which bytes change, and the value.
-        again: [2, n] computations that make a value while it is held; both copies count meanwhile.
+        made, freed: [2, n] the computation before which bytes change, and the value. A value that is made again was
+            freed before.
     """
 
     order: np.ndarray
     made: np.ndarray
     freed: np.ndarray
-    again: np.ndarray
 
     @classmethod
-    def of(cls, graph: Graph, plan: Plan) -> Timeline:
-        """Of a plan for this graph."""
-        made, freed, again = list[tuple[int, int]](), list[tuple[int, int]](), list[tuple[int, int]]()
-        at = 0
-        for k, new, others in replayed(graph, plan):
-            made += [(at, v) for v in new]
-            if k < 0:
-                freed += [(at, v) for v in others]
-                continue
-            again += [(at, v) for v in others]
-            at += 1
-        return cls(plan.order, *(np.array(pairs, dtype=np.int64).reshape(-1, 2).T for pairs in (made, freed, again)))
-
-    @classmethod
-    def of_order(cls, arrays: GraphArrays, order: np.ndarray) -> Timeline:
+    def of(cls, arrays: GraphArrays, order: np.ndarray) -> Timeline:
         """Of `Plan.from_order`, without making the plan.
 
         Raises:
@@ -103,7 +88,7 @@ class Timeline:
         is_last = np.concatenate([is_first[1:], [True]])
         stays = np.where(is_last, arrays.keep[values], np.concatenate([is_read[1:], [False]]))
         freed = np.array([when[~stays] + 1, values[~stays]])
-        return cls(order, np.array([made_at, made]), freed, np.empty((2, 0), dtype=np.int64))
+        return cls(order, np.array([made_at, made]), freed)
 
     def running_bytes(self, sizes: Sizes) -> np.ndarray:
         """[C] bytes held while each computation runs, as `simulate` counts them."""
@@ -111,9 +96,7 @@ class Timeline:
         held = np.zeros(n + 1, dtype=np.int64)
         np.add.at(held, self.made[0], sizes.values[self.made[1]])
         np.subtract.at(held, self.freed[0], sizes.values[self.freed[1]])
-        running = held.cumsum()[:n] + sizes.workspaces[self.order]
-        np.add.at(running, self.again[0], sizes.values[self.again[1]])
-        return running + sizes.fixed_bytes
+        return held.cumsum()[:n] + sizes.workspaces[self.order] + sizes.fixed_bytes
 
     def cost(self, sizes: Sizes) -> int:
         """Of all computations."""

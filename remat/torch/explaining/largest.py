@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from remat.arrays import GraphArrays
 from remat.bounds.min_budget import min_budget
 from remat.errors import InvalidInput
 from remat.graph import Graph
@@ -165,7 +166,7 @@ class KnownPlans:
         if plan.has_copies:
             self.copying.append(plan)
             return plan
-        return self._know_order(Timeline.of(graph, plan))
+        return self._know_order(Timeline.of(GraphArrays.of(graph), plan.order))
 
     def _know_order(self, order: Timeline) -> Timeline:
         return self.orders.setdefault(order.order.astype(np.int32).tobytes(), order)
