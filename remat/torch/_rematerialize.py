@@ -185,7 +185,7 @@ def rematerialize(
         accumulate=(accumulate, "accumulate=True (each backward pass updates the parameters)"),
         shard=(shard is not None, "shard="),
         parts=(parts is not None and shard is None, "parts="),
-        retain_graph=(retain_graph, "retain_graph=True (or add the losses up and call backward() once)"),
+        retain_graph=(retain_graph, "retain_graph=True (add the losses up and call backward() once instead)"),
         in_backward=(optimizer_in_backward, OPTION),
         offload=(link is not None, "offload="),
         copies=(plan is not None and copies_of(plan), "a plan that copies values to the host"),
