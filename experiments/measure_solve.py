@@ -98,7 +98,8 @@ def solve_case(
     }  # fmt: skip
     of = " ".join([strategy, *map(str, what["options"].values())])
     name = f"{graph.name}, {budget_bytes:,} B, {of}, {what['time_limit_s']:g} s"
-    return Case(solve, what, code_of(strategy), name=name + (f", seed {what['seed']}" if what["seed"] else ""))
+    code = code_of(strategy, has_link="link" in what["options"])
+    return Case(solve, what, code, name=name + (f", seed {what['seed']}" if what["seed"] else ""))
 
 
 def solve(

@@ -129,7 +129,7 @@ class GraphRun:
                 **({} if budget_bytes is not None or self._turns(strategy) == 1 else {"serves": self._turns(strategy)}),
                 **({"starts": "families"} if budget_bytes is not None and strategy in self.starts else {}),
                 **({"without": "network"} if s.spec is None and get_strategy(strategy).prepare is not None else {}),
-                "code": code_of(strategy),
+                "code": code_of(strategy, has_link=s.link is not None),
             }
         )  # fmt: skip
 

@@ -404,9 +404,10 @@ def code_version(*, whole: bool = False) -> str:
     return f"{solvers.VERSION}.{execution.VERSION}" if whole else str(solvers.VERSION)
 
 
-def code_of(*names: str, whole: bool = False) -> list[str]:
-    """`code_version`, then the version of each of these strategies."""
-    return [code_version(whole=whole), *map(_version_of, names)]
+def code_of(*names: str, whole: bool = False, has_link: bool = False) -> list[str]:
+    """`code_version`, then the version of each of these strategies; with a link that of the search for copies, too."""
+    copies = has_link and any(get_strategy(name).copies == "annealed" for name in names)
+    return [code_version(whole=whole), *map(_version_of, names), *([f"copies {solvers.COPIES_VERSION}"] * copies)]
 
 
 @cache  # so that editing the file does not change the keys of a running run
