@@ -30,6 +30,7 @@ from remat.check import check_file
 from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
+from remat.plan import OFFLOAD
 from remat.problem import SolveOptions
 from remat.programs.link_windows import LinkModel
 from remat.programs.windows import place_of
@@ -209,6 +210,16 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
     assert trace.cost == found[MAKESPAN]
     host = 0 if link.host_bytes is None else trace.host_peak_bytes - link.host_bytes
     assert max(0, trace.peak_bytes - search.limits[1], host) == found[MOST_EXCESS]
+
+
+def test_what_is_away_first_is_copied_first() -> None:
+    """Operation 4 reads value 1 again. The copy of value 2, which is away after operation 3, thus goes ahead."""
+    inputs = [[], [], [1], [2], [3, 1], [4, 1], [5, 2], [6, 0]]
+    graph = Graph.from_nodes("skip", inputs, [3, 4, 2, 1, 1, 1, 1, 1], [1, 1, 1, 1, 10, 5, 1, 1], cost_unit="ns")
+    search = OffloadSearch(graph, 100, SLOW, 0)
+    search.begin_with([], [(5, 1), (6, 2), (7, 0)])
+    trace = simulate(graph, search.plan())
+    assert trace.copies_of(OFFLOAD).tolist() == [[0, 1, 4], [2, 4, 6], [1, 6, 10]]
 
 
 def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[int]) -> BoundCertificate:
