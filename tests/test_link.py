@@ -214,10 +214,10 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
 
 def test_what_is_away_first_is_copied_first() -> None:
     """Operation 4 reads value 1 again. The copy of value 2, which is away after operation 3, thus goes ahead."""
-    inputs = [[], [], [1], [2], [3, 1], [4, 1], [5, 2], [6, 0]]
-    graph = Graph.from_nodes("skip", inputs, [3, 4, 2, 1, 1, 1, 1, 1], [1, 1, 1, 1, 10, 5, 1, 1], cost_unit="ns")
+    inputs = [[], [], [1], [2], [3, 1], [4], [5, 1], [6, 2], [7, 0]]
+    graph = Graph.from_nodes("skip", inputs, [3, 4, 2, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 10, 5, 1, 1, 1], cost_unit="ns")
     search = OffloadSearch(graph, 100, SLOW, 0)
-    search.begin_with([], [(5, 1), (6, 2), (7, 0)])
+    search.begin_with([], [(6, 1), (7, 2), (8, 0)])
     trace = simulate(graph, search.plan())
     assert trace.copies_of(OFFLOAD).tolist() == [[0, 1, 4], [2, 4, 6], [1, 6, 10]]
 
