@@ -309,6 +309,20 @@ def test_starts_of_operations_prove_more_than_ends_alone(seed: int, by_ends: int
     assert (loose_optimum(graph, budget, link) or 0) >= by_both
 
 
+def test_a_boundary_is_where_copies_come_too_late() -> None:
+    """Operation 4 reads value 0. When operation 3 runs, memory is full, so that its copy comes while nothing runs."""
+    graph = Graph.from_nodes(
+        "late", [[], [0], [1], [2, 1], [3, 0]], [9, 7, 4, 2, 8], [12, 18, 18, 9, 11], cost_unit="ns"
+    )
+    link = Link(to_host=10**9, from_host=10**9 // 3, latency_s=0)
+    windows = WindowBound(Problem(graph, 19, Scope.STAGED, link=link))
+    windows.run(time.monotonic() + 60)
+    assert windows.best is not None
+    assert windows.best.boundaries == (-3, 3, -4)
+    assert windows.best.bound == 77  # 74 without the last boundary
+    assert (loose_optimum(graph, 19, link) or 0) >= 77
+
+
 def test_a_boundary_at_a_start_needs_a_link_and_an_operation_before_it() -> None:
     graph, budget, link = tiny_problems(range(15, 16))[0]
     certificate = proven_with_copies(graph, budget, link, [-1, 1])
