@@ -30,6 +30,7 @@ from remat.check import check_file
 from remat.context import Context
 from remat.frontends.synthetic import chain
 from remat.link import parse_link
+from remat.plan import OFFLOAD
 from remat.problem import SolveOptions
 from remat.programs.link_windows import LinkModel
 from remat.programs.windows import place_of
@@ -211,6 +212,16 @@ def test_the_search_counts_what_the_judge_counts(seed: int) -> None:
     assert max(0, trace.peak_bytes - search.limits[1], host) == found[MOST_EXCESS]
 
 
+def test_what_is_away_first_is_copied_first() -> None:
+    """Operation 4 reads value 1 again. The copy of value 2, which is away after operation 3, thus goes ahead."""
+    inputs = [[], [], [1], [2], [3, 1], [4], [5, 1], [6, 2], [7, 0]]
+    graph = Graph.from_nodes("skip", inputs, [3, 4, 2, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 10, 5, 1, 1, 1], cost_unit="ns")
+    search = OffloadSearch(graph, 100, SLOW, 0)
+    search.begin_with([], [(6, 1), (7, 2), (8, 0)])
+    trace = simulate(graph, search.plan())
+    assert trace.copies_of(OFFLOAD).tolist() == [[0, 1, 4], [2, 4, 6], [1, 6, 10]]
+
+
 def proven_with_copies(graph: Graph, budget: int, link: Link, boundaries: list[int]) -> BoundCertificate:
     """The certificate of the window relaxation with copies and these boundaries."""
     problem = Problem(graph, budget, Scope.STAGED, link=link)
@@ -296,6 +307,20 @@ def test_starts_of_operations_prove_more_than_ends_alone(seed: int, by_ends: int
     certificate = proven_with_copies(graph, budget, link, both)
     assert verify_bound(graph, certificate) == certificate.bound == by_both
     assert (loose_optimum(graph, budget, link) or 0) >= by_both
+
+
+def test_a_boundary_is_where_copies_come_too_late() -> None:
+    """Operation 4 reads value 0. When operation 3 runs, memory is full, so that its copy comes while nothing runs."""
+    graph = Graph.from_nodes(
+        "late", [[], [0], [1], [2, 1], [3, 0]], [9, 7, 4, 2, 8], [12, 18, 18, 9, 11], cost_unit="ns"
+    )
+    link = Link(to_host=10**9, from_host=10**9 // 3, latency_s=0)
+    windows = WindowBound(Problem(graph, 19, Scope.STAGED, link=link))
+    windows.run(time.monotonic() + 60)
+    assert windows.best is not None
+    assert windows.best.boundaries == (-3, 3, -4)
+    assert windows.best.bound == 77  # 74 without the last boundary
+    assert (loose_optimum(graph, 19, link) or 0) >= 77
 
 
 def test_a_boundary_at_a_start_needs_a_link_and_an_operation_before_it() -> None:

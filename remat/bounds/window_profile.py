@@ -1,4 +1,4 @@
-"""The memory that a fractional point of the window relaxation would take at each stage, to choose boundaries by."""
+"""What a fractional point of the window relaxation would take at each stage, to choose boundaries by."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ HELD = 1e-3  # below it a fraction of a run is taken for none
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copies:
-    """What is copied in a stretch: [V] shares sent and fetched, how long copies last, and the idle time."""
+    """What is copied in a stretch: [V] shares sent and fetched, and what of the latter is under way at its start and
+    its end; how long copies last, and the idle time.
+    """
 
     sent: np.ndarray
     fetched: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
     out_ns: np.ndarray
     in_ns: np.ndarray
     idle: float
@@ -29,29 +33,33 @@ class _Copies:
             return None
         c = model.copies
         sent = np.minimum(1.0, values_at(c.W[j], x) + values_at(c.V[j], x))
-        return cls(sent, values_at(c.B[j], x), c.out_ns, c.in_ns, float(c.idle * x[c.Z[j]]))
+        before, after = (values_at(c.Q[k], x) if 0 <= k < c.K else np.zeros_like(sent) for k in (j - 1, j))
+        return cls(sent, values_at(c.B[j], x), before, after, c.out_ns, c.in_ns, float(c.idle * x[c.Z[j]]))
 
 
-def fractional_profile(model: WindowModel, x: np.ndarray) -> np.ndarray:
-    """[2, N] bytes held when each operation first ends and begins, if the fractions of `x` [n] are carried out late.
+def fractional_profile(model: WindowModel, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What it takes to carry out the fractions of `x` [n] late: an estimate.
 
-    It is an estimate. Copies to the host begin as early as they can, those from it as late as they can, one after the
-    other.
+    Copies to the host begin as early as they can, those from it as late as they can, one after the other.
+
+    Returns:
+        [2, N] bytes held when each operation first ends and begins; [N] ns by which the copies from the host that it
+        needs, or what runs again for it, come too late for it to begin in time. Negative: they have so much time left.
     """
     a, n = model.arrays, len(model.arrays.graph)
-    held = _Spans(n)
+    held, late = _Spans(n), np.full(n, -np.inf)
     ends = (*(place_of(t)[1] for t in model.boundaries), n - 1)
     nothing = np.zeros(n), np.zeros(len(a.size))
-    _interval(held, a, -1, ends[0], *nothing, _held_at(model, x, 0), _Copies.of(model, x, 0))
+    _interval(held, late, a, -1, ends[0], *nothing, _held_at(model, x, 0), _Copies.of(model, x, 0))
     for k, start in enumerate(ends[:-1]):
         runs = values_at(model.R[k, k], x)
         runs[runs < HELD] = 0
         before = _held_at(model, x, k)
         before[a.producer > start] = 0
         after, copies = _held_at(model, x, k + 1), _Copies.of(model, x, k + 1)
-        _interval(held, a, start, ends[k + 1], runs, before, after, copies)
+        _interval(held, late, a, start, ends[k + 1], runs, before, after, copies)
     workspace = np.array([op.workspace_bytes for op in a.graph.operations], dtype=np.float64)
-    return held.total() + workspace
+    return held.total() + workspace, late
 
 
 def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
@@ -64,10 +72,13 @@ def _held_at(model: WindowModel, x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _interval(
-    held: _Spans, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray, after: np.ndarray,
-    copies: _Copies | None,
+    held: _Spans, late: np.ndarray, a: Arrays, start: int, end: int, runs: np.ndarray, before: np.ndarray,
+    after: np.ndarray, copies: _Copies | None,
 ) -> None:  # fmt: skip
-    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`."""
+    """Add the values of one interval (start, end]: `before` resident at its start, `after` at its end, [N] `runs`.
+
+    Sets `late` [N] of its operations, if there are copies.
+    """
     n = len(a.cost)
     inside = (a.reader > start) & (a.reader <= end)
     first, last = np.full(len(a.size), n), np.full(len(a.size), -1)
@@ -102,7 +113,11 @@ def _interval(
         begins *= 1 + copies.idle / max(1.0, begins[-1])
         comes = np.minimum(copies.fetched, 1 - share) * old
         first = np.clip(first, start + 1, end)
-        begun = start + 1 + _fetches(begins, first - start - 1, copies.in_ns * comes)
+        due = first - start - 1
+        due_ns = copies.in_ns * (copies.before + comes - np.where(last < first, copies.after, 0))
+        if end > start:
+            late[start + 1 : end + 1] = np.cumsum(np.bincount(due, due_ns, end - start)) - begins[:-1]
+        begun = start + 1 + _fetches(begins, due, copies.in_ns * comes)
         held.add(begun + 0.5, np.maximum(last, first), size * comes)
         held.add(np.maximum(last, first) + 1, end, size * np.minimum(comes, np.maximum(after - carried, 0)))
         release = np.clip(a.producer - start, 0, end - start)

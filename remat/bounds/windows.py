@@ -200,11 +200,13 @@ class WindowBound:
         """Boundaries, not too near to others, where a lazy plan of the point x [n] exceeds memory, the best ones first.
 
         They are ordered by the excess for each byte of room that the operation leaves. Without a link memory is the
-        same when an operation begins and ends, and boundaries are ends.
+        same when an operation begins and ends, and boundaries are ends. Copies may also come too late for an operation:
+        the second one is its start.
         """
         a, n = model.arrays, len(model.arrays.graph)
         memory, near = model.budget_bytes - a.graph.fixed_bytes, int(NEAR * n)
-        score = np.maximum(0.0, fractional_profile(model, x) - memory)
+        held, late = fractional_profile(model, x)
+        score = np.maximum(0.0, held - memory)
         score /= np.maximum(memory - a.working, max(1.0, NARROW * memory))
         score[0, ~model.can_be_boundary] = score[1, 0] = 0.0
         if self.problem.link is None:
@@ -217,7 +219,10 @@ class WindowBound:
             side, stage = divmod(int(np.argmax(score)), n)
             found.append(-stage if side else stage)
             score[:, max(0, stage - 1 - near) : stage + near + 2] = 0.0
-        return found
+        late[[0, *(-t for t in (*model.boundaries, *found) if t <= 0)]] = 0.0
+        if np.max(late) > WORTH * a.cost.sum():
+            found.insert(1, -int(np.argmax(late)))
+        return found[:TRIES]
 
 
 def solve_windows(

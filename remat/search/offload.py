@@ -1,10 +1,10 @@
 """Search for what to recompute and what to copy to the host, together: annealing over repeats and copies.
 
 A staged plan says which operations run again before each first computation. Between two touches of a value (it is made
-or read) it is held, or it is away: it was copied to the host when it was made, is freed after the first touch and
-fetched before the second one. These genes and a margin, by which copies from the host begin early, determine a plan
-with its times: `decode` issues each copy as late as it can without making the computations wait, and earlier by the
-margin, where memory is free up to its use.
+or read) it is held, or it is away: freed after the first touch, and fetched from the host before the second one. These
+genes and a margin, by which copies from the host begin early, determine a plan with its times. `decode` issues a copy
+to the host when the value is first away, or sooner if the stream would be idle; and each copy from the host as late as
+it can without making the computations wait, and earlier by the margin, where memory is free up to its use.
 
 This is one file on purpose: the cache of compiled code checks only the file of a function.
 """
@@ -26,20 +26,21 @@ from remat.simulator import plain_peak
 from remat.units import MAX_BYTES
 
 # Entries of the clock: when each stream is free; values that wait to be freed, their bytes, and when the first of them
-# can be; steps written.
-TIME, OUT, IN, WAITING, WAITING_BYTES, SOONEST, STEPS = range(N_CLOCK := 7)
+# can be; values whose copy to the host is not issued yet; bytes on the host; steps written.
+TIME, OUT, IN, WAITING, WAITING_BYTES, SOONEST, UNSENT, ON_HOST, STEPS = range(N_CLOCK := 9)
 # Of what `decode` finds: computations, gaps, makespan, most bytes above the budget or the host's memory, their sum.
 RUNS, GAPS, MAKESPAN, MOST_EXCESS, EXCESS = range(N_FOUND := 5)
 # Rows. Of a value: bytes, and how long its copies last.
 SIZE, OUT_NS, IN_NS, STAYS = range(4)
 # Of a position: operation and stage, when it begins if none waits; bytes that it needs for itself, bytes in use without
-# and of values that were fetched early, bytes on the host; when what came for it has arrived; its first gap of a value
-# that is away, and its first value that is copied out.
-RUN, STAGE, BEGINS, OWN, HELD, COMING, ON_HOST, ARRIVES, FROM_HEAD, OUT_HEAD = range(N_AT := 10)
+# and of values that were fetched early, bytes that the host drops after it; when what came for it has arrived; its
+# first gap of a value that is away, and its first value that is copied out.
+RUN, STAGE, BEGINS, OWN, HELD, COMING, DROPS, ARRIVES, FROM_HEAD, OUT_HEAD = range(N_AT := 10)
 # Of a gap: its positions and value, whether that is away, when its copy must begin, the next gap from there.
 FROM, TO, VALUE, AWAY, LATEST, FROM_NEXT = range(N_GAP := 6)
-# Of a value in a plan: last touch, last time it was made, when it is on the host, last gap away, the next copied out.
-LAST, BIRTH, OUT_DONE, LAST_FETCH, OUT_NEXT = range(N_OF := 5)
+# Of a value in a plan: last touch, last time it was made, where its first gap away begins, when it is on the host, last
+# gap away, the next copied out.
+LAST, BIRTH, FIRST_AWAY, OUT_DONE, LAST_FETCH, OUT_NEXT = range(N_OF := 6)
 HOT, WARM, COLD = 0.25, 0.12, 0.015  # temperatures, in mean costs of an operation; more heat makes many small copies
 PRICE = 2.0  # of all bytes that can be saved, in costs of running everything once
 SUM_SHARE = 0.05  # weight of the sum of the excess, beside its most
@@ -92,7 +93,7 @@ class Work(NamedTuple):
         at: [rows, L + 1] of each position, see `RUN`; gap: [rows, gaps] of each place where a value is not touched for
             a while, see `FROM`; of: [rows, V] of each value, see `LAST`.
         fetched: gaps in which a value is away, in the order of their ends.
-        waiting: values that are freed when they are on the host.
+        waiting: values that are freed when they are on the host; unsent: whose copy there is not issued yet.
         clock, found: see `TIME` and `RUNS`.
     """
 
@@ -101,6 +102,7 @@ class Work(NamedTuple):
     of: np.ndarray
     fetched: np.ndarray
     waiting: np.ndarray
+    unsent: np.ndarray
     clock: np.ndarray
     found: np.ndarray
 
@@ -119,7 +121,7 @@ def sequence(x: Instance, genes: Genes, at: np.ndarray) -> int:
         at[RUN, q], at[STAGE, q] = t, t
         at[BEGINS, q + 1] = at[BEGINS, q] + cost[t]
         q += 1
-    at[HELD, :q] = at[COMING, :q] = at[ON_HOST, :q] = at[ARRIVES, :q] = 0
+    at[HELD, :q] = at[COMING, :q] = at[DROPS, :q] = at[ARRIVES, :q] = 0
     at[FROM_HEAD, :q] = at[OUT_HEAD, :q] = -1
     return q - 1
 
@@ -144,7 +146,7 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
             is_away = away[at[STAGE, q], v] and at[STAGE, start] < at[STAGE, q] and value[STAYS, v] == 0
             gap[FROM, n_gaps], gap[TO, n_gaps], gap[VALUE, n_gaps], gap[AWAY, n_gaps] = start, q, v, is_away
             if is_away:
-                note_away(at, gap, of, n_gaps, int(v), int(start), int(size))
+                note_away(at, gap, of, n_gaps, int(v), int(start))
             else:  # `HELD` has differences so far
                 at[HELD, start + 1] += size
                 at[HELD, q] -= size
@@ -157,23 +159,21 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
     for v in range(of.shape[1]):
         j = of[LAST_FETCH, v]
         if j >= 0 and gap[TO, j] < n_runs:
-            at[ON_HOST, gap[TO, j]] -= value[SIZE, v]
-    across = on_host = 0
+            at[DROPS, gap[TO, j]] += value[SIZE, v]
+    across = 0
     for q in range(n_runs + 1):
         across += at[HELD, q]
-        on_host += at[ON_HOST, q]
-        at[HELD, q], at[ON_HOST, q] = fixed + at[OWN, q] + across, on_host
+        at[HELD, q] = fixed + at[OWN, q] + across
     return n_gaps
 
 
 @njit(cache=True, nogil=True, inline="always")
-def note_away(at: np.ndarray, gap: np.ndarray, of: np.ndarray, j: int, v: int, start: int, size: int) -> None:
+def note_away(at: np.ndarray, gap: np.ndarray, of: np.ndarray, j: int, v: int, start: int) -> None:
     """Gap `j`, in which a value is away: it is copied to the host where it was made before its first one."""
     gap[FROM_NEXT, j], at[FROM_HEAD, start] = at[FROM_HEAD, start], j
     if of[LAST_FETCH, v] < 0:
         birth = of[BIRTH, v]
-        of[OUT_NEXT, v], at[OUT_HEAD, birth] = at[OUT_HEAD, birth], v
-        at[ON_HOST, birth] += size
+        of[FIRST_AWAY, v], of[OUT_NEXT, v], at[OUT_HEAD, birth] = start, at[OUT_HEAD, birth], v
     of[LAST_FETCH, v] = j
 
 
@@ -302,14 +302,36 @@ def next_fetch(work: Work, k: int, n: int) -> tuple[int, int, int, int]:
 
 
 @njit(cache=True, nogil=True)
+def send(x: Instance, work: Work, q: int, ends: int, steps: np.ndarray) -> None:
+    """Issue copies to the host, first of what is away first: those of what is away from `q` on or sooner, and those
+    that begin before `ends`.
+    """
+    of, clock, unsent = work.of, work.clock, work.unsent
+    while clock[UNSENT] > 0:
+        first = 0
+        for k in range(1, clock[UNSENT]):
+            if of[FIRST_AWAY, unsent[k]] < of[FIRST_AWAY, unsent[first]]:
+                first = k
+        v, begins = unsent[first], max(clock[OUT], clock[TIME])
+        if of[FIRST_AWAY, v] > q and begins >= ends:
+            break
+        clock[UNSENT] -= 1
+        unsent[first] = unsent[clock[UNSENT]]
+        clock[OUT] = of[OUT_DONE, v] = begins + x.value[OUT_NS, v]
+        clock[ON_HOST] += x.value[SIZE, v]
+        write(steps, clock, OFFLOAD, v)
+
+
+@njit(cache=True, nogil=True)
 def copy_out(x: Instance, work: Work, q: int, steps: np.ndarray) -> None:
     """After the computation at `q`: copies to the host, and frees of what is away from now on."""
     at, gap, of, value, clock = work.at, work.gap, work.of, x.value, work.clock
     v = int(at[OUT_HEAD, q])
     while v >= 0:
-        clock[OUT] = of[OUT_DONE, v] = max(clock[OUT], clock[TIME]) + value[OUT_NS, v]
-        write(steps, clock, OFFLOAD, v)
+        work.unsent[clock[UNSENT]] = v
+        clock[UNSENT] += 1
         v = int(of[OUT_NEXT, v])
+    send(x, work, q, 0, steps)
     j = at[FROM_HEAD, q]
     while j >= 0:
         v = int(gap[VALUE, j])
@@ -348,16 +370,20 @@ def decode(
         excess = at[HELD, q] + at[COMING, q] + clock[WAITING_BYTES] - budget
         if clock[WAITING] > 0 and (excess > 0 or clock[SOONEST] <= clock[TIME]):
             excess = make_room(x, work, q, budget, steps)
-        excess = max(excess, at[ON_HOST, q] - host)
-        if excess > 0:
-            most, total = max(most, excess), total + excess
         late_by = clock[TIME] - at[BEGINS, q] - margin
         # `fetch` would find the same; a call takes longer than all else that is done for a computation.
         may_come = first < q and q > blocked and work.of[OUT_DONE, v] <= clock[TIME]
         if to <= q or (may_come and is_due(clock, cost, latest + late_by)):
             k, blocked = fetch(x, work, q, k, n, late_by, blocked, budget, steps)
             first, to, latest, v = next_fetch(work, k, n)
-        clock[TIME] = max(clock[TIME], at[ARRIVES, q]) + cost
+        ends = max(clock[TIME], at[ARRIVES, q]) + cost
+        if clock[UNSENT] > 0 and clock[OUT] < ends:
+            send(x, work, q - 1, ends, steps)
+        excess = max(excess, clock[ON_HOST] - host)
+        if excess > 0:
+            most, total = max(most, excess), total + excess
+        clock[TIME] = ends
+        clock[ON_HOST] -= at[DROPS, q]
         if writes:
             write(steps, clock, COMPUTE, int(at[RUN, q]))
         if at[OUT_HEAD, q] >= 0 or at[FROM_HEAD, q] >= 0:
@@ -772,5 +798,5 @@ def _genes(x: Instance) -> Genes:
 def _work(x: Instance) -> Work:
     n_values = x.value.shape[1]
     n_runs, n_gaps = ROOM * len(x.cost) + 16, ROOM * (len(x.in_ids) + n_values) + 16
-    shapes = (N_AT, n_runs), (N_GAP, n_gaps), (N_OF, n_values), n_gaps, n_values, N_CLOCK, N_FOUND
+    shapes = (N_AT, n_runs), (N_GAP, n_gaps), (N_OF, n_values), n_gaps, n_values, n_values, N_CLOCK, N_FOUND
     return Work(*(np.zeros(shape, np.int64) for shape in shapes))
