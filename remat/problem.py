@@ -16,6 +16,7 @@ from remat.units import check_time_limit, parse_seed
 
 ACCOUNTINGS = ("exact", "published")
 MOST = {"threads": 1024, "work_limit": 2**53}
+LONGEST_S = 1e9  # 30 years, for a limit that is infinite: shares and differences of infinity are no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class SolveOptions:
             raise InvalidInput(f"progress must be a function of one remat.Progress, not {shown(self.progress)}")
         limit = None if self.work_limit is None else int(self.work_limit)
         return SolveOptions(
-            float(self.time_limit_s), parse_seed(self.seed), int(self.threads), limit, self.deterministic,
-            self.warm_start, self.target_gap, self.least_gain, self.progress,
+            min(float(self.time_limit_s), LONGEST_S), parse_seed(self.seed), int(self.threads), limit,
+            self.deterministic, self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
 
 

@@ -107,6 +107,36 @@ def test_a_link_without_bandwidth_is_none() -> None:
     assert [parse_link(link) for link in ("0GB/s", Link(0, 10**9), None)] == [None] * 3
 
 
+def test_a_link_of_numpys_numbers_is_kept_in_a_file(tmp_path: Path) -> None:
+    link = Link(np.int64(10**9), np.float64(5e8), np.float32(0), host_bytes=np.int64(9), duplex=np.float32(1))  # pyright: ignore[reportArgumentType]
+    Plan.from_steps(STEP, AWAY, link=link).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json", STEP).link == replace(SLOW, host_bytes=9)
+
+
+def test_a_link_may_be_text_wherever_there_is_one() -> None:
+    plan = Plan.from_steps(STEP, AWAY, link="1GB/s,0.5GB/s")
+    assert plan.link == replace(SLOW, latency_s=plan.link.latency_s if plan.link else 0)
+    assert simulate(STEP, plan, link="pcie5").cost < simulate(STEP, plan, link="1MB/s").cost
+    with refused("needs a link"):
+        simulate(STEP, Plan.from_steps(STEP, AWAY, link="0GB/s"))
+
+
+@pytest.mark.parametrize("strategy", ["portfolio", "search", "checkmate_milp"])
+def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str) -> None:
+    plan = Plan.from_steps(STEP, AWAY, link=SLOW)
+    solution = remat.solve(
+        STEP, 7, strategy, link=replace(SLOW, host_bytes=3), warm_start=plan, time_limit_s=5, threads=1
+    )
+    assert solution.status is not remat.Status.FAILED
+    assert solution.plan is not None
+    assert not solution.plan.has_copies
+
+
+def test_a_warm_start_that_cannot_be_executed_is_refused() -> None:
+    with refused("warm_start: step 2: computes operation 1"):
+        remat.solve(STEP, 7, warm_start=Plan.from_steps(STEP, [("compute", 0), ("free", 0), ("compute", 1)]))
+
+
 def test_a_plan_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
     plan = Plan.from_steps(STEP, AWAY, 7, SLOW)
     plan.save(tmp_path / "plan.json")
