@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remat.errors import InvalidInput, InvalidPlan
+from remat.errors import HostFull, InvalidInput, InvalidPlan
 from remat.graph import Graph, Operation, check_graph, is_held_outside
 from remat.implementation import DEFAULT, Implementation
 from remat.link import Link, parse_link
@@ -199,7 +199,7 @@ class Streams:
             most = self.link.host_bytes
             if most is not None and self.host_bytes > most:
                 needed = f"{format_size(self.host_bytes)} are on the host then, which has {format_size(most)}"
-                raise InvalidPlan(f"copies value {_named(self.graph, v)}: {needed}", step)
+                raise HostFull(f"copies value {_named(self.graph, v)}: {needed}", step)
         else:
             start = max(self.in_time, self.time, ends[0])
             end = self.in_time = self.in_end[v] = start + self.link.in_ns(size)

@@ -132,6 +132,21 @@ def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str) -
     assert not solution.plan.has_copies
 
 
+@pytest.mark.parametrize(
+    ("strategy", "status", "says"),
+    [
+        ("offload_all", "NO_PLAN", "does not fit the host: step 5"), ("offload_greedy", "NO_PLAN", "does not fit the host"),
+        ("search", "FEASIBLE", ""), ("portfolio", "FEASIBLE", ""),
+    ],
+)  # fmt: skip
+def test_rules_whose_copies_the_host_has_no_room_for_fail_no_solve(strategy: str, status: str, says: str) -> None:
+    graph = replace(chain(n=12), cost_unit="ns")
+    link = Link(10**9, 10**9, latency_s=0, host_bytes=2048)
+    solution = remat.solve(graph, int(0.8 * plain_peak(graph)), strategy, link=link, time_limit_s=1, threads=1)
+    assert solution.status == status
+    assert says in solution.message
+
+
 def test_a_warm_start_that_cannot_be_executed_is_refused() -> None:
     with refused("warm_start: step 2: computes operation 1"):
         remat.solve(STEP, 7, warm_start=Plan.from_steps(STEP, [("compute", 0), ("free", 0), ("compute", 1)]))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from remat.errors import InvalidInput, InvalidPlan, shown
+from remat.errors import HostFull, InvalidInput, InvalidPlan, shown
 from remat.graph import Graph, check_graph
 from remat.link import Link, parse_link
 from remat.plan import Plan, parse_scope
@@ -100,8 +100,8 @@ def solve_sweep(
     if how.warm_start is not None and how.warm_start.has_copies and way is None:
         raise InvalidInput("warm_start copies values to the host; give the solve a link, too, e.g. link=12GB/s")
     checked = _checked(graph, how.warm_start)
-    if how.warm_start is not None and not _fits_host(checked, how.warm_start, way):
-        how = replace(how, warm_start=None)
+    if how.warm_start is not None:
+        _check_warm_start(checked, how.warm_start, way)
     question = Problem(checked, 0, parse_scope(scope), check_accounting(accounting), link=way)
     if isolate is not None and not isinstance(isolate, bool):
         raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
@@ -138,13 +138,14 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
     return graph
 
 
-def _fits_host(graph: Graph, warm_start: Plan, link: Link | None) -> bool:
-    """Whether the host has room for the copies of a warm start; raises `InvalidPlan` if it cannot be executed."""
+def _check_warm_start(graph: Graph, warm_start: Plan, link: Link | None) -> None:
+    """Raise `InvalidPlan` if it cannot be executed; one that does not fit is not wrong."""
     try:
-        trace = simulate(graph, warm_start, link=link and replace(link, host_bytes=None))
+        simulate(graph, warm_start, link=link)
+    except HostFull:
+        pass
     except InvalidPlan as error:
         raise error.of_file("warm_start") from None
-    return link is None or link.host_bytes is None or trace.host_peak_bytes <= link.host_bytes
 
 
 def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
