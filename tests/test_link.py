@@ -135,10 +135,12 @@ def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str) -
 @pytest.mark.parametrize(
     ("strategy", "status", "says"),
     [
-        ("offload_all", "NO_PLAN", "does not fit the host: step 5"), ("offload_greedy", "NO_PLAN", "does not fit the host"),
-        ("search", "FEASIBLE", ""), ("portfolio", "FEASIBLE", ""),
+        ("offload_all", "NO_PLAN", "does not fit the host: step 5"),
+        ("offload_greedy", "NO_PLAN", "does not fit the host"),
+        ("search", "FEASIBLE", ""),
+        ("portfolio", "FEASIBLE", ""),
     ],
-)  # fmt: skip
+)
 def test_rules_whose_copies_the_host_has_no_room_for_fail_no_solve(strategy: str, status: str, says: str) -> None:
     graph = replace(chain(n=12), cost_unit="ns")
     link = Link(10**9, 10**9, latency_s=0, host_bytes=2048)
