@@ -16,6 +16,7 @@ from remat.units import check_time_limit, parse_seed
 
 ACCOUNTINGS = ("exact", "published")
 MOST = {"threads": 1024, "work_limit": 2**53}
+MOST_COPIES_NS = 2**58  # so that the times of plans with many copies of each value stay below the limit of int64
 LONGEST_S = 1e9  # 30 years, for a limit that is infinite: shares and differences of infinity are no numbers
 
 
@@ -32,7 +33,7 @@ class Problem:
         link: that values may be copied over; cost and bound are makespans in ns then. None for no copies.
 
     Raises:
-        InvalidInput: a link that does not go with the graph's costs or the accounting.
+        InvalidInput: a link that does not go with the graph's costs or the accounting, or is far too slow.
     """
 
     graph: Graph
@@ -49,6 +50,11 @@ class Problem:
             )
         if self.link is not None and self.accounting != "exact":
             raise InvalidInput("a link needs accounting=exact: the published one knows no copies")
+        if self.link is not None and _copies_ns(self.graph, self.link) > MOST_COPIES_NS:
+            raise InvalidInput(
+                f"the link is too slow for '{self.graph.name}' ({self.link}): to copy each value once takes years; is "
+                "its unit right? e.g. link=12GB/s"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,12 @@ class SolveOptions:
             min(float(self.time_limit_s), LONGEST_S), parse_seed(self.seed), int(self.threads), limit,
             self.deterministic, self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
+
+
+def _copies_ns(graph: Graph, link: Link) -> int:
+    """How long it takes to copy each value out and in, one after the other."""
+    total, n = sum(value.bytes for value in graph.values), len(graph.values)
+    return link.out_ns(total) + link.in_ns(total) + n * (link.out_ns(0) + link.in_ns(0))
 
 
 def check_gap(name: str, gap: Any) -> None:

@@ -38,7 +38,7 @@ class Trace:
         computations: [N] how often each operation is computed.
         final_bytes: held when the plan ends.
         host_peak_bytes: most bytes of copies on the host.
-        copies: [copies, 4] int64, (`OFFLOAD` or `PREFETCH`, value, start, end) in ns.
+        copies: [copies, 4] int64, (`OFFLOAD` or `PREFETCH`, value, start, end) in ns; Python integers if need be.
     """
 
     cost: int
@@ -210,7 +210,8 @@ class Streams:
         """The trace with what the copies add: the plan ends when kept values have arrived."""
         kept = [self.in_end.get(v, 0) for v, value in enumerate(self.graph.values) if value.keep]
         peak, after = max((trace.peak_bytes, trace.peak_computation), self.peak, key=lambda peak: peak[0])
-        copies = np.array(self.copies, dtype=np.int64).reshape(-1, 4)
+        is_long = max(self.out_time, self.in_time) >= 2**63
+        copies = np.array(self.copies, dtype=object if is_long else np.int64).reshape(-1, 4)
         return replace(
             trace, cost=max([self.time, *kept]), peak_bytes=peak, peak_computation=after,
             host_peak_bytes=self.host_peak_bytes, copies=copies,

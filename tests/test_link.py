@@ -149,6 +149,16 @@ def test_rules_whose_copies_the_host_has_no_room_for_fail_no_solve(strategy: str
     assert says in solution.message
 
 
+def test_a_link_that_takes_years_is_refused_by_solves_and_judged_exactly() -> None:
+    graph = replace(STEP, values=tuple(replace(value, bytes=value.bytes * 10**10) for value in STEP.values))
+    for strategy in ("portfolio", "offload_all"):
+        with refused("the link is too slow for 'step'"):
+            remat.solve(graph, 7 * 10**10, strategy, link="1B/s", time_limit_s=5)
+    trace = simulate(graph, Plan.from_steps(graph, AWAY, link=Link(1, 2, latency_s=0)))
+    assert trace.copies[:, 3].tolist() == [10 + 4 * 10**19, 10 + 4 * 10**19 + 10 + 2 * 10**19]
+    assert trace.cost == trace.copies[1, 3] + 10
+
+
 def test_a_warm_start_that_cannot_be_executed_is_refused() -> None:
     with refused("warm_start: step 2: computes operation 1"):
         remat.solve(STEP, 7, warm_start=Plan.from_steps(STEP, [("compute", 0), ("free", 0), ("compute", 1)]))
