@@ -12,7 +12,7 @@ from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
 from remat.link import Link
 from remat.plan import Plan, Scope
-from remat.units import check_time_limit, parse_seed
+from remat.units import check_time_limit, format_size, parse_seed
 
 ACCOUNTINGS = ("exact", "published")
 MOST = {"threads": 1024, "work_limit": 2**53}
@@ -131,6 +131,16 @@ class SolveOptions:
             min(float(self.time_limit_s), LONGEST_S), parse_seed(self.seed), int(self.threads), limit,
             self.deterministic, self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
+
+
+def check_host(graph: Graph, link: Link | None, what: str, option: str) -> None:
+    """Raise `InvalidInput` for a link to a host that has no room for any value; `what` has them, `option` gave it."""
+    least = min((value.bytes for value in graph.values if value.bytes), default=0)
+    if link is not None and link.host_bytes is not None and link.host_bytes < least:
+        raise InvalidInput(
+            f"the link's host_bytes of {format_size(link.host_bytes)} hold no value of {what}, the smallest of which "
+            f"has {format_size(least)}; give more, or leave {option} out"
+        )
 
 
 def _copies_ns(graph: Graph, link: Link) -> int:

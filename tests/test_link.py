@@ -159,6 +159,11 @@ def test_a_link_that_takes_years_is_refused_by_solves_and_judged_exactly() -> No
     assert trace.cost == trace.copies[1, 3] + 10
 
 
+def test_a_host_without_room_for_any_value_is_refused() -> None:
+    with refused("host_bytes of 0 B hold no value of 'step', the smallest of which has 1 B"):
+        remat.solve(STEP, 7, link=replace(SLOW, host_bytes=0))
+
+
 def test_a_warm_start_that_cannot_be_executed_is_refused() -> None:
     with refused("warm_start: step 2: computes operation 1"):
         remat.solve(STEP, 7, warm_start=Plan.from_steps(STEP, [("compute", 0), ("free", 0), ("compute", 1)]))

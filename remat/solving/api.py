@@ -12,7 +12,7 @@ from remat.errors import HostFull, InvalidInput, InvalidPlan, shown
 from remat.graph import Graph, check_graph
 from remat.link import Link, parse_link
 from remat.plan import Plan, parse_scope
-from remat.problem import Problem, SolveOptions, check_accounting
+from remat.problem import Problem, SolveOptions, check_accounting, check_host
 from remat.registry import Strategy, get_strategy
 from remat.simulator import simulate
 from remat.solution import Member, Solution, candidates_of
@@ -100,6 +100,7 @@ def solve_sweep(
     if how.warm_start is not None and how.warm_start.has_copies and way is None:
         raise InvalidInput("warm_start copies values to the host; give the solve a link, too, e.g. link=12GB/s")
     checked = _checked(graph, how.warm_start)
+    check_host(checked, way, f"'{graph.name}'", "link=")
     if how.warm_start is not None:
         _check_warm_start(checked, how.warm_start, way)
     question = Problem(checked, 0, parse_scope(scope), check_accounting(accounting), link=way)
