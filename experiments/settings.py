@@ -21,7 +21,7 @@ from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.link import Link
 from remat.plan import parse_scope
-from remat.problem import ACCOUNTINGS
+from remat.problem import ACCOUNTINGS, SolveOptions
 from remat.registry import get_strategy, strategies
 from remat.units import parse_size
 
@@ -125,6 +125,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         raise InvalidInput(f"time_limit must be a positive number of seconds, not {cfg.time_limit:g}")
     if not 0 <= cfg.target_gap <= 1:
         raise InvalidInput(f"target_gap must be from 0 to 1 (0.01 is 1 %), not {cfg.target_gap:g}")
+    SolveOptions(cfg.time_limit, threads=cfg.threads, work_limit=cfg.work_limit).checked()  # not too many either
     if cfg.device is not None:
         one_of("device", cfg.device, DEVICES)
     if cfg.logger.name == "wandb":

@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from remat.errors import InvalidInput, RematError
 from remat.files import show_any_text
 from remat.frontends.json import load_graph, save_graph
 from remat.frontends.monet_schedules import import_clone
-from remat.plan import Plan
+from remat.simulator import load_and_simulate
 from remat.units import parse_size
 
 
@@ -45,12 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized argument: {text}")
         given.options.append(text)
     try:
-        return given.run(given)
+        with warnings.catch_warnings():
+            if given.command != "explain":  # which runs a framework, with warnings of its own
+                warnings.showwarning = _note
+            return given.run(given)
     except (RematError, OSError) as error:
         print(f"remat {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _note(message: Warning | str, *_: Any) -> None:
+    print(f"note: {message}", file=sys.stderr)
 
 
 def _add_explain(commands: Any) -> None:
@@ -101,14 +109,14 @@ def _add_arena(commands: Any) -> None:
 
 def _arena(given: argparse.Namespace) -> int:
     """Print the arena; 1 if it is above the budget or the capacity."""
-    if ".csv" in given.path.suffixes:
+    if ".csv" in map(str.lower, given.path.suffixes):
         return _arena_of_buffers(given)
     if given.graph is None:
         raise InvalidInput("name the plan's graph, e.g. --graph graph.json; buffers of a file *.csv need none")
     if given.capacity is not None or given.inclusive:
         raise InvalidInput("--capacity and --inclusive are for buffers; a plan's limit is --budget")
     graph = load_graph(given.graph)
-    plan = Plan.load(given.path, graph)
+    plan, _ = load_and_simulate(given.path, graph)
     arena = find_arena(graph, plan, given.budget, given.time_limit, alignment=given.alignment, seed=given.seed)
     print(f"{given.path}: arena of {arena.summary()}")
     print(f"  PyTorch's CUDA allocator, {allocator_in_words(intervals_of(graph, plan), graph.fixed_bytes)}")

@@ -49,6 +49,10 @@ class InvalidPlan(InvalidInput):
         return named
 
 
+class HostFull(InvalidPlan):
+    """A plan that could be executed over a link to a host with more memory."""
+
+
 class UnknownName(InvalidInput):
     """A model, strategy, GPU or option of that name does not exist."""
 

@@ -92,6 +92,7 @@ MISTAKES = [
     (["points=1"], r"points must be at least 2"),
     (["points=many"], r"points: .*'many'"),
     (["threads=0"], r"threads must be at least 1"),
+    (["threads=2000"], r"threads must be at most 1,024"),
     (["time_limit=0"], r"time_limit must be a positive"),
     (["time_limit=nan"], r"time_limit must be a positive"),
     (["batch_size=0"], r"batch_size must be at least 1"),
