@@ -179,6 +179,13 @@ def parted(self: Any, x: Tensor) -> Tensor:
 
 def written(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     x = torch.sin(self.a(x)) + 0
+def redrawn(self: Any, x: Tensor) -> Tensor:
+    """A buffer that is read and then drawn anew, before other draws."""
+    x = torch.tanh(self.a(x * self.noise))
+    self.noise.normal_()
+    return F.dropout(self.b(x), 0.5)
+
+
     x[2] = 0.0
     return x, x[1]
 
@@ -232,6 +239,7 @@ SITUATIONS: dict[str, Callable[[], tuple[Any, ...]]] = {  # (model, arguments, b
     "parted": lambda: (Applies(parted, 64, levels=torch.rand(2, 64)), rows(512, 64), 0.7, {"loss_of": Tensor.clone}),
     "written": lambda: (
         Applies(written, 64), rows(8, 64), "1GB", {"loss_of": lambda out: out[0].sum() + out[1].square().sum()}
+    "redrawn": lambda: (Applies(redrawn, 64, noise=torch.ones(64)), rows(256, 64), "1GB", {}),
     ),
     "autocast": lambda: (Net(), images(), 0.75, AUTOCAST),
     "autocast tied": lambda: (

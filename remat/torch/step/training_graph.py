@@ -191,7 +191,10 @@ class _Builder:
         return with_inputs([*self.training_graph.outputs, *always])
 
     def _update_nodes(self) -> set[fx.Node]:
-        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter)."""
+        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter).
+
+        Draws are left out: these keep their place among the other draws.
+        """
         fresh = set(self.training_graph.outputs[: self.training_graph.n_mutations])
         rest = set(self.training_graph.outputs[self.training_graph.n_mutations :])
         return {
@@ -201,6 +204,7 @@ class _Builder:
             and node.op == "call_function"
             and node.target is not operator.getitem
             and node not in rest
+            and not is_random(node)
             and all(source.op == "placeholder" for source in node.all_input_nodes)
             and all(user.op == "output" for user in node.users)
         }
