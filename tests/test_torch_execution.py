@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,35 @@ def test_hooks_for_all_modules_see_the_calls_of_the_plain_model() -> None:
         return output * 1.1
 
     handle = nn.modules.module.register_module_forward_hook(hook)
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor
+    scale: float = 2.0
+
+
+@dataclass
+class Made:
+    roots: Tensor
+    tanh: Tensor
+
+
+def test_arguments_and_outputs_may_be_in_dataclasses() -> None:
+    """As in a tuple: the plain peak counts the backward pass, and what the loss does not read gets no gradient."""
+
+    def in_a_tuple(self: Any, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        h = F.linear(x, self.a.weight).square() * scale
+        return h.sqrt(), torch.tanh(self.b(h))
+
+    x = torch.randn(8, 16)
+    x[0] = 0
+    plain = Applies(lambda self, batch: Made(*in_a_tuple(self, batch.x, batch.scale)))
+    ours = rematerialize(copy.deepcopy(plain), (Batch(x.to("meta")),), 1.0)
+    assert ours.plan.plain_peak_bytes == rematerialize(Applies(in_a_tuple), (x, 2.0), 1.0).plan.plain_peak_bytes
+    assert_same_steps(plain, ours, Batch(x), loss_of=lambda made: made.tanh.sum())
+    with pytest.raises(remat.InvalidInput, match="create_graph=True"):
+        torch.autograd.grad(ours(Batch(x)).tanh.sum(), [*ours.parameters()], create_graph=True, allow_unused=True)
+
+
     try:
         assert torch.equal(plain(x), ours(x))
     finally:
