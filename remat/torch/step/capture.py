@@ -251,7 +251,8 @@ def compiler_settings(numbers: Collection[str] = ()) -> Iterator[None]:
     Args:
         numbers: in attributes, which are no constants.
     """
-    with dynamo.compiler_settings(MOST_GRAPHS), layouts_of_kernels(), dynamo.numbers_open(numbers):
+    # The layouts come first: they let one thread at a time in.
+    with layouts_of_kernels(), dynamo.compiler_settings(MOST_GRAPHS), dynamo.numbers_open(numbers):
         yield
 
 
