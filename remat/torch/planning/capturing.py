@@ -228,7 +228,7 @@ def offload_link(offload: str | Link | bool | None, device: str) -> Link | None:
     """
     if offload is False or offload is None:
         return None
-    if offload is not True and offload != AUTO:
+    if offload is not True and not (isinstance(offload, str) and offload == AUTO):
         return parse_link(offload)
     if device == "cpu":
         return None
