@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_wrong_arguments import WRONG  # noqa: E402
+from helpers import OF_ANY_KIND  # noqa: E402
 
 import remat  # noqa: E402
 import remat.torch as rt  # noqa: E402
@@ -55,7 +55,7 @@ def test_a_wrong_argument_is_one_line(name: str, tmp_path: Path, monkeypatch: py
     told = list[tuple[str, Any, str]]()
     for argument in good:
         accepted = 0
-        for wrong in (*WRONG, torch.ones(2), torch.ones(())):
+        for wrong in (*OF_ANY_KIND, torch.ones(2), torch.ones(())):
             try:
                 function(**good | {argument: wrong})
             except Captured:
