@@ -346,6 +346,26 @@ def test_an_optimizer_that_was_not_counted_is_told_of(optimizer: Any, told: int,
     assert all("optimizer=optimizer" in message for message in messages)
 
 
+class Summing(torch.optim.Optimizer):
+    """Keeps a number of its own, and the sum of all gradients."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 0.1})
+        self.times = 2
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("sum", torch.zeros_like(p)).add_(p.grad, alpha=self.times)
+            p.sub_(self.state[p]["sum"])
+
+
+def test_the_state_of_an_optimizer_with_numbers_of_its_own_is_counted() -> None:
+    model = nn.Linear(8, 8)
+    made = rematerialize(model, rows(2, 8), optimizer=Summing(model.parameters())).plan
+    assert made.fixed["optimizer state"] == 4 * (64 + 8)
+
+
 def test_an_ordinary_loop() -> None:
     """Accumulation, two forwards and one backward, retain_graph, eval, no_grad, a smaller last batch, clipping."""
     x = torch.randn(IMAGES)

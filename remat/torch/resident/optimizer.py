@@ -121,7 +121,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
 
 def _made_by_a_step(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], device: str) -> int:
     """Bytes of the state that a step makes for copies of parameters on a device."""
-    tried = copy.copy(optimizer)
+    tried = copy.copy(optimizer)  # without what its class adds
+    vars(tried).update({name: x for name, x in vars(optimizer).items() if isinstance(x, (int, float, str, type(None)))})
     tried.state = collections.defaultdict(dict)
     tried.param_groups = [{**group, "params": [_copy_of_ones(p, device) for p in group["params"]]} for group in groups]
     for group in tried.param_groups:
