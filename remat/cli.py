@@ -194,7 +194,10 @@ def _explain(given: argparse.Namespace) -> int:
     elif factory is None:
         raise InvalidInput("name a factory, e.g. my_package.models:factory, or give --config config.json")
     sizes = {"batch_size": given.batch, "length": given.length}
-    options = _options(given.options, explain) | {name: n for name, n in sizes.items() if n is not None}
+    options = _options(given.options, explain)
+    for name, n in sizes.items():
+        if n is not None and options.setdefault(name, n) is not n:
+            raise InvalidInput(f"{name} is given twice; give it once")
     if given.gpus is not None or given.price:
         return _compare(given, factory, options)
     if given.gpu is None and given.budget is None:
@@ -221,6 +224,8 @@ def _compare(given: argparse.Namespace, factory: Any, options: dict[str, Any]) -
     for name in ("gpu", "budget", "out", "snapshot"):
         if getattr(given, name) is not None:
             raise InvalidInput(f"--{name} is for one GPU; leave it out, or leave --gpus out")
+    if given.implementations != "default":
+        raise InvalidInput("--implementations is for one GPU; leave it out, or leave --gpus out")
     prices = dict[str, str]()
     for text in given.price:
         name, equals, price = text.partition("=")
@@ -274,7 +279,7 @@ def _option(text: str) -> tuple[str, Any]:
         raise InvalidInput(f"'{text}' is no option; write NAME=VALUE, e.g. batch_size=8")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # as `ast` says
         return name, value
 
 

@@ -114,6 +114,13 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     return UnknownName(f"unknown {what} '{plain(name)}'; {hint}")
 
 
+def check_name(what: str, name: object, known: Iterable[str]) -> None:
+    """Raise `UnknownName` for anything but one of the known names."""
+    known = list(known)
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name(what, name, known)
+
+
 def plain(text: object, most: int = 60) -> str:
     """At most `most` characters of a text that anyone may have written, for a line: control characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in _text(text)[:most])

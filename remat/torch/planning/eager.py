@@ -87,6 +87,8 @@ class Eager(Backend):
             raise
         except Exception as error:  # fake tensors do not support everything that compiles
             return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
+        if not plain.has_backward:
+            return Peaks(None, "no output that needs a gradient was found: return it in a tuple, dict or dataclass")
         is_kept = planner.outside.given is None
         if is_kept:
             known[planner.outside] = plain
