@@ -12,8 +12,8 @@ from remat.units import format_size
 def contradictions(rows: Iterable[Any]) -> list[str]:
     """A line for each bound above the cost of a plan that fits, and for each INFEASIBLE where a plan fits.
 
-    A claim at a budget covers every plan with a peak within it, in its scope and in narrower ones. Any strategy and
-    any run (attribute ``run``, if there is one) may have found that plan. Accountings are never mixed.
+    A claim at a budget covers every plan with a peak within it, in its scope and in narrower ones. Any strategy
+    may have found that plan. Accountings are never mixed.
 
     Args:
         rows: objects with the store's columns as attributes; an absent value is None.
@@ -40,11 +40,6 @@ def _refuted(rows: Sequence[Any]) -> Iterable[str]:
         else:
             continue
         yield (
-            f"{_who(claim)} claims {text} at {format_size(int(claim.budget_bytes))} ({claim.scope}, "
-            f"{claim.graph_name}), but a plan of {_who(plan)} fits and costs {plan.cost:,}"
+            f"{claim.strategy} claims {text} at {format_size(int(claim.budget_bytes))} ({claim.scope}, "
+            f"{claim.graph_name}), but a plan of {plan.strategy} fits and costs {plan.cost:,}"
         )
-
-
-def _who(row: Any) -> str:
-    run = getattr(row, "run", "")
-    return f"{run}: {row.strategy}" if run else str(row.strategy)

@@ -38,15 +38,11 @@ class Subject:
     dtype: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _dtypes(self.graph))
-
-
-def _dtypes(graph: Graph) -> str | None:
-    moved: Counter[str] = Counter()
-    for op in graph.operations:
-        if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
-            moved[op.work.dtype] += op.work.bytes_moved
-    return "+".join(name for name, _ in moved.most_common()) or None
+        moved: Counter[str] = Counter()
+        for op in self.graph.operations:
+            if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
+                moved[op.work.dtype] += op.work.bytes_moved
+        object.__setattr__(self, "dtype", "+".join(name for name, _ in moved.most_common()) or None)
 
 
 def build(settings: Settings) -> Subject:

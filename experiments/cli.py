@@ -30,10 +30,6 @@ from remat.errors import InvalidInput, MissingPackage, RematError, plain, shorte
 
 _KEYS = tuple(Config.__dataclass_fields__)
 _ONLY_IN = ("networks", "levels", "parts")  # keys that only some experiments read
-_REPLACED = {
-    "experiment=leaderboard": "experiment=benchmark ranks the strategies, and draw=true draws its stored rows",
-    "experiment=paper/monet": "experiment=monet replaced it",
-}
 _OF_A_GRAPH = {"model", "graph", *OF_A_MODEL}
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
@@ -226,11 +222,6 @@ def _check_option(override: Override, text: str) -> None:
         return
     if override.is_delete() or override.is_add():
         raise InvalidInput(f"{text}: write {group}=NAME, without + or ~")
-    if text.startswith("experiment=paper/") and text not in _REPLACED:
-        part = text.rpartition("/")[2]
-        raise InvalidInput(f"{text} is no more; experiment=paper 'parts=[{part}]' replaced it")
-    if text in _REPLACED:
-        raise InvalidInput(f"{text} is no more; {_REPLACED[text]}")
     choice, known = text.partition("=")[2].strip("'\""), group_options(group)
     if not choice:
         raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")

@@ -342,15 +342,9 @@ def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | No
     if name == "ray":
         return RayEngine(jobs, threads, address)
     one_of("engine", name, ENGINES)
-    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm too: inside the SLURM job, solves are local
-
-
-def _cores() -> int:
-    """Cores that this process may use: a SLURM job may use only some of its node's."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdigit():
-        return int(given)
-    return cpu_count()
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")  # a SLURM job, in which solves are local, may use only these
+    cores = int(given) if given.isdigit() else cpu_count()
+    return LocalEngine(jobs or max(1, cores // threads))
 
 
 def run_job(job: Task, code: str, installed: dict[str, str]) -> Any:

@@ -17,14 +17,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from analysis.execution import draw_execution
+from matplotlib.figure import Figure
+
+from analysis.execution import figure
 from analysis.style import label_of
 from experiments.arguments import names_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
 from experiments.steps.sizes import ON_A_CPU
@@ -124,11 +124,10 @@ def page(rows: Sequence[Row]) -> Drawing:
         summary.append([of.label.format(len({row["model"] for row in mine})), *_summary(mine)])
         shown = [row for row in mine if row["method"] not in (OFFERED, of.without)]
         long.append(long_table_of(of.name, shown, table.columns(of.columns)))
-    text, figures = [markdown_table(HEADS, summary)], dict[str, Path]()
+    text, figures = [markdown_table(HEADS, summary)], dict[str, Figure]()
     for model in dict.fromkeys(row["model"] for row in kinds["peers"]):
         mine = [row for row in kinds["peers"] if row["model"] == model]
-        name = f"execution_{model}"
-        figures[name] = draw_execution(mine, RUNS_FOLDER / "executed_steps", name)
+        figures[f"execution_{model}"] = figure(mine)
         text += [f"{label_of(model)}: step times over plain PyTorch's ({made(mine)}, "
                  f"{values_of(mine, 'rounds')} rounds):", markdown_table(table.BESIDE, table.beside(mine))]  # fmt: skip
     links = ", ".join(link_to(each, DOCS / PAGE) for each in long)

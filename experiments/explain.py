@@ -95,7 +95,7 @@ def answers(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
 
 
 def _answers(row: Row) -> dict[str, str]:
-    found = dict(zip(ANSWERS, cells(row, ANSWERS), strict=True))
+    found = dict(zip(ANSWERS, cells(row, ANSWERS.values()), strict=True))
     for share, overhead in row["overheads"].items():
         found[f"overhead at {share} of the peak"] = "no plan" if overhead is None else f"{overhead:.1%}"
     for what, sizes in row["largest"].items():

@@ -9,12 +9,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.charts import save_in_run
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
 from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, columns
 from experiments.steps.torch_sizes import device_here, torch_names
@@ -60,8 +58,13 @@ def page(rows: Sequence[Row]) -> Drawing:
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
     links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
-    png, _ = save_in_run(RUNS_FOLDER / "implementations", "implementations", implementation_figure, rows)
-    return Drawing(f"{_how(rows)}\n\n{summary(rows)}\n\nTables: {links}.", long, {"implementations": png})
+    first, torch = rows[0], json.loads(rows[0]["versions"]).get("torch", "")
+    how = (
+        f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
+        f"medians over {first['rounds']} rounds of a plain and a planned step each:"
+    )
+    text = f"{how}\n\n{summary(rows)}\n\nTables: {links}."
+    return Drawing(text, long, {"implementations": implementation_figure(rows)})
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -179,15 +182,6 @@ def every_implementation() -> list[list[str]]:
         difference = "none: PyTorch's own" if one.is_default else one.family.value
         rows.append([name, f"{calls}{devices}", difference, ", ".join(one.reads), gradients])
     return rows
-
-
-def _how(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    torch = json.loads(first["versions"]).get("torch", "")
-    return (
-        f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
-        f"medians over {first['rounds']} rounds of a plain and a planned step each:"
-    )
 
 
 def _spread(ratios: Iterable[float]) -> str:

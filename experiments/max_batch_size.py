@@ -13,14 +13,12 @@ from functools import partial
 from typing import Any
 
 from analysis.batches import draw, found_rows, limit_rows, rows_of
-from analysis.charts import save_in_run
 from experiments.batch_search import RULES, Bisection, PerSample, per_sample
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import Settings
 from experiments.solving import GraphRun, Solves, solve_each
-from experiments.store import Row as Solved
 from experiments.store import code_of
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput, RematError
@@ -83,8 +81,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         )
         for rule in documents[0]["rules"]
     )
-    drawn = save_in_run(RUNS_FOLDER / "max_batch_size", "max_batch_size", draw, documents)
-    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
+    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": draw(documents)})
 
 
 def max_batches(run: Solves, settings: Sequence[Settings]) -> list[dict[str, Any]]:
@@ -230,7 +227,11 @@ class _Trial:
                 {"strategy": strategy, "rule": rule, "batch": batch}
                 for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
             ],
-            "contradicted": self._contradictions(proven),
+            "contradicted": [
+                f"{network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
+                f"but fewer than {proven} are claimed to be impossible"
+                for search in self.found if search.known.found_bytes < proven
+            ],
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -275,15 +276,6 @@ class _Trial:
             "proven_bytes": proven, "proven": self._batches(dict.fromkeys(NAMES, proven)), **others,
         }  # fmt: skip
 
-    def _contradictions(self, proven_bytes: int) -> list[str]:
-        """Proofs that a found plan refutes."""
-        return [
-            f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
-            f"but fewer than {proven_bytes} are claimed to be impossible"
-            for search in self.found
-            if search.known.found_bytes < proven_bytes
-        ]
-
 
 def _drive(searches: Sequence[_BatchSearch]) -> None:
     """Run searches through store and engine: in each round, every search that is not over does one solve."""
@@ -294,13 +286,8 @@ def _drive(searches: Sequence[_BatchSearch]) -> None:
             for search, budget in asked
         ])  # fmt: skip
         for (search, _), row in zip(asked, rows, strict=True):
-            _learn(search, row)
-
-
-def _learn(search: _BatchSearch, row: Solved) -> None:
-    """Record a solve. The direct formulation also proves a bound on the peak itself."""
-    known = search.known
-    known.learn(row)
-    if search.kind == "direct":
-        known.undecided.clear()
-        known.proven_bytes = max(known.proven_bytes, row.peak_bound_bytes or 0)
+            known = search.known
+            known.learn(row)
+            if search.kind == "direct":  # it also proves a bound on the peak itself
+                known.undecided.clear()
+                known.proven_bytes = max(known.proven_bytes, row.peak_bound_bytes or 0)

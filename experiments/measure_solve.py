@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,9 +148,3 @@ def _keep_better(found: BoundCertificate, path: Path) -> None:
     known = BoundCertificate.load(path) if path.exists() else None
     if known is None or known.graph_sha256 != found.graph_sha256 or known.bound < found.bound:
         found.save(path)
-
-
-def where_made(rows: Iterable[Row]) -> str:
-    """Dates and processors of rows, for the line above a table."""
-    rows = list(rows)
-    return ", ".join(dict.fromkeys(str(row[column]) for column in ("date", "cpu") for row in rows))

@@ -86,23 +86,19 @@ class SolveProgress:
         return sum(min(mean, limit) for limit in left) / min(self._at_once, len(left))
 
     def tick(self, running: Sequence[str]) -> None:
-        """Show the running jobs."""
+        """Show the running jobs; without a terminal, from time to time those with a new result."""
         left = self.left_s()
         about = f" · about {duration(left)} left" if left is not None else ""
         waiting = len(self._limits) - len(self._spent) - len(running)
         queue = f" · {waiting} waiting" if waiting > 0 else ""
         self._bar.update(self._task, description=f"{', '.join(running)}{queue}{about}")
         if not self._live and time.monotonic() - self._said_at > SAY_EVERY_S:
-            self._say(running)
-
-    def _say(self, running: Sequence[str]) -> None:
-        """Without a terminal, print a line for each running solve with a new result."""
-        self._said_at = time.monotonic()
-        elapsed = self._said_at - self._began
-        for line in running:
-            if "(" in line and line not in self._said:
-                self._console.print(f"[running, {elapsed:.0f} s] {line}", markup=False, soft_wrap=True)
-        self._said = set(running)
+            self._said_at = time.monotonic()
+            elapsed = self._said_at - self._began
+            for line in running:
+                if "(" in line and line not in self._said:
+                    self._console.print(f"[running, {elapsed:.0f} s] {line}", markup=False, soft_wrap=True)
+            self._said = set(running)
 
     def finished(self, line: str, spent_s: float) -> None:
         """Count a finished job; without a terminal, print its line."""

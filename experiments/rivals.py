@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.documents import Drawing, markdown_table
-from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
+from experiments.documents import Drawing, made, markdown_table
+from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
 from experiments.solver_cases import PUBLISHED
 
@@ -52,5 +52,4 @@ def page(rows: Sequence[Row]) -> Drawing:
         ]
         for theirs, ours in pairs(rows)
     ]  # fmt: skip
-    threads = ", ".join(dict.fromkeys(str(row["threads"]) for row in rows))
-    return Drawing(f"{where_made(rows)}, {threads} threads.\n\n{markdown_table(heads, lines)}")
+    return Drawing(f"{made(rows, threads='threads')}.\n\n{markdown_table(heads, lines)}")

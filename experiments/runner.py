@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
+from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_figures, write_tables
 from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
 from experiments.registry import FOLDER, Case, Experiment, Listed, Row, module_of
@@ -241,7 +241,8 @@ def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> N
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
     console.print(drawing.text, markup=False, soft_wrap=True)
-    say_written(console, [path, *write_tables(drawing, path.parent), *drawing.figures.values(), *drawing.files])
+    written = [*write_tables(drawing, path.parent), *write_figures(drawing, path.parent)]
+    say_written(console, [path, *written, *drawing.files])
 
 
 def drawing_of(name: str, experiment: Experiment) -> Drawing:
@@ -250,11 +251,14 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
     Raises:
         InvalidInput: there are none.
     """
+    from analysis.charts import style_context  # late: it imports matplotlib
+
     rows = Table(name).rows() if experiment.measures else []
     if experiment.measures and not rows:
         raise InvalidInput(f"no rows of {name}; run it without draw=true: python run.py experiment={name}")
     assert experiment.draw is not None
-    return experiment.draw(rows)
+    with style_context():
+        return experiment.draw(rows)
 
 
 def _work(asked: Path, made: Path) -> int:

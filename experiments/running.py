@@ -51,7 +51,8 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     if experiment in experiments():
         return run_experiment(listed(experiment), keys_of(cfg), settings, console)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with console.status(f"building {_what(settings)} ..."):
+    what = settings.graph_file if settings.spec is None else f"{settings.spec.name} ({settings.spec.framework})"
+    with console.status(f"building {what} ..."):
         subject, remarks = build_quietly(settings)
     if subject.graph.has_implementations:
         settings = for_implementations(cfg, settings)
@@ -93,10 +94,6 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         return 1
     has_plan = any(row.cost is not None for row in rows)
     return 0 if has_plan or settings.budget_bytes is None else 1
-
-
-def _what(settings: Settings) -> str:
-    return str(settings.graph_file) if settings.spec is None else f"{settings.spec.name} ({settings.spec.framework})"
 
 
 def _introduce(console: Console, subject: Subject, settings: Settings, store_all_bytes: int) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -343,18 +342,6 @@ def compile_first(names: Iterable[str], say: Callable[[str], None] = lambda line
             remat.solve_sweep(graph, [plain_peak(graph) - 1], name, time_limit_s=COMPILE_S, isolate=True)
 
 
-@contextmanager
-def keeping_interrupted(engine: Engine, graph_run_of: Callable[[str], GraphRun]) -> Iterator[None]:
-    """On Ctrl-C, end the running solves and store the plans found; `graph_run_of` gets a job's key."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        for job, solution in engine.interrupt():
-            if isinstance(solution, Solution) and solution.plan is not None:
-                graph_run_of(job.key).keep(job.key, solution)
-        raise
-
-
 def _cost_or_last(row: Row) -> float:
     return float("inf") if row.cost is None or row.plan_file is None else row.cost
 
@@ -528,7 +515,7 @@ def solve_each(asked: Sequence[tuple[Any, ...]], rows: dict[str, Row] | None = N
     if jobs:
         engine, progress = wanted[0].graph_run.engine, wanted[0].graph_run.progress
         has_several = len({id(each.graph_run) for each in wanted}) > 1
-        with keeping_interrupted(engine, lambda key: by_key[key].graph_run):
+        try:
             for job, solution in run_jobs(jobs, engine, progress, lambda job: by_key[job.key].graph_run.label(job)):
                 assert isinstance(solution, Solution)
                 graph_run = by_key[job.key].graph_run
@@ -536,4 +523,9 @@ def solve_each(asked: Sequence[tuple[Any, ...]], rows: dict[str, Row] | None = N
                 rows[job.key] = graph_run.keep(job.key, solution)
                 of = f"{graph_run.subject.graph.name}, " if has_several else ""
                 progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}", solution.wall_s)
+        except KeyboardInterrupt:
+            for job, solution in engine.interrupt():
+                if isinstance(solution, Solution) and solution.plan is not None:
+                    by_key[job.key].graph_run.keep(job.key, solution)
+            raise
     return [rows[key] for key in keys]

@@ -238,16 +238,11 @@ class Store:
                 "overhead": member.cost / total - 1 if total else 0.0,
                 "peak_bytes": member.peak_bytes,
                 "accounting": accounting,
-                "plan": json.dumps(
-                    {
-                        "kinds": member.plan.kinds.tolist(),
-                        "ids": member.plan.ids.tolist(),
-                        **({"implementations": member.plan.implementations} if member.plan.implementations else {}),
-                    }
-                ),
+                "plan": json.dumps({"kinds": member.plan.kinds.tolist(), "ids": member.plan.ids.tolist(),
+                                    "implementations": member.plan.implementations}),
             }
             for member in family.members
-        ]
+        ]  # fmt: skip
         beside = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
         _write(self._family_path(key), rows, FAMILY_SCHEMA, beside | {"wall_s": repr(family.wall_s), "key": key})
 
@@ -261,8 +256,7 @@ class Store:
         try:
             for row in rows:
                 steps = json.loads(row["plan"])
-                # "ways" is the former name of the implementations
-                chosen = steps.get("implementations") or steps.get("ways") or [""] * len(steps["ids"])
+                chosen = steps.get("implementations") or [""] * len(steps["ids"])
                 plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], chosen, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (ValueError, KeyError, TypeError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.registry import Row
-from experiments.steps.job import Job, Method, Subject, fractions_of_activations
+from experiments.steps.job import Job, Method, Subject
 from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 
 SMALLEST = 32  # pixels; the smallest input of most networks
@@ -75,7 +75,7 @@ class KerasFit(Subject):
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """Of the peak without recomputation, because the plain step's is measured only."""
-        return fractions_of_activations(self.job, self.fixed_bytes, self.whole_peak_bytes)
+        return self.fractions(self.whole_peak_bytes)
 
     def best_within(self, budget_bytes: int) -> Method:
         self.model = built(self.job.model)  # again, because `same_as` trained the last one

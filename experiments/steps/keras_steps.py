@@ -7,7 +7,7 @@ CPU time is of all threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +16,7 @@ import keras
 import tensorflow as tf
 
 import remat.tf as rtf
-from experiments.registry import Row
-from experiments.steps.job import Candidate, Job, Method, Subject, fractions_of_activations, plain_peak_of
+from experiments.steps.job import Candidate, Job, Method, Subject
 from experiments.steps.keras_models import LOSS, Sample, build, functions_run_eagerly
 from remat.errors import InvalidInput
 from remat.tf.adapter import executed_as_written
@@ -69,9 +68,6 @@ class KerasSteps(Subject):
                 raise InvalidInput(str(error)) from None
 
         yield Candidate("tf.recompute_grad", f"{segments} blocks", make)
-
-    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        return fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
         job = self.job

@@ -90,8 +90,9 @@ def _offer(mine: list[_Choice], rivals: dict[tuple[int, ...], list[_Choice]], gr
     needed, left = 0, []
     worse: collections.Counter[str] = collections.Counter()
     for choice in mine:
-        if _overwrites_what_is_read(choice, graph):
-            needed += 1
+        both = zip(choice.operations, choice.implementations, strict=True)
+        if any(one.overwrites is not None and any(user > k for user in graph.users[one.overwrites]) for k, one in both):
+            needed += 1  # it overwrites what is read
             continue
         others = (choice.default(), *rivals[choice.operations])
         better = next((other for other in others if choice.no_better_than(other)), None)
@@ -153,10 +154,3 @@ def _only_read_by(
         for v in one.inputs if not graph.operations[graph.producer[v]].is_backward
     }  # fmt: skip
     return sum(graph.values[v].bytes for v in inputs if not readers[v] - {*operations})
-
-
-def _overwrites_what_is_read(choice: _Choice, graph: Graph) -> bool:
-    return any(
-        one.overwrites is not None and any(user > k for user in graph.users[one.overwrites])
-        for k, one in zip(choice.operations, choice.implementations, strict=True)
-    )
