@@ -3,8 +3,6 @@
 A rule says how bytes of a batch are counted. Each rule has its own panel, and rules are never mixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

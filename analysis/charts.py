@@ -1,7 +1,5 @@
 """What all figures share: panels, curves and points, heatmaps, the legend below them, and their files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Claims that a plan refutes, across strategies, runs and scopes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Executed training steps: peak memory and time of every method, predicted and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

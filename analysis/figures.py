@@ -1,7 +1,5 @@
 """Figures of single experiments: DTR's logs, compiled steps, the roofline, records."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any

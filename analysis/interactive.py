@@ -1,7 +1,5 @@
 """The page's plots: plotly figures as plain dicts, and the plans in its chooser."""
 
-from __future__ import annotations
-
 import html
 import textwrap
 from typing import Any

@@ -1,7 +1,5 @@
 """The leaderboard: the rows of a benchmark, ranked, their page and their performance profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape

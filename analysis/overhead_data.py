@@ -1,7 +1,5 @@
 """The numbers of the overhead figure, for print and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws the table, the figures and the self-contained HTML page of one run; all text from results is escaped."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 A part is a function of (document, study). Its prose is in the Markdown file of its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ cost (Dolan and Moré, Benchmarking optimization software with performance profi
 infinite if it ended without a plan. A problem that it never ran, or that it does not apply to, does not count for it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

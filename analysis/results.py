@@ -1,7 +1,5 @@
 """A stored run: its rows, families, graph and plans, and the plans to show; never runs a solver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Each strategy has a colour of its own: Okabe and Ito's (safe for the colour-blin
 furthest from these in CIELAB. Markers and line styles differ too, so that figures can be read in black-and-white print.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """table.csv with every row, and a short table for the terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ seed. Cases run in one shuffled order, so that what else the machine does falls 
 finished in any checkout is not measured again until a version is raised by hand (`experiments.store.code_of`).
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The sweep: every strategy over budgets from the smallest with a known plan to checkpoint-all's peak."""
 
-from __future__ import annotations
-
 import remat
 from experiments.solving import GraphRun, reuse_plans
 from experiments.store import Row

@@ -1,7 +1,5 @@
 """From a model to a costed graph: extraction (in a child process where a framework is needed), then costs."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field

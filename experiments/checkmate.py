@@ -4,8 +4,6 @@ Each part is a case that sends its solves to the engine, and yields a document, 
 of the part's name in `analysis.paper` draws the document.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The command line: finds every typing mistake before Hydra and any framework start; then Hydra runs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Plans under Inductor beside PyTorch's knob for compiled steps, see docs/results/compiled-steps.md."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Structured configuration: every key and its type. `settings` checks the values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Which architectures of transformers train under a plan, see docs/results/any-model.md."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

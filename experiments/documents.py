@@ -1,7 +1,5 @@
 """Numbers in pages: text that an experiment draws stands between two marks of its page, long tables in CSV files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -52,7 +50,7 @@ class Drawing:
 
     text: str
     tables: Sequence[LongTable] = ()
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, "Figure"] = field(default_factory=dict)
     files: Sequence[Path] = ()
     kept: Mapping[Path, Path] = field(default_factory=dict)
     holes: Mapping[str, str] = field(default_factory=dict)

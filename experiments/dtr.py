@@ -5,8 +5,6 @@ the portfolio searches offline and proves a bound, both on plans that compute ev
 program's order.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Rows have the promised, predicted and measured peak, predicted and measured over
 gradients, variables and random state bit for bit.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The answers of `remat.torch.explain`, and checks of them, see docs/results/explain.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

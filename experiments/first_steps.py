@@ -1,7 +1,5 @@
 """Seconds from the call of `rematerialize` to the end of the first step, and the overhead of later steps."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

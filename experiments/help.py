@@ -1,7 +1,5 @@
 """The text of `run.py --help`: usage, and every name that the command line takes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import yaml

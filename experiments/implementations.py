@@ -1,7 +1,5 @@
 """Implementations, and the plans that choose them, see docs/results/implementations.md."""
 
-from __future__ import annotations
-
 import collections
 import json
 import math

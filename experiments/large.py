@@ -1,7 +1,5 @@
 """How fast large steps are captured and planned, see docs/results/large.md."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -11,8 +11,6 @@ plan fits or its bound is above the cap.
 ``batch_size=`` sets both batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of the benchmark's ranking."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

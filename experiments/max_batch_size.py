@@ -5,8 +5,6 @@ training, total cost <= 2 * forward + backward, FLOP costs, a 16 GB card. Memory
 batch, so that one sample decides: its least peak within the cost cap gives the largest batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -115,10 +113,10 @@ class _BatchSearch:
     graph_run: GraphRun
     known: Bisection
     limit_s: float
-    others: list[_BatchSearch] = field(default_factory=list)
+    others: list["_BatchSearch"] = field(default_factory=list)
 
     @property
-    def members(self) -> list[_BatchSearch]:
+    def members(self) -> list["_BatchSearch"]:
         """Searches of the strategy's members."""
         names = get_strategy(self.strategy).members if self.kind == "solver" else ()
         return [other for other in self.others if other.strategy in names]

@@ -1,7 +1,5 @@
 """A solve as a measurement, with one form of row for every experiment that compares strategies."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every configured model at each granularity, and every strategy with its options, for docs/reference."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import time

@@ -6,8 +6,6 @@ MONeT's program (Gurobi, up to 24 h, 12 threads) has of the same problem; the pu
 simulator; what each implementation costs beside the default one; and the sizes of both integer programs.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What copies to the host are worth beside recomputation, by the rate of the link, see docs/results/offload.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ The numbers come from the study of Checkmate (`scale=study`), from `experiment=m
 nothing is solved here. A paper without a study is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

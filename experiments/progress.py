@@ -1,10 +1,9 @@
 """Progress for a waiting user: a live bar on a terminal, elsewhere one line for each finished solve."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -55,7 +54,7 @@ class SolveProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=0)
 
-    def __enter__(self) -> SolveProgress:
+    def __enter__(self) -> Self:
         if self._live:
             self._bar.start()
         return self

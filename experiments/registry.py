@@ -14,8 +14,6 @@ default. A first argument ``settings``, without a default, is the checked config
 What a command line needs is read from the file's text, because importing all experiments takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """MOCCASIN by its own method on its published graphs, beside the published values and the portfolio."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The P100 profiles published with monet-schedules have each operation's kind and 
 own graphs of the five networks have the same operations in the same order, with their work.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

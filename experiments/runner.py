@@ -4,8 +4,6 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 ``docs/``; ``again=true`` measures finished cases, too, each once, also if Ctrl-C comes between.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -105,7 +103,7 @@ def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine
     return make_engine(settings.engine, jobs, settings.threads, settings.address)
 
 
-def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
+def _put(listed: Listed, table: Table, job: "CaseJob", result: list[dict[str, Any]] | RematError) -> list[str]:
     """Store the rows of a case, and return the line of its error; the output of one that crashed becomes a file."""
     output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
     output.unlink(missing_ok=True)
@@ -221,7 +219,7 @@ class CaseJob:
     def failed(self, message: str) -> RematError:
         return RematError(message)
 
-    def sent(self) -> CaseJob:
+    def sent(self) -> "CaseJob":
         return CaseJob(self.file, self.case)
 
     def run_on(self, node: str, cpu: str) -> list[dict[str, Any]] | RematError:

@@ -1,7 +1,5 @@
 """One run, from its settings to the paths of its table, figures and page."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """From a composed configuration to checked settings, so that a user's mistakes fail early."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the solvers are asked: published instances with recorded results, and graphs of the same kinds and larger."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Also the two formulations of Checkmate's MILP, and the search against the size of the graph.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Solves through the store and the engine: a problem with a final row in the store is not solved again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -52,7 +50,7 @@ class Solves:
 
     def graph_run(
         self, subject: Subject, experiment: str, settings: Settings | None = None, cost_cap: int | None = None
-    ) -> GraphRun:
+    ) -> "GraphRun":
         """The solves of one graph, by default with the settings of the case; stores the graph."""
         chosen, graph = settings or self.settings, subject.graph
         self.store.write_graph(graph)

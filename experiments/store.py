@@ -8,8 +8,6 @@ row is written last, so that a reader of the row also finds its plan, certificat
 another one, so that two runs of the same solve write rows with their own plans.
 """
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import hashlib

@@ -11,8 +11,6 @@ ms_per_gib, bound_ns}] of the best batch and of the largest with a plan (`remat.
 bound of a step falls for each further GiB).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

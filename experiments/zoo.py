@@ -3,8 +3,6 @@
 A plan is solved again if its settings, its graph or the version of PyTorch changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

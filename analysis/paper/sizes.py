@@ -1,7 +1,5 @@
 """What fits and what it is worth: largest batches (Figure 6), samples a second, sizes, a GiB's price, memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

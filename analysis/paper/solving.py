@@ -1,7 +1,5 @@
 """How the solvers do: seconds to a plan and to the proof, the form of the MILP with stages, rounded relaxations."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

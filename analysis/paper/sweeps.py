@@ -1,7 +1,5 @@
 """Overhead against budget, a figure for each network (Figure 5), cost over the optimum (Table 2), cost models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Checkmate's networks, their graphs, published and extracted, and their solves as the figures read them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Two-phase rounding of both relaxations: thresholds against random samples, at one budget of each network."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Frontier-advancing stages: the published MILP with and without them on the paper's chain of 8 layers."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Solves at several budgets: overhead against budget (Figure 5), solver times, and cost models compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The words between `experiments.steps.measure` and a framework's adapter: jobs, subjects, methods and candidates."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

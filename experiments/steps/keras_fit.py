@@ -4,8 +4,6 @@ Each network has the smallest input that it accepts, random weights, and a budge
 recomputation. That peak is below the plain `tf.function`'s.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 from collections.abc import Iterator, Sequence

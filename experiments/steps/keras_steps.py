@@ -4,8 +4,6 @@ Fresh processes measure peaks and times, with the allocators of such a process. 
 CPU time is of all threads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plans under Inductor beside PyTorch's knob for compiled steps, ``activation_memory_budget``, at sizes for a CPU."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time

@@ -20,8 +20,6 @@ Bytes are totals, fixed bytes included. Times are of one step. Columns, None whe
     note: why there is no measurement, or a remark.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator, Mapping

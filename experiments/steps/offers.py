@@ -1,7 +1,5 @@
 """The offers of implementations to a model's graph, and the bytes held where they could run."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Iterable, Iterator
@@ -74,14 +72,14 @@ class _Choice:
     kept_bytes: int
     running_bytes: tuple[int, ...]
 
-    def no_better_than(self, other: _Choice) -> bool:
+    def no_better_than(self, other: "_Choice") -> bool:
         """Whether `other`, for the same operations, is as good in everything; of equals only the default counts."""
         running = zip(self.running_bytes, other.running_bytes, strict=True)
         same = (self.ns, self.kept_bytes, self.running_bytes) == (other.ns, other.kept_bytes, other.running_bytes)
         no_better = self.ns >= other.ns and self.kept_bytes >= other.kept_bytes and all(a >= b for a, b in running)
         return no_better and (other.name == DEFAULT or not same)
 
-    def default(self) -> _Choice:
+    def default(self) -> "_Choice":
         """The default implementations of the same operations."""
         return _Choice(DEFAULT, self.operations, (), self.default_ns, self.default_ns, 0, (0,) * len(self.operations))
 

@@ -1,7 +1,5 @@
 """PyTorch models by name, and at sizes for a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from experiments.arguments import one_of

@@ -1,7 +1,5 @@
 """The harness's adapter for PyTorch: a model's captured step with costs, its plans and its peers."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import functools
