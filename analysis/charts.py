@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from analysis.style import BLACK, RC
+from analysis.style import BLACK
 from remat.files import replacing
 
 
 def style_context() -> AbstractContextManager[None]:
     """The figures' settings; the user's matplotlibrc must not change them."""
-    return style.context(RC, after_reset=True)  # pyright: ignore[reportArgumentType] (its keys are literals)
+    return style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from analysis import html_page, interactive, matrices, memory, network, overhead
 from analysis.charts import save, style_context
 from analysis.html_page import Html
 from analysis.overhead_data import overhead_data
-from analysis.results import WITH_PLAN, Frame, Run, chosen_plan, distinct, load_run, store_all
+from analysis.results import WITH_PLAN, Run, chosen_plan, distinct, load_run, store_all
 from analysis.style import order_of, style_of
 from analysis.table import pick, write_csv
 from remat.files import write_text
@@ -271,10 +271,12 @@ def provenance(run: Run) -> dict[str, str]:
     dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
     facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
     facts += [("Versions", scales.show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
+    seconds = sorted(set(rows["time_limit_s"].dropna())) if "time_limit_s" in rows else ()
+    limits = ", ".join(f"{limit:g} s" for limit in seconds)
     costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
     facts += [
         ("CPU", column("cpu")), ("Costs", costs),
-        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
+        ("Solver builds", column("solver_build")), ("Time limit per solve", limits),
         ("Seeds", column("seed")), ("Threads", column("threads")),
         ("Last result", column("finished_at").split(", ")[-1]),
     ]  # fmt: skip
@@ -286,7 +288,3 @@ def provenance(run: Run) -> dict[str, str]:
         )
     config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
     return {"provenance": html_page.facts(facts), "config": config, "command": command_of(run.info)}
-
-
-def _seconds_list(rows: Frame) -> str:
-    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""

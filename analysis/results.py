@@ -73,11 +73,7 @@ class Run:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of the run's GPU, from run.json or from the rows."""
         given = (self.info.get("gpu") or {}).get("memory_bytes")
-        if given is None and "gpu_memory_bytes" in self.rows:
-            known = self.rows["gpu_memory_bytes"].dropna()
-            given = known.iloc[0] if len(known) else None
         return None if given is None else int(given)
 
     @property

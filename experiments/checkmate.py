@@ -15,7 +15,7 @@ from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, prose
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table, markdown_table
+from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
 from experiments.paper.graphs import NETWORKS, Context, Scale, extract_all, instances_folder, network
 from experiments.registry import Case, Row, experiment
@@ -26,7 +26,6 @@ from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.graph import Graph
 from remat.registry import get_strategy
 
 PAGE = "results/checkmate.md"
@@ -137,7 +136,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         lines = [f'<details markdown="1"><summary>{part.title}</summary>', part.text]
         lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures]
         if own:
-            lines.append(f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in own)}.")
+            lines.append(f"Tables: {links(PAGE, *own)}.")
         texts.append("\n\n".join([*lines, "</details>"]))
     figures = {f"paper_{file}": figure for part in parts.values() for file, _, figure in part.figures}
     return Drawing("\n\n".join(texts), tables, figures)
@@ -163,7 +162,7 @@ def largest_batch() -> Drawing:
     every = long_table("largest_batch", rows_of(documents))
     text = "\n\n".join([
         f"At most {limit_s:g} s for each solve; {made(study, 'fig6')}", markdown_table(*summary(documents)),
-        f"Table: {link_to(every, DOCS / 'results/largest-batch.md')}.",
+        f"Table: {links('results/largest-batch.md', every)}.",
     ])  # fmt: skip
     return Drawing(text, [every], {"max_batch_size": draw(documents)})
 
@@ -186,9 +185,11 @@ NOTEBOOK = (  # rows of the artifact's notebook: what, the strategy, its slots, 
 )  # fmt: skip
 
 
-def notebook_rows(graph: Graph) -> list[list[str]]:
-    """Published values, and ours under both accountings; activations are the peak without fixed bytes."""
-    rows = []
+@experiment(page=PAGE, measures=False)
+def published_numbers() -> Drawing:
+    """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
+    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
+    graph, rows = apply_cost(extract_in_child(spec, None), "flops", None), list[list[str]]()
     for label, strategy, slots, gflop, megabytes in NOTEBOOK:
         cells = [label, f"{gflop:.3f} / {megabytes:.2f}"]
         for accounting in ACCOUNTINGS:
@@ -204,17 +205,8 @@ def notebook_rows(graph: Graph) -> list[list[str]]:
                 cost, peak = member.cost, member.peak_bytes
             cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
         rows.append(cells)
-    return rows
-
-
-@experiment(page=PAGE, measures=False)
-def published_numbers() -> Drawing:
-    """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
-    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
-    graph = apply_cost(extract_in_child(spec, None), "flops", None)
     notebook = markdown_table(
-        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
-        notebook_rows(graph),
+        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"], rows
     )
     abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"],
                                [[f"`{name}`", *cells] for name, cells in TABLE_1.items()], "llll")  # fmt: skip

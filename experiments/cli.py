@@ -267,7 +267,8 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
     """Reject what the launcher would answer with a traceback or, without -m, ignore."""
     if not multirun:
         raise InvalidInput("engine=slurm needs -m: each run becomes a job of its own")
-    if importlib.util.find_spec("submitit") is None or not _has_launcher():
+    packages = ("submitit", "hydra_plugins", "hydra_plugins.hydra_submitit_launcher")
+    if not all(map(importlib.util.find_spec, packages)):
         raise MissingPackage("engine=slurm needs submitit: pip install hydra-submitit-launcher")
     chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # e.g. submitit_local, for a trial
     if not chosen and shutil.which("srun") is None:
@@ -275,13 +276,6 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
             "engine=slurm: there is no srun here; run the command on a machine of the SLURM cluster "
             "(or try it on this one: hydra/launcher=submitit_local)"
         )
-
-
-def _has_launcher() -> bool:
-    try:
-        return importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
-    except ModuleNotFoundError:  # Hydra has no plugins here
-        return False
 
 
 def _compose(overrides: list[str]) -> Settings:

@@ -3,9 +3,10 @@
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from analysis import figures
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, table_of
+from experiments.documents import Drawing, LongTable, grouped, links, made, markdown_table, table_of
 from experiments.registry import Case, Row, experiment
 
 PAGE = "results/compiled-steps.md"
@@ -48,17 +49,14 @@ def page(rows: Sequence[Row]) -> Drawing:
         markdown_table(["the knob's peak rises", "solver", "share: peak, then the next share and its peak"],
                        [[name, *line] for name, model in models.items() for line in _rising(model)], "lll"),
         table_of([row for row in rows if row["error"] is not None], DROPOUT),
-        f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}.",
+        f"Tables: {links(PAGE, *long)}.",
     ]  # fmt: skip
     return Drawing("\n\n".join(parts), long, {"compiled": figures.compiled(models)})
 
 
 def steps_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """[network] the rows of measured steps."""
-    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
-    return {
-        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
-    }
+    return grouped((row for row in rows if row["measured_bytes"] is not None), itemgetter("model"))
 
 
 def _summary(model: Sequence[Row]) -> list[str]:

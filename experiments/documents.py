@@ -3,11 +3,11 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from experiments.settings import RUNS_FOLDER
 from remat.errors import InvalidInput
@@ -16,6 +16,7 @@ from remat.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T, K = TypeVar("T"), TypeVar("K", bound=Hashable)
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TABLES = ROOT / "results" / "tables"
@@ -110,10 +111,10 @@ def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
     )
 
 
-def link_to(table: LongTable, page: Path) -> str:
-    """A link from a page to a table's CSV file, with its number of rows."""
-    up = "../" * (len(page.relative_to(ROOT).parts) - 1)
-    return f"[{table.name}.csv]({up}results/tables/{table.name}.csv) ({len(table.rows)} rows)"
+def links(page: str, *tables: LongTable) -> str:
+    """Links from a page of docs/ to the CSV files of tables, with their numbers of rows."""
+    folder = "../" * (page.count("/") + 1) + "results/tables"
+    return ", ".join(f"[{table.name}.csv]({folder}/{table.name}.csv) ({len(table.rows)} rows)" for table in tables)
 
 
 def command_of(name: str, hole: str = "") -> str:
@@ -180,6 +181,14 @@ def made(rows: Sequence[Mapping[str, Any]], *packages: str, **words: str) -> str
         parts.append(f"{'PyTorch' if package == 'torch' else package} {' and '.join(found)}")
     values = (f"{values_of(rows, column)} {word}" for column, word in words.items())
     return ", ".join([*parts, values_of(rows, "cpu"), *values])
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """[key] the rows that have it, in their order."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], column: str) -> str:

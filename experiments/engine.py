@@ -123,10 +123,8 @@ class Job:
 
     def run_on(self, node: str, cpu: str) -> Family | Solution:
         get_strategy(self.strategy)  # imports take seconds in a new process; do them before the solve's clock starts
-        result = self.run()
-        return (
-            result if isinstance(result, Family) else replace(result, stats={**result.stats, "node": node, "cpu": cpu})
-        )
+        found = self.run()
+        return found if isinstance(found, Family) else replace(found, stats={**found.stats, "node": node, "cpu": cpu})
 
 
 class LocalEngine:

@@ -15,13 +15,14 @@ gradients, variables and random state bit for bit.
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 from matplotlib.figure import Figure
 
 from analysis.execution import figure
 from analysis.style import label_of
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
+from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
@@ -35,18 +36,6 @@ HEADS = (
     "steps", "plans", "budgets without a plan", "above the budget", "measured / predicted peak",
     "bits of the plain step", "measured minus predicted overhead, median",
 )  # fmt: skip
-
-
-def _in_keras() -> Iterable[str]:
-    from experiments.steps.keras_models import MODELS  # imports TensorFlow
-
-    return MODELS
-
-
-def _in_keras_applications() -> Iterable[str]:
-    from experiments.steps.keras_fit import names
-
-    return names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +61,15 @@ class Steps:
 
 STEPS = {
     "torch": Steps(Job("torch", ""), torch_names, tuple(ON_A_CPU), "PyTorch, {} networks", "steps_torch"),
-    "keras": Steps(Job("keras", ""), _in_keras, (), "TensorFlow, {} networks", "steps_tensorflow"),
+    # Modules that import TensorFlow.
+    "keras": Steps(
+        Job("keras", ""), lambda: import_module("experiments.steps.keras_models").MODELS, (), "TensorFlow, {} networks",
+        "steps_tensorflow",
+    ),
     "keras_applications": Steps(
         Job("keras_applications", "", cost="flops", time_limit_s=20.0, rounds=0, fractions=[0.85]),
-        _in_keras_applications, (), "{} networks of keras.applications, `fit_within`", "steps_keras_applications",
+        lambda: import_module("experiments.steps.keras_fit").names(), (),
+        "{} networks of keras.applications, `fit_within`", "steps_keras_applications",
         (MODEL, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "predicted overhead", "repeats",
          "bits of", REMARK), PLAIN,
     ),
@@ -128,8 +122,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         figures[f"execution_{model}"] = figure(mine)
         text += [f"{label_of(model)}: step times over plain PyTorch's ({made(mine)}, "
                  f"{values_of(mine, 'rounds')} rounds):", markdown_table(table.BESIDE, table.beside(mine))]  # fmt: skip
-    links = ", ".join(link_to(each, DOCS / PAGE) for each in long)
-    return Drawing("\n\n".join([*text, f"Tables: {links}."]), long, figures)
+    return Drawing("\n\n".join([*text, f"Tables: {links(PAGE, *long)}."]), long, figures)
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:

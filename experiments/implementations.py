@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table
+from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, columns
@@ -55,13 +55,12 @@ def page(rows: Sequence[Row]) -> Drawing:
         long_table_of("implementations_measured", [row for row in rows if row["offered"] is None], columns(MEASURED)),
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
-    links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
     first, torch = rows[0], json.loads(rows[0]["versions"]).get("torch", "")
     how = (
         f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
         f"medians over {first['rounds']} rounds of a plain and a planned step each:"
     )
-    text = f"{how}\n\n{summary(rows)}\n\nTables: {links}."
+    text = f"{how}\n\n{summary(rows)}\n\nTables: {links(PAGE, *long)}."
     return Drawing(text, long, {"implementations": implementation_figure(rows)})
 
 
@@ -157,7 +156,8 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
         rest = [o for o in offers if o["offers"] > o["needed_later"] + sum(o["worse_than"].values())]
         slower = [o["slower"] for o in rest]
         kept, running = (max(o[key] for o in rest) for key in ("spares_kept_bytes", "spares_running_bytes"))
-        text = f"{left} of {n}: {_range(slower)} of the default's time"
+        ends = dict.fromkeys(f"{1 + end:.2f}" for end in (min(slower), max(slower)))
+        text = f"{left} of {n}: {' to '.join(ends)} of the default's time"
         saved = [f"{size / 1e6:.1f} MB {when}" for size, when in
                  ((kept, "kept for the backward pass"), (running, "while it runs")) if size > 0]  # fmt: skip
         text += f", to save at most {' and '.join(saved)}" if saved else ""
@@ -185,8 +185,3 @@ def every_implementation() -> list[list[str]]:
 def _spread(ratios: Iterable[float]) -> str:
     ratios = sorted(ratios)
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f} (median {statistics.median(ratios):.2f})"
-
-
-def _range(slower: list[float]) -> str:
-    low, high = 1 + min(slower), 1 + max(slower)
-    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

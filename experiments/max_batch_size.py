@@ -210,7 +210,14 @@ class _Trial:
         """All plans and proofs of the network, JSON-ready."""
         network = self.network
         records = [self._family_record(name) for name in dict.fromkeys(name for _, name in self.families)]
-        records += [self._search_record(search) for search in self.found]
+        for search in self.found:
+            search.hear()
+            known = search.known
+            records.append(self._record(
+                search.strategy, search.kind, dict.fromkeys(NAMES, None if known.stopped else known.found_bytes),
+                known.proven_bytes, solves=len(known.rows), wall_s=known.spent_s, note=known.stopped,
+                keys=[row.key for row in known.rows],
+            ))  # fmt: skip
         proven = max([self.proven_bytes, *(search.known.proven_bytes for search in self.found)])
         return {
             "network": network.name, "memory_bytes": self.memory_bytes, "parameter_bytes": network.parameter_bytes,
@@ -255,15 +262,6 @@ class _Trial:
         wall_s = sum(self.families[accounting, name].wall_s for accounting in self.graph_runs)
         note = "; ".join(dict.fromkeys(notes))
         return self._record(name, "family", peaks, None, solves=0, wall_s=wall_s, note=note, keys=keys)
-
-    def _search_record(self, search: _BatchSearch) -> dict[str, Any]:
-        search.hear()
-        known = search.known
-        peaks = dict.fromkeys(NAMES, None if known.stopped else known.found_bytes)
-        return self._record(
-            search.strategy, search.kind, peaks, known.proven_bytes, solves=len(known.rows), wall_s=known.spent_s,
-            note=known.stopped, keys=[row.key for row in known.rows],
-        )  # fmt: skip
 
     def _record(
         self, strategy: str, kind: str, found: Mapping[str, int | None], proven: int | None, **others: Any

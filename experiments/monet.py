@@ -17,17 +17,7 @@ import remat
 from analysis import figures
 from analysis.style import OURS
 from experiments.arguments import names_of, one_of
-from experiments.documents import (
-    DOCS,
-    Column,
-    Drawing,
-    link_to,
-    long_table_of,
-    made,
-    table_by_heads,
-    table_of,
-    values_of,
-)
+from experiments.documents import Column, Drawing, links, long_table_of, made, table_by_heads, table_of, values_of
 from experiments.measure_solve import LIMITS, graph_of, published_folder, row_of, solve_case, solved
 from experiments.registry import Case, Row, experiment
 from experiments.settings import SCALES
@@ -251,7 +241,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         "schedules": table_by_heads(_reproduced(of_kind["schedules"])),
         "programs": table_by_heads(_programs(of_kind["programs"])),
         "ratios": table_by_heads(_ratios(of_kind["ratios"])),
-        "solves": f"{link_to(every, DOCS / PAGE)}, {link_to(theirs, DOCS / PAGE)}.",
+        "solves": f"{links(PAGE, every, theirs)}.",
     }  # fmt: skip
     return Drawing("\n\n".join(filter(None, holes.values())), [every, theirs], drawn, holes=holes)
 

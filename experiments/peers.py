@@ -24,7 +24,7 @@ from analysis.results import PAPERS_HEURISTICS
 from analysis.style import OURS, label_of
 from experiments import checkmate, monet
 from experiments.compiled import steps_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
+from experiments.documents import Drawing, LongTable, grouped, links, made, markdown_table
 from experiments.dtr import networks_of
 from experiments.explain import answers
 from experiments.registry import Row, experiment
@@ -205,8 +205,12 @@ def numbers() -> Iterator[Number]:
 def peers() -> Drawing:
     """Page: published numbers beside ours, at or better, or worse and why."""
     found = list(numbers())
-    shown = [_headline(number) for paper, what in HEADLINES for number in found
+    first = [number for paper, what in HEADLINES for number in found
              if number.paper == paper and number.what.startswith(what)]  # fmt: skip
+    shown = [  # a baseline's number is reproduced, ours is modelled
+        [paper, what, published, *((ours, "") if number.is_baseline else ("", ours)), ""]
+        for number in first for paper, what, published, ours, *_ in [number.cells()]
+    ]  # fmt: skip
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
@@ -218,22 +222,14 @@ def peers() -> Drawing:
                          *(str(counts[paper, v]) for v in VERDICTS)] for paper in papers]),
         "Those that are worse:" if worse else "None of these is worse.",
         *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
-        f"Every number: {link_to(every, DOCS / PAGE)}.",
+        f"Every number: {links(PAGE, every)}.",
     ])  # fmt: skip
     return Drawing(text, [every], {"resnet50_records": figures.records(solves("resnet50_b184"))})
 
 
-def _headline(number: Number) -> list[str]:
-    """The cells of a number in the first table: a baseline's is reproduced, ours is modelled."""
-    _, what, published, ours, *_ = number.cells()
-    return [number.paper, what, published, *((ours, "") if number.is_baseline else ("", ours)), ""]
-
-
 def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
     """The cells of these numbers; one line for those of several budgets that have one cause."""
-    groups: dict[tuple[str, str, str], list[Number]] = {}
-    for number in worse:
-        groups.setdefault((number.paper, BUDGET.sub("", number.what), number.cause), []).append(number)
+    groups = grouped(worse, lambda number: (number.paper, BUDGET.sub("", number.what), number.cause))
     for (_, what, _), own in groups.items():
         cells = [number.cells() for number in own]
         if len(own) == 1:

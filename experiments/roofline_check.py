@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from analysis import figures
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import Drawing, LongTable, links, markdown_table
 from experiments.measure_solve import MONET_COSTS, published_folder
 from experiments.registry import experiment
 from experiments.settings import configured_model
@@ -207,5 +207,5 @@ def roofline() -> Drawing:
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder).items()}  # fmt: skip
     text, long = comparison(folder)
-    links = f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}."
-    return Drawing("\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figures.roofline(times)})
+    text = "\n\n".join([text, frontend_table(folder), f"Tables: {links(PAGE, *long)}."])
+    return Drawing(text, long, {"roofline": figures.roofline(times)})

@@ -38,9 +38,8 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings
         values: keys of the experiment and of all experiments.
     """
     experiment = listed.load()
-    keeps, draws_only = bool(values.get("keep")), bool(values.get("draw"))
+    keeps, draws_only = bool(values.get("keep")), bool(values.get("draw")) or not experiment.measures
     table = Table(listed.name, keep=keeps, again=bool(values.get("again")))
-    draws_only = draws_only or not experiment.measures
     failed = [] if draws_only else _measure(listed, experiment, values, settings, table, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
@@ -77,14 +76,14 @@ def _measured(
 ) -> list[str]:  # fmt: skip
     """Measure cases, and store their rows as they finish; returns a line for each that failed."""
     failed = list[str]()
-    with _engine(listed, cases, settings) as engine, SolveProgress(console, engine.at_once) as progress:
+    with _engine(listed, cases, settings) as engine, SolveProgress(console) as progress:
         jobs = [CaseJob(listed.file, case) for case in cases]
         alone = [job for job in jobs if job.case.solves is None]
-        progress.expect([float("inf")] * len(alone))
+        progress.expect(len(alone))
         for job in alone:
             engine.submit(job)
         for job, result in finished_jobs(engine, progress):
-            progress.finished(f"{job.label}: {duration(job.wall_s)}", job.wall_s)
+            progress.finished(f"{job.label}: {duration(job.wall_s)}")
             failed += _put(listed, table, job, result)
         for job in jobs:
             if job.case.solves is not None:

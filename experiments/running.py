@@ -57,7 +57,7 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     for remark in remarks:
         console.print(f"warning: {remark}", markup=False)
     head = _head(cfg, settings, subject, experiment, folder)
-    with engine, SolveProgress(console, engine.at_once) as progress:
+    with engine, SolveProgress(console) as progress:
         solves = Solves(settings, Store(STORE_FOLDER), engine, progress, console)
         graph_run = solves.graph_run(subject, experiment)
         _introduce(console, subject, settings, graph_run.store_all_peak_bytes)

@@ -7,12 +7,12 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from analysis import figures
 from experiments.arguments import pattern
-from experiments.documents import DOCS, Column, Drawing, link_to, long_table, made, markdown_table, table_of, values_of
+from experiments.documents import Column, Drawing, grouped, links, long_table, made, markdown_table, table_of, values_of
 from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
@@ -78,14 +78,17 @@ def page(rows: Sequence[Row]) -> Drawing:
     long = long_table("solvers_time_limit", [{column: row[column] for column in COLUMNS} for row in filled])
     parts = [_tables([row for row in filled if row["strategy"] == name])
              for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip
-    text = "\n\n".join([*parts, f"Tables: {link_to(long, DOCS / PAGE)}."])
+    text = "\n\n".join([*parts, f"Tables: {links(PAGE, long)}."])
     return Drawing(text, [long])
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> str:
     medians, stale = _without_stale(_medians(rows))
+    seeds = len({row["seed"] for row in rows})
+    shown = "one seed" if seeds == 1 else f"up to {seeds} seeds; the solve of the median gap is shown"
+    what = f"{values_of(rows, 'strategy')}, {values_of(rows, 'time_limit_s')} s for each solve"
     return "\n\n".join([
-        _where(rows) + stale,
+        f"{made(rows)}: {what}, {values_of(rows, 'threads')} threads, {shown}.{stale}",
         markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
         markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
@@ -95,11 +98,7 @@ def _tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The row of the median gap of each case."""
-    cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(
-            (row["time_limit_s"], row["target_gap"], row["instance"], row["budget"], row["scope"]), []
-        ).append(row)
+    cases = grouped(rows, itemgetter("time_limit_s", "target_gap", "instance", "budget", "scope"))
     return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
 
 
@@ -129,13 +128,6 @@ def _without_stale(medians: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
     return [row for row in medians if row not in stale], words
 
 
-def _where(rows: Sequence[dict[str, Any]]) -> str:
-    seeds = len({row["seed"] for row in rows})
-    shown = "one seed" if seeds == 1 else f"up to {seeds} seeds; the solve of the median gap is shown"
-    what = f"{values_of(rows, 'strategy')}, {values_of(rows, 'time_limit_s')} s for each solve"
-    return f"{made(rows)}: {what}, {values_of(rows, 'threads')} threads, {shown}."
-
-
 def as_good(row: dict[str, Any]) -> bool | None:
     """Whether a solve is as good as the recorded or published result; None without one."""
     if row["published_overhead"] is not None:
@@ -151,9 +143,7 @@ def as_good(row: dict[str, Any]) -> bool | None:
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A line for each folder of instances, scope and time limit."""
-    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["instance"].partition("/")[0], row["scope"], row["time_limit_s"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["instance"].partition("/")[0], row["scope"], row["time_limit_s"]))
     lines = []
     for (folder, scope, limit_s), mine in groups.items():
         judged = [good for row in mine if (good := as_good(row)) is not None]
@@ -237,12 +227,13 @@ def growth(
 
 @growth.draws
 def growth_page(rows: Sequence[Row]) -> Drawing:
-    """A line for each graph, and the figure of the last time limit."""
+    """A line for each graph, of the last time limit."""
     latest = [row for row in rows if row["time_limit_s"] == rows[-1]["time_limit_s"]]
     columns: Mapping[str, Column] = {
         "graph": "{kind}", "strategy": "{strategy}", "operations": "{n_operations:,}", "edges": "{n_edges:,}",
-        "first plan, s": "{first_plan_s:.1f}", f"overhead after {latest[-1]['time_limit_s']:g} s":
+        "first plan, s": "{first_plan_s:.1f}", "within 1 %, s": "{within_1pct_s:.1f}",
+        f"overhead after {latest[-1]['time_limit_s']:g} s":
         lambda row: "no plan" if row["overhead"] is None else f"{row['overhead']:.2%}",
         "MiB": "{peak_memory_bytes:.0f/MiB}",
     }  # fmt: skip
-    return Drawing(table_of(latest, columns, "llrrrrr"), figures={"growth": figures.growth(latest)})
+    return Drawing(table_of(latest, columns, "llrrrrrr"))

@@ -154,7 +154,7 @@ class GraphRun:
             self.families[job.strategy] = family
             if family.status is not Status.FAILED:
                 self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
-            self.progress.finished(_family_line(family), family.wall_s)
+            self.progress.finished(_family_line(family))
         return {name: self.families[name] for name in names}
 
     def _turns(self, strategy: str) -> int:
@@ -317,7 +317,7 @@ def run_jobs(
     jobs: Sequence[Job], engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
     """Submit the jobs; yield them as they finish."""
-    progress.expect([job.how.time_limit_s for job in jobs])
+    progress.expect(len(jobs))
     if jobs:
         compile_first((job.strategy for job in jobs), progress.note)
     for job in jobs:
@@ -520,7 +520,7 @@ def solve_each(asked: Sequence[tuple[Any, ...]], rows: dict[str, Row] | None = N
                 graph_run.solved += 1
                 rows[job.key] = graph_run.keep(job.key, solution)
                 of = f"{graph_run.subject.graph.name}, " if has_several else ""
-                progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}", solution.wall_s)
+                progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}")
         except KeyboardInterrupt:
             for job, solution in engine.interrupt():
                 if isinstance(solution, Solution) and solution.plan is not None:

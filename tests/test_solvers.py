@@ -120,7 +120,6 @@ def test_growth_is_drawn() -> None:
     cases = solvers.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
     drawing = solvers.growth_page([measured(case) for case in cases])
     assert "| layered | search | 30 | " in drawing.text
-    assert [axes.has_data() for axes in drawing.figures["growth"].axes] == [True] * 3
 
 
 def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

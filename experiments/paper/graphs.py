@@ -169,7 +169,7 @@ def published(context: Context, network: Network) -> Subject | None:
     return _build(context, replace(context.settings, spec=None, graph_file=file, cost="file"))
 
 
-def published_or_extracted(context: Context, network: Network) -> Subject:
+def subject_of(context: Context, network: Network) -> Subject:
     """The published graph if its file is there, else the extracted one."""
     return published(context, network) or extracted(context, network)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted
+from experiments.paper.graphs import Context, budgets_at, panel_of, subject_of
 from experiments.store import code_version
 from remat import min_budget
 from remat.bounds.lp import solve_relaxation
@@ -26,7 +26,7 @@ def run(context: Context) -> dict[str, Any]:
     """Solve by both roundings as published (nothing repaired), and by the portfolio."""
     shown = []
     for network in [n for n in context.networks if n.name in NETWORKS] or context.networks[:1]:
-        subject = published_or_extracted(context, network)
+        subject = subject_of(context, network)
         slow = context.scale.rounding_s if network.has_slow_lp else context.scale.time_limit_s
         limit, budget, panels = max(20.0, slow), 0, dict[str, Any]()
         for relaxation in RELAXATIONS:

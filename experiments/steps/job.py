@@ -111,7 +111,7 @@ class Subject(ABC):
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """(label, bytes) of the budgets that need plans; `known` are the rows of the plain step and the peers."""
-        return self.fractions(_peak_of(next(row for row in known if row["method"] == PLAIN)))
+        return self.fractions(peak_of(next(row for row in known if row["method"] == PLAIN)))
 
     def fractions(self, peak_bytes: int) -> Iterator[tuple[str, int]]:
         """(label, bytes) of the job's fractions of the activation memory, see `share_of_activations`."""
@@ -135,13 +135,7 @@ class Subject(ABC):
         return {}
 
 
-def peaks_of_others(known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of the peaks of the plain step and of every peer, the largest first."""
-    for peak in sorted({_peak_of(row) for row in known if row["method"] != PORTFOLIO} - {None}, reverse=True):
-        yield f"as {peak / 1e6:.1f} MB", peak
-
-
-def _peak_of(row: Row) -> Any:
+def peak_of(row: Row) -> Any:
     """The predicted peak, or else the measured one."""
     return row["predicted_peak_bytes"] or row["measured_peak_bytes"]
 

@@ -54,7 +54,7 @@ def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tu
 class KerasFit(Subject):
     """A network in ``fit``; `Method.run` measures its step."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, _implementations: str):
         self.job = job
         self.batch = BATCH
         self.model, self.data = built(job.model), batch_of(job.model, BATCH)

@@ -38,7 +38,7 @@ class Run:
 class KerasSteps(Subject):
     """A model of `keras_models`; `Method.run` is a `Run`."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, _implementations: str):
         self.job = job
         self.sample = build(job.model)
         self.batch = self.sample.specs[0].shape[0]

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import remat
 from experiments.registry import Row
 from experiments.settings import RUNS_FOLDER
-from experiments.steps.job import PLAIN, Candidate, Job, Method, Subject, peaks_of_others
+from experiments.steps.job import PLAIN, PORTFOLIO, Candidate, Job, Method, Subject, peak_of
 from experiments.steps.offers import held_by_those_who_offer
-from experiments.steps.torch_runs import built, sharing_copy, step_seconds, times_beside
+from experiments.steps.torch_runs import built, sharing_copy, times_beside
 from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.execution import PlanOptions, find_plan
 from remat.link import parse_link
@@ -110,9 +110,10 @@ class TorchSteps(Subject):
         return plans
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        """The peaks of the peers, if the job wants them, then the fractions of the activation memory."""
+        """The peaks of plain step and peers, if the job wants them, then the fractions of the activation memory."""
         if self.job.steps == "peers":
-            yield from peaks_of_others(known)
+            peaks = {peak_of(row) for row in known if row["method"] != PORTFOLIO} - {None}
+            yield from ((f"as {peak / 1e6:.1f} MB", peak) for peak in sorted(peaks, reverse=True))
         yield from super().budgets(known)
 
     def best_within(self, budget_bytes: int) -> Method:
@@ -197,10 +198,6 @@ class TorchSteps(Subject):
             columns["chosen"] = dict(collections.Counter(name for name in method.plan.choices if name).most_common())
             columns["held"] = held_by_those_who_offer(self.graph, method.plan)
         return columns
-
-    def seconds(self, module: nn.Module) -> float:
-        """Seconds of one forward and backward pass, without the optimizer's step."""
-        return step_seconds(module, self.args, self.job.device)
 
     def gradients(self, module: nn.Module) -> dict[str, Tensor]:
         """[parameter] a copy of its gradient after one step, if it has one."""
