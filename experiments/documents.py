@@ -16,7 +16,8 @@ from remat.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-T, K = TypeVar("T"), TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TABLES = ROOT / "results" / "tables"

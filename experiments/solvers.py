@@ -164,8 +164,8 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A line for each solve whose gap, or certified gap, is not closed, or whose bound is not as asked for."""
     lines = []
     for row in rows:
-        has_proof = row["cost"] is not None and row["certified_bound"] is not None
-        certified = relative_gap(row["cost"], row["certified_bound"]) if has_proof else None
+        cost, bound = row["cost"], row["certified_bound"]
+        certified = None if cost is None or bound is None else relative_gap(cost, bound)
         if row["gap"] is None or not row["proven_by"] or max(row["gap"], certified or 0.0) <= GAP_TOLERANCE:
             continue
         text, is_met = asked_for(row)
