@@ -5,8 +5,6 @@ measures the rows of a network; an error of CUDA, which leaves a process that ca
 docs/how-to/measure-a-gpu.md says what to run.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import gc

@@ -70,7 +70,6 @@ MISTAKES = [
     (["model=pspnet"], r"did you mean pspnet_mobilenet or pspnet_resnet50"),
     (["gpu=v10"], r"unknown gpu 'v10'; did you mean v100"),
     (["strategies=[chen_sqrt]"], r"unknown strategy 'chen_sqrt'; did you mean chen_sqrtn"),
-    (["experiment=leaderboard"], r"experiment=leaderboard is no more; experiment=benchmark ranks"),
     (["experiment=max_batch_siz"], r"did you mean max_batch_size"),
     (["engine=locl"], r"did you mean local"),
     (["engine.name=loca"], r"did you mean local"),
