@@ -19,7 +19,7 @@ from experiments.steps.measure_step import planned, step_for_a_cpu
 from experiments.steps.torch_runs import times_beside
 
 
-@experiment()
+@experiment(page="results/first-steps.md")
 def first_steps(
     networks: Sequence[str] = ("gpt2", "llama", "resnet50", "unet", "vit"),
     layers: int = 12,
