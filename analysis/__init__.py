@@ -5,8 +5,6 @@ analysis.draw_run(Path("runs/vgg19"))          # figures/, table.csv, page.html
 analysis.terminal_table(Path("runs/vgg19"))    # for rich's console
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from analysis.table import terminal_table

@@ -1,7 +1,5 @@
 """Redraws a run from its stored results, without solving anything: ``python -m analysis RUN_FOLDER``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

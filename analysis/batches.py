@@ -3,8 +3,6 @@
 A rule says how bytes of a batch are counted. Each rule has its own panel, and rules are never mixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.charts import legend_below, log_numbers, panels, points
+from analysis.charts import legend_below, panels, points
 from analysis.results import PAPERS_HEURISTICS
 from analysis.style import BLACK, BLUE, GREY, ORANGE, OURS, WINE, label_of, order_of, style_of
 
@@ -27,11 +25,8 @@ MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
 ENCODERS = {"fcn8": "fcn8_plain"}  # the paper's FCN8 has the plain encoder; ours is fcn8
 
 Document = Mapping[str, Any]
-KINDS = {  # [kind of a trial] (colour, marker, label)
-    "fits": (BLUE, "o", "trains within the memory"),
-    "ruled out": (WINE, "x", "proven impossible, or larger than such"),
-    "undecided": (ORANGE, "D", "no plan found, not ruled out"),
-}
+KINDS = {"fits": "trains within the memory", "ruled out": "proven impossible, or larger than such",
+         "undecided": "no plan found, not ruled out"}  # fmt: skip
 SPEED_HEADS = ("network", "batch", "fits without recomputation", "status", "step, ms", "samples/s", "at most (proven)",
                "overhead", "")  # fmt: skip
 TRIAL_HEADS = ("size", "operations", "GB without recomputation", "found", "status", "share of the allowed cost")
@@ -87,7 +82,7 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
 
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
     """For every strategy: its label, then the largest batch found in each network, or ''."""
-    for strategy in strategies_of(documents):
+    for strategy in sorted({record["strategy"] for d in documents for record in d["records"]}, key=order_of):
         found = [_found(document, strategy).get(rule) for document in documents]
         yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
 
@@ -99,12 +94,6 @@ def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], 
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
         name = "Checkmate" if strategy == OPTIMUM else label(strategy)  # the label is of the form and solver used here
         yield [f"published: {name}", *(str(published.get(strategy, "")) for published in known)]
-
-
-def strategies_of(documents: Sequence[Document]) -> list[str]:
-    """Names in the order of the figures."""
-    names = {record["strategy"] for document in documents for record in document["records"]}
-    return sorted(names, key=order_of)
 
 
 def _found(document: Document, strategy: str) -> dict[str, int | None]:
@@ -179,27 +168,23 @@ def trial_rows(search: Mapping[str, Any]) -> list[list[str]]:
     """Cells of `TRIAL_HEADS` for each size that a search tried."""
     return [[
         trial["label"], str(trial["operations"]), f"{trial['plain_peak_bytes'] / 1e9:.2f}",
-        KINDS[trial["kind"]][2], trial["status"],
+        KINDS[trial["kind"]], trial["status"],
         "" if trial["cost"] is None else f"{100 * trial['cost'] / trial['cost_cap']:.1f} %",
     ] for trial in sorted(search["trials"], key=lambda trial: trial["size"])]  # fmt: skip
 
 
-def draw_throughput(document: Mapping[str, Any]) -> Figure:
-    """Samples per second, found and proven, with the best batch and the largest batch of plain training."""
-    figure, (axes,) = panels(1, (6.0, 3.4), xlabel="batch size", ylabel="samples / s")
-    plot(axes, document)
-    memory = document["memory_bytes"] / 1e9
-    axes.set_title(f"{document['network']} on {document['gpu']} ({memory:g} GB), modelled", fontweight="bold")
-    best = next((p for p in document["points"] if p["batch"] == document["best"]), None)
-    if best is not None:
-        label = f"best: batch {best['batch']}, {best['samples_per_s']:.4g}/s, {100 * best['overhead']:.1f} % overhead"
-        axes.set_title(label, loc="right", fontsize=8)
+def curves(documents: Sequence[Document]) -> Figure:
+    """A panel for each network: samples per second, found and proven, and the largest batch of plain training."""
+    figure, grid = panels(len(documents), (2.9, 2.6), 3, xlabel="batch size", ylabel="samples / s")
+    for axes, document in zip(grid, documents, strict=True):
+        _curve(axes, document)
+        axes.set_title(network_label(document), fontweight="bold")
     legend_below(figure)
     return figure
 
 
-def plot(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw the curve of one network, with batches on a logarithmic axis."""
+def _curve(axes: Axes, document: Document) -> None:
+    """The curve of one network, with batches on a logarithmic axis."""
     tried, style = document["points"], style_of(OURS)
     most = [(p["batch"], p["most_per_s"]) for p in tried if p["most_per_s"] > 0]
     points(axes, most, GREY, "_", ":", label="proven: no plan is faster")
@@ -221,22 +206,3 @@ def _apart(batches: list[int]) -> list[int]:
         if not shown or shown[-1] / batch >= nearest:
             shown.append(batch)
     return shown[::-1]
-
-
-def sizes(searches: Sequence[Mapping[str, Any]], memory_bytes: int) -> Figure:
-    """A panel for each search: peak of plain training at each size tried, against the memory of the GPU."""
-    figure, grid = panels(len(searches), (3.9, 3.1), ylabel="GB without recomputation")
-    memory = memory_bytes / 1e9
-    for axes, search in zip(grid, searches, strict=True):
-        trials = sorted(search["trials"], key=lambda trial: trial["size"])
-        for kind, (colour, marker, label) in KINDS.items():
-            found = [(t["size"], t["plain_peak_bytes"] / 1e9) for t in trials if t["kind"] == kind]
-            points(axes, found, colour, marker, label=label, size=6)
-        axes.axhline(memory, color=GREY, lw=1.0, ls="--", label=f"memory of the GPU, {memory:g} GB")
-        axes.set(xscale="log", yscale="log", title=f"{search['what']}, batch {search['batch']}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        log_numbers(axes.yaxis)
-        axes.set_xticks([t["size"] for t in trials], [t["label"] for t in trials], rotation=40, ha="right")
-        axes.margins(x=0.12, y=0.15)
-    legend_below(figure, 2)
-    return figure

@@ -1,11 +1,9 @@
 """What all figures share: panels, curves and points, heatmaps, the legend below them, and their files."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import numpy as np
 from matplotlib import style
@@ -15,15 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from analysis.style import BLACK, RC
+from analysis.style import BLACK
 from remat.files import replacing
-
-Arguments = ParamSpec("Arguments")
 
 
 def style_context() -> AbstractContextManager[None]:
     """The figures' settings; the user's matplotlibrc must not change them."""
-    return style.context(RC, after_reset=True)  # pyright: ignore[reportArgumentType] (its keys are literals)
+    return style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -31,20 +27,12 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     png, pdf = stem.with_suffix(".png"), stem.with_suffix(".pdf")
-    with replacing(png) as scratch:
+    with style_context(), replacing(png) as scratch:
         figure.savefig(scratch, format="png", metadata={"Software": None})
     figure.set_layout_engine("none")  # the PDF keeps the layout of the PNG
-    with replacing(pdf) as scratch:
+    with style_context(), replacing(pdf) as scratch:
         figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return [png, pdf]
-
-
-def save_in_run(
-    folder: Path, name: str, draw: Callable[Arguments, Figure], *args: Arguments.args, **kwargs: Arguments.kwargs
-) -> list[Path]:
-    """Draw a figure of a run into its folder, as ``figures/<name>.png`` and ``.pdf``; returns the paths."""
-    with style_context():
-        return save(draw(*args, **kwargs), folder / "figures" / name)
 
 
 def panels(

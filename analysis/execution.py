@@ -1,16 +1,13 @@
 """Executed training steps: peak memory and time of every method, predicted and measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.charts import legend_below, mark_break, panels, points, save_in_run
+from analysis.charts import legend_below, mark_break, panels, points
 from analysis.style import BLACK, BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, OURS, Style, label_of, style_of
 
 # PyTorch's own methods, which are not strategies.
@@ -24,13 +21,8 @@ CHOICES = {"default": GREY, "exact": GREEN, "joint": BLUE}  # [implementations] 
 BETWEEN, BESIDE = 0.28, 0.055  # neighbouring choices; predicted and measured marks of one plan, from their middle
 
 
-def draw_execution(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> Path:
-    """Draw the figure from rows of one PyTorch model (`experiments.steps.measure`); returns its path."""
-    return save_in_run(folder, name, figure, rows)[0]
-
-
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Two panels with the same axes: predicted, measured."""
+    """Two panels with the same axes, predicted and measured, of one PyTorch model."""
     rows = [row for row in rows if row["measured_peak_bytes"]]
     first = rows[0]
     drawing, (predicted, measured) = panels(2, (4.4, 3.4), xlabel="peak memory (MB)",

@@ -1,18 +1,16 @@
 """Figures of single experiments: DTR's logs, compiled steps, the roofline, records."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 from matplotlib.transforms import offset_copy
 
-from analysis.charts import legend_below, log_numbers, mark_break, panels, points
-from analysis.style import BLACK, BLUE, COPY_ONLY, GREY, LIGHT_GREY, ORANGE, OURS, SKY, VERMILLION, label_of, style_of
+from analysis.charts import legend_below, mark_break, panels, points
+from analysis.style import BLACK, BLUE, COPY_ONLY, GREY, LIGHT_GREY, ORANGE, OURS, SKY, label_of, style_of
 from remat.incumbent import is_closed, relative_gap
 
 US = 1e-3  # microseconds in a nanosecond
@@ -36,37 +34,6 @@ def dtr(networks: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.set(title=name, xlim=(0.15, 1.0), ylim=(0.98, None))
         mark_break(axes)
     legend_below(figure)
-    return figure
-
-
-def growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Seconds to a plan, quality and memory of a strategy against the number of operations."""
-    figure, (times, quality, memory) = panels(3, (3.2, 3.0))
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        colour, marker = {"layered": (BLUE, "o"), "chain": (VERMILLION, "s")}.get(kind, ("black", "x"))
-        own = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["n_operations"])
-        for axes, key, factor, line, label in (
-            (times, "within_1pct_s", 1.0, "-", f"{kind}: within 1 % of the last plan"),
-            (times, "first_plan_s", 1.0, "--", f"{kind}: first plan"),
-            (quality, "overhead", 100.0, "-", None),
-            (memory, "peak_memory_bytes", 2.0**-20, "-", None),
-        ):
-            found = [(row["n_operations"], factor * row[key]) for row in own if row[key] is not None]
-            # The first plan is a ring, so that both marks show if it is the last.
-            ring = {"size": 9, "mfc": "none"} if line == "--" else {}
-            points(axes, found, colour, marker, line, label=label, **ring)
-    limit = max((row["time_limit_s"] for row in rows), default=0)
-    times.set(xscale="log", yscale="log", ylabel="seconds", title="Time to a plan")
-    quality.set(xscale="log", ylabel="overhead (%) at 90 % of the peak", title=f"Best plan after {limit:g} s")
-    memory.set(ylabel="MiB", title="Memory of the process")  # linear axes show its growth
-    log_numbers(times.yaxis)
-    memory.xaxis.set_major_locator(MaxNLocator(4))
-    for axes in (times, quality, memory):
-        axes.set_xlabel("operations")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        if axes is not times:
-            axes.set_ylim(bottom=0)
-    legend_below(figure, 4)
     return figure
 
 

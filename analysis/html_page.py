@@ -1,7 +1,5 @@
 """Self-contained HTML files: a page opens from the disk and sends no request to any server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

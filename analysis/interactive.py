@@ -1,7 +1,5 @@
 """The page's plots: plotly figures as plain dicts, and the plans in its chooser."""
 
-from __future__ import annotations
-
 import html
 import textwrap
 from typing import Any
@@ -140,7 +138,8 @@ def _strip(figure: go.Figure, data: OverheadData) -> None:
                 legendgroup=status if lacks else curve.strategy, showlegend=lacks and status not in in_legend,
                 marker={"symbol": STRIP_SYMBOLS.get(status, "diamond"), "size": 8, "color": colour,
                         "line": {"width": 1.5, "color": colour}},
-                text=[f"<b>{status}</b> {_wrap(m)}" for m in group["message"]],
+                text=[f"<b>{status}</b> {'<br>'.join(textwrap.wrap(html.escape(str(m or '')), 70))}"
+                      for m in group["message"]],
                 hovertemplate=f"%{{x:.3f}} {data.scale.unit}: %{{text}}<extra>{curve.style.label}</extra>",
             )  # fmt: skip
             in_legend |= {status} if lacks else set()
@@ -287,8 +286,3 @@ def _hover(row: Any, cost_unit: str) -> str:
 def shown_as_it_is(text: str) -> str:
     """Text from a file, escaped because plotly would read ``<b>`` as markup and ``%{x}`` as a field."""
     return html.escape(text, quote=False).replace("%{", "%&#123;")
-
-
-def _wrap(message: Any) -> str:
-    """A message as plotly's hover text: escaped, with line breaks."""
-    return "<br>".join(textwrap.wrap(html.escape(str(message or "")), 70))

@@ -1,7 +1,5 @@
 """The leaderboard: the rows of a benchmark, ranked, their page and their performance profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -104,7 +102,11 @@ def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:
                "made")  # fmt: skip
     return {
         "problems": problems,
-        "entrants": [_entrant(strategy, name, strategy in families) for strategy, name in entrants],
+        "entrants": [
+            {"name": name, "label": style.label + name.removeprefix(strategy), "colour": style.colour,
+             "dash": style.dash, "family": strategy in families}
+            for strategy, name in entrants for style in [style_of(strategy)]
+        ],
         "columns": columns,
         "solves": [
             [places[_key(row)], names.index(row.entrant), row.time_limit_s, row.status, row.cost, row.bound,
@@ -113,12 +115,6 @@ def payload(rows: Frame, families: Sequence[str]) -> dict[str, Any]:
             for row in as_objects(rows)
         ],
     }  # fmt: skip
-
-
-def _entrant(strategy: str, name: str, is_family: bool) -> dict[str, Any]:
-    style = style_of(strategy)
-    label = style.label + name.removeprefix(strategy)
-    return {"name": name, "label": label, "colour": style.colour, "dash": style.dash, "family": is_family}
 
 
 def _key(row: Any) -> tuple[Any, ...]:

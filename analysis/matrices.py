@@ -1,7 +1,5 @@
 """R and S of a plan: the operations that each stage computes, and those resident when it starts."""
 
-from __future__ import annotations
-
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure

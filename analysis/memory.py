@@ -1,7 +1,5 @@
 """Memory over time of a plan, against checkpoint-all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

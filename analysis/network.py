@@ -1,7 +1,5 @@
 """Cost and bytes of every operation of the network, in graph order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Overhead against budget for every strategy (Fig. 5 of Checkmate, Jain et al., MLSys 2020), for print."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The numbers of the overhead figure, for print and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +89,8 @@ def overhead_data(run: Run, most: float = np.inf) -> OverheadData | None:
     if most < np.inf:
         y_top, above = min(y_top, most), {}
         curves = [curve for curve in curves if (curve.rows["overhead"] <= most).any()]
-    bent = _is_bent(curves, y_top)
+    over = [v for curve in curves for v in curve.rows["overhead"].astype(float).tolist() if v > 0]
+    bent = bool(over) and y_top > 30 * min(over)  # a linear axis would press the best plans onto zero
     return OverheadData(
         curves, x_range, (1.3 if bent else 1.0) * y_top, above, bent, byte_scale(x_range[1]), impossible, _bound(run),
         gpu if gpu is not None and x_range[0] <= gpu <= x_range[1] else None,
@@ -140,12 +139,6 @@ def _y_top(curves: list[Curve], x_range: tuple[float, float]) -> tuple[float, di
             break
         top = value
     return 1.08 * top, {label: value for label, value in largest.items() if value > 1.08 * top}
-
-
-def _is_bent(curves: list[Curve], y_top: float) -> bool:
-    """Whether a linear axis would press the best plans onto zero."""
-    over = [v for curve in curves for v in curve.rows["overhead"].astype(float).tolist() if v > 0]
-    return bool(over) and y_top > 30 * min(over)
 
 
 def bend(percent: Any) -> Any:

@@ -1,7 +1,5 @@
 """Draws the table, the figures and the self-contained HTML page of one run; all text from results is escaped."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterable, Iterator
@@ -12,22 +10,11 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import html_page, interactive, matrices, memory, network, overhead
+from analysis import html_page, interactive, matrices, memory, network, overhead, scales
 from analysis.charts import save, style_context
 from analysis.html_page import Html
 from analysis.overhead_data import overhead_data
-from analysis.results import WITH_PLAN, Frame, Run, chosen_plan, distinct, load_run, store_all
-from analysis.scales import (
-    budget_scale,
-    byte_scale,
-    cost_scale,
-    show_bytes,
-    show_cost,
-    show_count,
-    show_mapping,
-    show_percent,
-    show_seconds,
-)
+from analysis.results import WITH_PLAN, Run, chosen_plan, distinct, load_run, store_all
 from analysis.style import order_of, style_of
 from analysis.table import pick, write_csv
 from remat.files import write_text
@@ -109,7 +96,7 @@ def header(run: Run) -> dict[str, str]:
     if len(rows):
         first = rows.iloc[0]
         facts.append(f"checkpoint-all peak {format_size(int(first['store_all_peak_bytes']))}")
-        facts.append(f"one pass costs {show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
+        facts.append(f"one pass costs {scales.show_cost(run.total_cost, run.cost_unit)} ({first['cost_source']})")
         if isinstance(first.get("dtype"), str):  # rows of earlier versions have none
             facts.append(first["dtype"])
         facts.append(f"scope {first['scope']}, {first['accounting']} accounting")
@@ -117,8 +104,9 @@ def header(run: Run) -> dict[str, str]:
         facts.append(f"GPU {run.gpu_name} with {format_size(run.gpu_memory_bytes)}")
     n_plans, n_proven = int(rows["status"].isin(WITH_PLAN).sum()), int((rows["status"] == "OPTIMAL").sum())
     counts = (
-        f"{show_count(len(rows), 'solve')} of {show_count(rows['strategy'].nunique(), 'strategy')} at "
-        f"{show_count(rows['budget_bytes'].nunique(), 'budget')}: {show_count(n_plans, 'plan')}, {n_proven} of them"
+        f"{scales.show_count(len(rows), 'solve')} of {scales.show_count(rows['strategy'].nunique(), 'strategy')} at "
+        f"{scales.show_count(rows['budget_bytes'].nunique(), 'budget')}: {scales.show_count(n_plans, 'plan')}, "
+        f"{n_proven} of them"
     )
     values = {"title": run.title, "counts": counts} | ({"facts": "; ".join(facts)} if facts else {})
     if not n_plans:
@@ -132,8 +120,8 @@ def summary_table(run: Run) -> Html:
     """One row per strategy: overhead at the budgets of the terminal's table, plans, proofs, smallest budget, time."""
     rows = run.rows
     budgets = sorted({int(b) for b in rows["budget_bytes"]})
-    scale, columns = budget_scale(budgets), pick(budgets)
-    heads = ["Strategy", *(f"{show_bytes(budget, scale)} {scale.unit}" for budget in columns)]
+    scale, columns = scales.budget_scale(budgets), pick(budgets)
+    heads = ["Strategy", *(f"{scales.show_bytes(budget, scale)} {scale.unit}" for budget in columns)]
     heads += ["Plans", "Proven", f"Smallest budget met ({scale.unit})", "Slowest solve"]
     body = []
     for strategy in run.strategies:
@@ -143,8 +131,8 @@ def summary_table(run: Run) -> Html:
         body.append([
             _name(strategy), *(_overhead(at.get(budget)) for budget in columns), f"{len(planned)} of {len(solves)}",
             str(int((solves["status"] == "OPTIMAL").sum())),
-            show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
-            show_seconds(solves["wall_s"].max()),
+            scales.show_bytes(planned["budget_bytes"].min() if len(planned) else None, scale),
+            scales.show_seconds(solves["wall_s"].max()),
         ])  # fmt: skip
     return html_page.table(heads, body, [head != "Strategy" for head in heads])
 
@@ -154,15 +142,15 @@ def _overhead(row: Any) -> str:
         return "–"
     if row.status not in WITH_PLAN:
         return str(row.status).lower().replace("_", " ")
-    return show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
+    return scales.show_percent(row.overhead) + (" ✓" if row.status == "OPTIMAL" else "")
 
 
 def results_table(run: Run) -> dict[str, str]:
     """Every row, with the headings, whose click sorts, and the choices of the filters (page.js)."""
     rows = run.rows.assign(_order=run.rows["strategy"].map(order_of))
     rows = rows.sort_values(["_order", "budget_bytes", "key"], kind="stable")
-    scale = budget_scale(rows["budget_bytes"])
-    cost = cost_scale(float(rows["cost"].max()), run.cost_unit) if rows["cost"].notna().any() else None
+    scale = scales.budget_scale(rows["budget_bytes"])
+    cost = scales.cost_scale(float(rows["cost"].max()), run.cost_unit) if rows["cost"].notna().any() else None
     per = f" ({cost.unit})" if cost else ""
     heads = [
         ("Strategy", ""), (f"Budget ({scale.unit})", "n"), ("Status", ""), ("Overhead", "n"), (f"Cost{per}", "n"),
@@ -170,19 +158,22 @@ def results_table(run: Run) -> dict[str, str]:
     ]  # fmt: skip
 
     def costs(number: Any) -> str:
-        return "–" if cost is None else show_bytes(number, cost)
+        return "–" if cost is None else scales.show_bytes(number, cost)
 
     body = []
     for row in rows.itertuples():
         cells = [
             _td(_name(row.strategy), value=style_of(row.strategy).label),
-            _td(show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
+            _td(scales.show_bytes(row.budget_bytes, scale), "n", row.budget_bytes),
             _td(_status(str(row.status))),
-            _td(show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost), "n", row.cost),
-            _td(costs(row.bound), "n", row.bound), _td(show_percent(row.gap), "n", row.gap),
-            _td(show_bytes(row.peak_bytes, scale), "n", row.peak_bytes), _td(show_seconds(row.wall_s), "n", row.wall_s),
+            _td(scales.show_percent(row.overhead), "n", row.overhead), _td(costs(row.cost), "n", row.cost),
+            _td(costs(row.bound), "n", row.bound), _td(scales.show_percent(row.gap), "n", row.gap),
+            _td(scales.show_bytes(row.peak_bytes, scale), "n", row.peak_bytes),
+            _td(scales.show_seconds(row.wall_s), "n", row.wall_s),
         ]  # fmt: skip
-        reused = "" if pd.isna(row.plan_from) else f"plan found at {show_bytes(row.plan_from, scale)} {scale.unit}"
+        reused = (
+            "" if pd.isna(row.plan_from) else f"plan found at {scales.show_bytes(row.plan_from, scale)} {scale.unit}"
+        )
         cells.append(_td("; ".join(filter(None, (reused, _text(row.message)))), "why"))
         strategy, status = escape(str(row.strategy)), escape(str(row.status))
         body.append(f'<tr data-strategy="{strategy}" data-status="{status}">{"".join(cells)}</tr>')
@@ -203,16 +194,16 @@ def failures(run: Run) -> Html:
     rows = run.rows[~run.rows["status"].isin(WITH_PLAN)]
     if not len(rows):
         return Html("<p>Every solve has a plan.</p>")
-    scale = byte_scale(float(rows["budget_bytes"].max()))
+    scale = scales.byte_scale(float(rows["budget_bytes"].max()))
     grouped: dict[tuple[str, str, str], list[int]] = {}
     for row in rows.sort_values("budget_bytes", kind="stable").itertuples():
         grouped.setdefault((row.strategy, str(row.status), _text(row.message)), []).append(int(row.budget_bytes))
     body = []
     ordered = sorted(grouped.items(), key=lambda item: (order_of(item[0][0]), item[1]))
     for (strategy, status, message), budgets in ordered:
-        span = show_bytes(budgets[0], scale)
+        span = scales.show_bytes(budgets[0], scale)
         if len(budgets) > 1:
-            span += f" to {show_bytes(budgets[-1], scale)} ({len(budgets)} budgets)"
+            span += f" to {scales.show_bytes(budgets[-1], scale)} ({len(budgets)} budgets)"
         body.append([_name(strategy), _status(status), span, message or "no reason was recorded"])
     return html_page.table(
         ["Strategy", "Status", f"Budget ({scale.unit})", "Reason"], body, [False] * 4, name="failures"
@@ -279,11 +270,13 @@ def provenance(run: Run) -> dict[str, str]:
 
     dirty = "git_dirty" in rows and rows["git_dirty"].fillna(False).astype(bool).any()
     facts.append(("Code", column("git_commit") + (" with uncommitted changes" if dirty else "")))
-    facts += [("Versions", show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
+    facts += [("Versions", scales.show_mapping(versions, " ")) for versions in distinct(rows, "versions")]
+    seconds = sorted(set(rows["time_limit_s"].dropna())) if "time_limit_s" in rows else ()
+    limits = ", ".join(f"{limit:g} s" for limit in seconds)
     costs = f"{column('cost_model')} ({column('cost_source')}), unit {run.cost_unit}" if len(rows) else ""
     facts += [
         ("CPU", column("cpu")), ("Costs", costs),
-        ("Solver builds", column("solver_build")), ("Time limit per solve", _seconds_list(rows)),
+        ("Solver builds", column("solver_build")), ("Time limit per solve", limits),
         ("Seeds", column("seed")), ("Threads", column("threads")),
         ("Last result", column("finished_at").split(", ")[-1]),
     ]  # fmt: skip
@@ -295,7 +288,3 @@ def provenance(run: Run) -> dict[str, str]:
         )
     config = json.dumps(run.info.get("config") or {}, indent=2, sort_keys=True, default=str)
     return {"provenance": html_page.facts(facts), "config": config, "command": command_of(run.info)}
-
-
-def _seconds_list(rows: Frame) -> str:
-    return ", ".join(f"{v:g} s" for v in sorted(set(rows["time_limit_s"].dropna()))) if "time_limit_s" in rows else ""

@@ -3,8 +3,6 @@
 A part is a function of (document, study). Its prose is in the Markdown file of its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
 
-from analysis.charts import save, style_context
 from analysis.results import FAMILY_COLUMNS, ROW_COLUMNS, Frame, Run, frame_of
 from remat.files import write_text
 from remat.frontends.json import graph_from_dict
@@ -50,15 +47,6 @@ class Study:
     heads: dict[str, Mapping[str, Any]]
     solves: Mapping[str, Mapping[str, Any]]
     folder: Path
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], folder: Path) -> Study:
-        """The study of an experiment's rows."""
-        rows = [*rows]
-        return cls(
-            {row["part"]: row for row in rows if row["kind"] == DOCUMENT},
-            {row["key"]: row for row in rows if row["kind"] == SOLVE}, folder,
-        )  # fmt: skip
 
     def document(self, part: str) -> dict[str, Any]:
         """The last document of a part."""
@@ -100,21 +88,3 @@ def prose(part: str, /, **values: object) -> tuple[str, str]:
 def percent(share: float | None) -> str:
     """``12.34 %``; '' for None."""
     return "" if share is None else f"{100 * share:.2f} %"
-
-
-def draw_parts(reports: Mapping[str, tuple[str, Report]], study: Study) -> tuple[dict[str, Part], dict[str, Path]]:
-    """([part] it, [figure] its PNG) of every report whose document the study has.
-
-    Args:
-        reports: [part] (the part with its document, its function).
-    """
-    drawn: dict[str, Path] = {}
-    with style_context():
-        parts = {
-            name: report(study.document(source), study)
-            for name, (source, report) in reports.items() if source in study.heads
-        }  # fmt: skip
-        for part in parts.values():
-            for file, _, figure in part.figures:
-                drawn[file] = save(figure, study.folder / "figures" / file)[0]
-    return parts, drawn

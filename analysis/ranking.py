@@ -5,8 +5,6 @@ cost (Dolan and Moré, Benchmarking optimization software with performance profi
 infinite if it ended without a plan. A problem that it never ran, or that it does not apply to, does not count for it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -111,7 +109,10 @@ def boards(rows: Frame, families: Sequence[str] = ()) -> list[Board]:
 
 def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) -> Board:
     planned = rows["status"].isin(WITH_PLAN) & rows["cost"].notna()
-    rows = rows.assign(entrant=_entrants(rows, families), planned=planned, gap=_own_gaps(rows))
+    # A bound that says that every operation runs once gives no gap, unless it closes it.
+    is_trivial = (rows["bound"] <= rows["total_cost"]) & (rows["gap"] > GAP_TOLERANCE)
+    gap = rows["gap"].mask(is_trivial.fillna(False).astype(bool))
+    rows = rows.assign(entrant=_entrants(rows, families), planned=planned, gap=gap)
     rows = rows.merge(best_costs(rows), on=list(PROBLEM))
     rows = rows.assign(ratio=[ratio(row) for row in rows.itertuples()])
     results = _medians(rows)
@@ -130,12 +131,6 @@ def _board(scope: str, accounting: str, rows: Frame, families: Sequence[str]) ->
         entries.append(_entry(name, own, counted, is_ranked=name in ranked))
     entries.sort(key=lambda s: (s.score is None, s.score or 0.0, -s.best, -s.attempted, s.entrant))
     return Board(scope, accounting, ratios, ratios[common], tuple(entries))
-
-
-def _own_gaps(rows: Frame) -> Frame:
-    """The gaps to proven bounds; missing where the bound is that every operation runs once, unless this closes it."""
-    is_trivial = (rows["bound"] <= rows["total_cost"]) & (rows["gap"] > GAP_TOLERANCE)
-    return rows["gap"].mask(is_trivial.fillna(False).astype(bool))
 
 
 def best_costs(rows: Frame) -> Frame:

@@ -1,7 +1,5 @@
 """A stored run: its rows, families, graph and plans, and the plans to show; never runs a solver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +73,7 @@ class Run:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of the run's GPU, from run.json or from the rows."""
         given = (self.info.get("gpu") or {}).get("memory_bytes")
-        if given is None and "gpu_memory_bytes" in self.rows:
-            known = self.rows["gpu_memory_bytes"].dropna()
-            given = known.iloc[0] if len(known) else None
         return None if given is None else int(given)
 
     @property
@@ -165,22 +159,14 @@ def as_objects(rows: Frame) -> Iterator[Any]:
 
 def _read_tables(folder: Path, keys: list[str], columns: tuple[str, ...]) -> tuple[Frame, tuple[str, ...]]:
     """(the tables of these keys in one, the keys without a table)."""
-    found, missing = [], []
-    for key in dict.fromkeys(keys):
-        path = folder / f"{key}.parquet"
-        if path.exists():
-            found += _read_records(path, columns)
-        else:
-            missing.append(key)
-    return frame_of(found, columns), tuple(missing)
-
-
-def _read_records(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
-    records = read_table(path).to_pylist()
-    absent = [column for column in columns if records and column not in records[0]]
-    if absent:
-        raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
-    return records
+    paths = {key: folder / f"{key}.parquet" for key in keys}
+    found, missing = list[dict[str, Any]](), tuple(key for key, path in paths.items() if not path.exists())
+    for path in filter(Path.exists, paths.values()):
+        table = read_table(path)
+        if absent := [column for column in columns if len(table) and column not in table.column_names]:
+            raise InvalidInput(f"{path}: lacks the columns {', '.join(absent)}")
+        found += table.to_pylist()
+    return frame_of(found, columns), missing
 
 
 def frame_of(records: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> Frame:

@@ -1,7 +1,5 @@
 """Units on axes and in tables: one scale per axis, chosen by its largest number."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

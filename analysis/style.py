@@ -4,8 +4,6 @@ Each strategy has a colour of its own: Okabe and Ito's (safe for the colour-blin
 furthest from these in CIELAB. Markers and line styles differ too, so that figures can be read in black-and-white print.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 
@@ -17,27 +15,6 @@ INDIGO, WINE, OLIVE, FOREST = "#332288", "#882255", "#999933", "#117733"
 
 FORWARD, BACKWARD = BLUE, ORANGE
 FIRST, AGAIN, HELD, HELD_FULL = "#1F3A5F", VERMILLION, "#BFD7EA", "#2B6CB0"
-
-RC = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "legend.fontsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.dpi": 150,
-    "savefig.dpi": 150,
-    "pdf.fonttype": 42,  # TrueType: text in the PDF stays text
-    "path.simplify": True,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """table.csv with every row, and a short table for the terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ CSV_COLUMNS = (
 )  # fmt: skip
 MOST_BUDGETS = 4  # columns, so that the table fits a terminal of 80 characters
 _FORMULA = re.compile(r"\s*([=@＝＠]|[+\-＋－](?!$|[\d.,]+\s?%?$))")
+COLOURS = {"OPTIMAL": "bold green", "FEASIBLE": "green", "FAILED": "bold red"}
 SHORT = {"INFEASIBLE": "infeas.", "NO_PLAN": "no plan"}
 
 
@@ -88,7 +87,8 @@ def _single(frame: Frame, title: str, budget: int) -> Table:
         table.add_column("Why", overflow="fold")
     for row in frame.to_dict("records"):
         cells: list[str | Text] = [
-            row["strategy"], _coloured(row["status"]), show_percent(row["overhead"]),
+            row["strategy"], Text(row["status"], style=COLOURS.get(row["status"], "yellow")),
+            show_percent(row["overhead"]),
             Text(show_cost(row["cost"], row["cost_unit"])), show_bytes(row["peak_bytes"], scale),
             show_percent(row["gap"]), show_seconds(row["wall_s"]),
         ]  # fmt: skip
@@ -122,8 +122,3 @@ def _overhead_cell(row: dict[str, Any] | None) -> Text:
         proven = row["status"] == "OPTIMAL"
         return Text(show_percent(row["overhead"]) + ("*" if proven else " "), style="bold" if proven else "")
     return Text(SHORT.get(row["status"]) or str(row["status"]).lower(), style="dim")
-
-
-def _coloured(status: str) -> Text:
-    style = {"OPTIMAL": "bold green", "FEASIBLE": "green", "FAILED": "bold red"}.get(status, "yellow")
-    return Text(status, style=style)

@@ -1,7 +1,5 @@
 """Places for every byte: MiniMalloc's cases, plans of published graphs and of large models, beside other allocators."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What a user gives on a command line, checked before anything runs: every mistake is one line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import math

@@ -5,8 +5,6 @@ Two extractions therefore give all others, and one sample decides the largest ba
 fixed + b * peak(1 sample) <= memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -5,19 +5,15 @@ seed. Cases run in one shuffled order, so that what else the machine does falls 
 finished in any checkout is not measured again until a version is raised by hand (`experiments.store.code_of`).
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from analysis.charts import save_in_run
 from analysis.leaderboard import draw, leaderboard
 from analysis.leaderboard import page as page_of
 from analysis.memory import timeline
@@ -43,7 +39,6 @@ from remat.simulator import plain_peak, simulate
 from remat.solution import Family, Status
 from remat.solving.here import solve_family
 
-FOLDER = RUNS_FOLDER / "benchmark"
 POINTS = 128  # of the line of memory over time
 
 
@@ -187,8 +182,6 @@ def page(rows: Sequence[Row]) -> Drawing:
     """The ranking of the benchmark that was run last: tables, figures, and the page that filters."""
     name = rows[-1]["benchmark"]
     shown = leaderboard([row for row in rows if row["benchmark"] == name])
-    figures, file = dict[str, Path](), FOLDER / "page.html"
-    if shown.boards and shown.boards[0].ranked:
-        figures["leaderboard"] = save_in_run(FOLDER, "leaderboard", draw, shown.boards[0])[0]
-    write_text(file, page_of(shown, f"Leaderboard: {name}"))
+    figures = {"leaderboard": draw(shown.boards[0])} if shown.boards and shown.boards[0].ranked else {}
+    write_text(file := RUNS_FOLDER / "benchmark" / "page.html", page_of(shown, f"Leaderboard: {name}"))
     return Drawing(*drawn(shown), figures, [file])

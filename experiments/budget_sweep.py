@@ -1,15 +1,10 @@
 """The sweep: every strategy over budgets from the smallest with a known plan to checkpoint-all's peak."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 import remat
 from experiments.solving import GraphRun, reuse_plans
 from experiments.store import Row
 from remat.incumbent import GAP_TOLERANCE
 from remat.registry import get_strategy
-from remat.solution import Family
 
 
 def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_factor: bool = False) -> list[int]:
@@ -26,12 +21,6 @@ def sweep_budgets(smallest_bytes: int, largest_bytes: int, points: int, *, by_fa
     return sorted({smallest_bytes + i * span // last for i in range(points)})
 
 
-def smallest_budget(graph_run: GraphRun, families: Iterable[Family]) -> int:
-    """The smallest budget with a known plan: of `remat.min_budget` or of any family."""
-    peaks = [member.peak_bytes for family in families for member in family.members]
-    return min([remat.min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes, *peaks])
-
-
 def through(budgets: list[int], wanted: int) -> list[int]:
     """`budgets` with `wanted` in place of the nearest inner one, if it lies between the ends."""
     inner = budgets[1:-1]
@@ -45,7 +34,8 @@ def budgets_of_sweep(graph_run: GraphRun, *, by_factor: bool = False, at: int | 
     """The budgets of a sweep, see `sweep_budgets`; `at` is one of them if it lies between the ends."""
     graph_run.serves = graph_run.settings.points
     families = graph_run.run_families(graph_run.settings.strategies)  # first, because they determine the smallest
-    least = smallest_budget(graph_run, families.values())
+    peaks = [member.peak_bytes for family in families.values() for member in family.members]
+    least = min([remat.min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes, *peaks])
     budgets = sweep_budgets(least, graph_run.store_all_peak_bytes, graph_run.settings.points, by_factor=by_factor)
     return budgets if at is None else through(budgets, at)
 
@@ -59,7 +49,11 @@ def sweep_rows(graph_run: GraphRun, budgets: list[int]) -> list[Row]:
     """A row for each strategy and budget; those of strategies that depend on the budget share plans."""
     rows: list[Row] = []
     for name, solved in _solved(graph_run, budgets).items():
-        rows += share_plans(graph_run, solved) if is_reusable(name) else solved
+        shared = reuse_plans(solved, GAP_TOLERANCE) if is_reusable(name) else solved
+        known = {row.key for row in solved}
+        for row in (row for row in shared if row.key not in known):
+            graph_run.store.write_row(row)
+        rows += shared
     return rows
 
 
@@ -87,13 +81,3 @@ def is_reusable(name: str) -> bool:
     """Whether larger budgets may get its plans: never for a baseline, whose rows must be its own results."""
     chosen = get_strategy(name)
     return not chosen.ignores_budget and not chosen.is_baseline
-
-
-def share_plans(graph_run: GraphRun, rows: list[Row]) -> list[Row]:
-    """`reuse_plans`; stores the changed rows beside the original ones."""
-    shared = reuse_plans(rows, GAP_TOLERANCE)
-    known = {row.key for row in rows}
-    for row in shared:
-        if row.key not in known:
-            graph_run.store.write_row(row)
-    return shared

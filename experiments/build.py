@@ -1,7 +1,5 @@
 """From a model to a costed graph: extraction (in a child process where a framework is needed), then costs."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -38,15 +36,11 @@ class Subject:
     dtype: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _dtypes(self.graph))
-
-
-def _dtypes(graph: Graph) -> str | None:
-    moved: Counter[str] = Counter()
-    for op in graph.operations:
-        if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
-            moved[op.work.dtype] += op.work.bytes_moved
-    return "+".join(name for name, _ in moved.most_common()) or None
+        moved: Counter[str] = Counter()
+        for op in self.graph.operations:
+            if op.work is not None and op.work.dtype in DTYPES and not op.work.is_free:
+                moved[op.work.dtype] += op.work.bytes_moved
+        object.__setattr__(self, "dtype", "+".join(name for name, _ in moved.most_common()) or None)
 
 
 def build(settings: Settings) -> Subject:
@@ -61,7 +55,7 @@ def build(settings: Settings) -> Subject:
         assert settings.graph_file is not None
         graph = load_graph(settings.graph_file)
     else:
-        graph = _extracted(spec)
+        graph = extracted(spec)
     if settings.budget_bytes is not None:
         reason = why_impossible(graph, settings.budget_bytes, parse_scope(settings.scope))
         if reason:
@@ -69,28 +63,21 @@ def build(settings: Settings) -> Subject:
     if spec is None:
         return Subject(graph)
     origin = (spec.name, spec.framework, spec.granularity, spec.batch_size)
-    if _has_costs(graph):
+    found = costed(graph, settings.cost, settings.gpu, settings.device)
+    if found is graph:
         return Subject(graph, *origin)
-    graph = _with_costs(graph, settings.cost, settings.gpu, settings.device)
-    return Subject(graph, *origin, settings.cost, "measured" if settings.cost == "profile" else "modelled")
+    return Subject(found, *origin, settings.cost, "measured" if settings.cost == "profile" else "modelled")
 
 
-def costed(spec: ModelSpec, cost: str, gpu: Gpu) -> Graph:
-    """The graph of a network with costs."""
-    graph = _extracted(spec)
-    return graph if _has_costs(graph) else _with_costs(graph, cost, gpu)
-
-
-def _extracted(spec: ModelSpec) -> Graph:
+def extracted(spec: ModelSpec) -> Graph:
+    """The graph of a network."""
     return extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, CACHE_FOLDER / "graphs")
 
 
-def _has_costs(graph: Graph) -> bool:
-    """Whether it came with costs, as synthetic graphs do."""
-    return all(op.work is None for op in graph.operations)
-
-
-def _with_costs(graph: Graph, cost: str, gpu: Gpu, device: str | None = None) -> Graph:
+def costed(graph: Graph, cost: str, gpu: Gpu, device: str | None = None) -> Graph:
+    """A graph with costs; itself if it came with them, as synthetic graphs do."""
+    if all(op.work is None for op in graph.operations):
+        return graph
     return apply_cost(graph, cost, gpu, cache_folder=CACHE_FOLDER / "costs", device=device)
 
 

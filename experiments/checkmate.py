@@ -4,23 +4,20 @@ Each part is a case that sends its solves to the engine, and yields a document, 
 of the part's name in `analysis.paper` draws the document.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import remat
 from analysis.batches import draw, rows_of, summary
-from analysis.charts import save_in_run
 from analysis.paper import REPORTS
-from analysis.parts import DOCUMENT, SOLVE, Study, draw_parts, prose
+from analysis.parts import DOCUMENT, SOLVE, Study, prose
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table, markdown_table
+from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
-from experiments.paper.graphs import NETWORKS, Context, Network, Scale, extract_all, instances_folder, network
+from experiments.paper.graphs import NETWORKS, Context, Scale, extract_all, instances_folder, network
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER, Settings, configured_model
 from experiments.solving import Solves, contradictions
@@ -29,7 +26,6 @@ from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
 from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
-from remat.graph import Graph
 from remat.registry import get_strategy
 
 PAGE = "results/checkmate.md"
@@ -51,10 +47,6 @@ FULL = Scale(
     points=32, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
     unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12, as_artifact=True,
 )  # fmt: skip
-FIGURES = (
-    "fig5_unet", "fig5_mobilenet", "fig5_vgg16", "fig5_vgg19", "fig5_resnet50", "fig5_fcn8", "fig5_segnet",
-    "throughput", "solver_time", "rounding", "cost_models", "memory_over_time", "layers", "schedules",
-)  # fmt: skip
 
 
 @experiment(page=PAGE, has_graphs=True)
@@ -69,7 +61,9 @@ def paper(
     """
     names = names_of("network", NETWORKS if networks is None else networks, group_options("model"))
     for name in names:
-        _keras_network(name)
+        spec = configured_model(network(name).name)
+        if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
+            raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
     amount = replace(FULL, points=points, time_limit_s=time_limit, rounding_s=time_limit)
     less = {"study": STUDY, "quick": QUICK}.get(scale)
     if less is not None:
@@ -116,11 +110,10 @@ def measure(run: Solves, part: str, networks: Sequence[str], amount: dict[str, A
 
 def study_of(rows: Sequence[Row]) -> Study:
     """The study of the experiment's rows."""
-    study = Study.of(rows, RUNS_FOLDER / "paper")
-    steps = [row for row in rows if row["part"] == STAGES]
-    if steps:
-        study.heads[STAGES] = {**steps[-1], "document": stages.merged(steps)}
-    return study
+    heads = {row["part"]: row for row in rows if row["kind"] == DOCUMENT}
+    if STAGES in heads:
+        heads[STAGES] = {**heads[STAGES], "document": stages.merged(row for row in rows if row["part"] == STAGES)}
+    return Study(heads, {row["key"]: row for row in rows if row["kind"] == SOLVE}, RUNS_FOLDER / "paper")
 
 
 def stored_study() -> Study:
@@ -132,7 +125,8 @@ def stored_study() -> Study:
 def page(rows: Sequence[Row]) -> Drawing:
     """The page of Checkmate: below the lead each part, folded."""
     study = study_of(rows)
-    parts, drawn = draw_parts(REPORTS, study)
+    known = {name: of for name, of in REPORTS.items() if of[0] in study.heads}
+    parts = {name: report(study.document(source), study) for name, (source, report) in known.items()}
     head = next(iter(study.heads.values()))
     lead = "" if head["part"] == STAGES else prose("lead", **{**head, **head["settings"], **head["amount"]})[0]
     texts, tables = [f"{lead} {made(study)}"], list[LongTable]()
@@ -140,11 +134,11 @@ def page(rows: Sequence[Row]) -> Drawing:
         own = [LongTable(f"paper_{name}", heads, lines) for name, heads, lines in part.tables]
         tables += own
         lines = [f'<details markdown="1"><summary>{part.title}</summary>', part.text]
-        lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures if file in FIGURES]
+        lines += [f"![{caption}](../figures/paper_{file}.png)" for file, caption, _ in part.figures]
         if own:
-            lines.append(f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in own)}.")
+            lines.append(f"Tables: {links(PAGE, *own)}.")
         texts.append("\n\n".join([*lines, "</details>"]))
-    figures = {f"paper_{file}": path for file, path in drawn.items() if file in FIGURES}
+    figures = {f"paper_{file}": figure for part in parts.values() for file, _, figure in part.figures}
     return Drawing("\n\n".join(texts), tables, figures)
 
 
@@ -159,48 +153,23 @@ def made(study: Study, part: str = "") -> str:
     return f"{', '.join(dates)}; {len(seconds):,} solves, which take {sum(seconds) / 60:.0f} minutes one after another."
 
 
-def _keras_network(name: str) -> Network:
-    """The network of that name.
-
-    Raises:
-        InvalidInput: it is not built by Keras layers.
-    """
-    known = network(name)
-    spec = configured_model(known.name)
-    if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
-        raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
-    return known
-
-
 @experiment(page="results/largest-batch.md", measures=False)
 def largest_batch() -> Drawing:
     """Page: the largest batch of every strategy on Checkmate's networks, of the study."""
     study = stored_study()
     limit_s = sizes.SHARE * study.heads["fig6"]["amount"]["time_limit_s"]
     documents = study.document("fig6")["documents"]
-    figure = save_in_run(RUNS_FOLDER / "largest_batch", "max_batch_size", draw, documents)[0]
     every = long_table("largest_batch", rows_of(documents))
     text = "\n\n".join([
         f"At most {limit_s:g} s for each solve; {made(study, 'fig6')}", markdown_table(*summary(documents)),
-        f"Table: {link_to(every, DOCS / 'results/largest-batch.md')}.",
+        f"Table: {links('results/largest-batch.md', every)}.",
     ])  # fmt: skip
-    return Drawing(text, [every], {"max_batch_size": figure})
+    return Drawing(text, [every], {"max_batch_size": draw(documents)})
 
 
 # The worked example: VGG19, layer granularity, FLOP costs.
 ACCOUNTINGS = ("published", "exact")
 OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's largest working set
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A row of the artifact's notebook: cost in GFLOP and activations in MB."""
-
-    label: str
-    strategy: str
-    gflop: float
-    megabytes: float
-    slots: int | None = None
 
 
 # Table 1 of the paper: (general graphs, cost-aware, memory-aware), as our strategies behave; a test for each cell.
@@ -210,48 +179,34 @@ TABLE_1 = {
     "ap_greedy": ("partly", "no", "partly"), "checkmate_milp": ("yes", "yes", "yes"),
     "lp_rounding": ("yes", "yes", "yes"),
 }  # fmt: skip
-NOTEBOOK = (
-    Published("checkpoint all", "checkpoint_all", 58.896, 81.72),
-    Published("Chen sqrt(n)", "chen_sqrtn", 72.513, 69.45),
-    Published("Griewank, 5 slots", "griewank", 108.267, 51.38, slots=5),
-    Published("optimal", "checkmate_milp", 58.983, 51.38),
-)
-
-
-def vgg19(accounting: str) -> Graph:
-    """VGG19, one sample, FLOP costs as the artifact counts them."""
-    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting=accounting)
-    return apply_cost(extract_in_child(spec, None), "flops", None)
-
-
-def notebook_rows(graph: Graph) -> list[list[str]]:
-    """Published values, and ours under both accountings; activations are the peak without fixed bytes."""
-    rows = []
-    for row in NOTEBOOK:
-        cells = [row.label, f"{row.gflop:.3f} / {row.megabytes:.2f}"]
-        for accounting in ACCOUNTINGS:
-            if not get_strategy(row.strategy).ignores_budget:  # the MILP frees at last use under either accounting
-                budget = OPTIMUM_BYTES + graph.fixed_bytes
-                solution = remat.solve(graph, budget, row.strategy, time_limit_s=120, accounting=accounting)
-                if solution.cost is None or solution.peak_bytes is None:
-                    raise RematError(f"no optimum for the notebook's case: {solution.message}")
-                cost, peak = solution.cost, solution.peak_bytes
-            else:
-                members = remat.family(graph, row.strategy, accounting=accounting)
-                member = next(m for m in members if row.slots in (None, m.parameters.get("slots")))
-                cost, peak = member.cost, member.peak_bytes
-            cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
-        rows.append(cells)
-    return rows
+NOTEBOOK = (  # rows of the artifact's notebook: what, the strategy, its slots, cost in GFLOP and activations in MB
+    ("checkpoint all", "checkpoint_all", None, 58.896, 81.72), ("Chen sqrt(n)", "chen_sqrtn", None, 72.513, 69.45),
+    ("Griewank, 5 slots", "griewank", 5, 108.267, 51.38), ("optimal", "checkmate_milp", None, 58.983, 51.38),
+)  # fmt: skip
 
 
 @experiment(page=PAGE, measures=False)
 def published_numbers() -> Drawing:
     """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
-    graph = vgg19("published")
+    spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
+    graph, rows = apply_cost(extract_in_child(spec, None), "flops", None), list[list[str]]()
+    for label, strategy, slots, gflop, megabytes in NOTEBOOK:
+        cells = [label, f"{gflop:.3f} / {megabytes:.2f}"]
+        for accounting in ACCOUNTINGS:
+            if not get_strategy(strategy).ignores_budget:  # the MILP frees at last use under either accounting
+                budget = OPTIMUM_BYTES + graph.fixed_bytes
+                solution = remat.solve(graph, budget, strategy, time_limit_s=120, accounting=accounting)
+                if solution.cost is None or solution.peak_bytes is None:
+                    raise RematError(f"no optimum for the notebook's case: {solution.message}")
+                cost, peak = solution.cost, solution.peak_bytes
+            else:
+                members = remat.family(graph, strategy, accounting=accounting)
+                member = next(m for m in members if slots in (None, m.parameters.get("slots")))
+                cost, peak = member.cost, member.peak_bytes
+            cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
+        rows.append(cells)
     notebook = markdown_table(
-        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"],
-        notebook_rows(graph),
+        ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"], rows
     )
     abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"],
                                [[f"`{name}`", *cells] for name, cells in TABLE_1.items()], "llll")  # fmt: skip

@@ -1,7 +1,5 @@
 """The best checkpoints in PyTorch's own languages and in other executors', see docs/results/checkpoints.md."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version

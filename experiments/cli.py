@@ -1,7 +1,5 @@
 """The command line: finds every typing mistake before Hydra and any framework start; then Hydra runs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util
@@ -30,10 +28,6 @@ from remat.errors import InvalidInput, MissingPackage, RematError, plain, shorte
 
 _KEYS = tuple(Config.__dataclass_fields__)
 _ONLY_IN = ("networks", "levels", "parts")  # keys that only some experiments read
-_REPLACED = {
-    "experiment=leaderboard": "experiment=benchmark ranks the strategies, and draw=true draws its stored rows",
-    "experiment=paper/monet": "experiment=monet replaced it",
-}
 _OF_A_GRAPH = {"model", "graph", *OF_A_MODEL}
 SLURM_LOGS = RUNS_FOLDER / ".submitit"  # where hydra-submitit-launcher writes them
 
@@ -226,11 +220,6 @@ def _check_option(override: Override, text: str) -> None:
         return
     if override.is_delete() or override.is_add():
         raise InvalidInput(f"{text}: write {group}=NAME, without + or ~")
-    if text.startswith("experiment=paper/") and text not in _REPLACED:
-        part = text.rpartition("/")[2]
-        raise InvalidInput(f"{text} is no more; experiment=paper 'parts=[{part}]' replaced it")
-    if text in _REPLACED:
-        raise InvalidInput(f"{text} is no more; {_REPLACED[text]}")
     choice, known = text.partition("=")[2].strip("'\""), group_options(group)
     if not choice:
         raise InvalidInput(f"{group}= needs a name: {', '.join(known)}")
@@ -278,7 +267,8 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
     """Reject what the launcher would answer with a traceback or, without -m, ignore."""
     if not multirun:
         raise InvalidInput("engine=slurm needs -m: each run becomes a job of its own")
-    if importlib.util.find_spec("submitit") is None or not _has_launcher():
+    packages = ("submitit", "hydra_plugins", "hydra_plugins.hydra_submitit_launcher")
+    if not all(map(importlib.util.find_spec, packages)):
         raise MissingPackage("engine=slurm needs submitit: pip install hydra-submitit-launcher")
     chosen = any(override.key_or_group == "hydra/launcher" for override in parsed)  # e.g. submitit_local, for a trial
     if not chosen and shutil.which("srun") is None:
@@ -286,13 +276,6 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
             "engine=slurm: there is no srun here; run the command on a machine of the SLURM cluster "
             "(or try it on this one: hydra/launcher=submitit_local)"
         )
-
-
-def _has_launcher() -> bool:
-    try:
-        return importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
-    except ModuleNotFoundError:  # Hydra has no plugins here
-        return False
 
 
 def _compose(overrides: list[str]) -> Settings:

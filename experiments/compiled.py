@@ -1,19 +1,18 @@
 """Plans under Inductor beside PyTorch's knob for compiled steps, see docs/results/compiled-steps.md."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from analysis import figures
-from analysis.charts import save_in_run
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
+from experiments.documents import Drawing, LongTable, grouped, links, made, markdown_table, table_of
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 
 PAGE = "results/compiled-steps.md"
 SOLVERS = ("dp", "ilp")  # of the knob
+ORDER = ("plain", "eager", *SOLVERS, "remat")
+DROPOUT = {"dropout": "{variant}", "share or budget": "{share:g}", "relative error": "{error:.1e}"}
 HEADS = ("network", "plain peak", "lowest peak of the knob", "of remat", "remat's time / the knob's, at its peaks",
          "largest error of a peak", "plans as fast as promised / slower / faster")  # fmt: skip
 STEPS = ("network", "step", "peak", "of the plain peak", "step time / plain's: median, quartiles", "predicted",
@@ -49,20 +48,15 @@ def page(rows: Sequence[Row]) -> Drawing:
         markdown_table(HEADS, [[name, *_summary(model)] for name, model in models.items()]),
         markdown_table(["the knob's peak rises", "solver", "share: peak, then the next share and its peak"],
                        [[name, *line] for name, model in models.items() for line in _rising(model)], "lll"),
-        markdown_table(["dropout", "share or budget", "relative error"],
-                       [_dropout(row) for row in rows if row["error"] is not None]),
-        f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}.",
+        table_of([row for row in rows if row["error"] is not None], DROPOUT),
+        f"Tables: {links(PAGE, *long)}.",
     ]  # fmt: skip
-    drawn = save_in_run(RUNS_FOLDER / "compiled", "compiled", figures.compiled, models)[0]
-    return Drawing("\n\n".join(parts), long, {"compiled": drawn})
+    return Drawing("\n\n".join(parts), long, {"compiled": figures.compiled(models)})
 
 
 def steps_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """[network] the rows of measured steps."""
-    networks = dict.fromkeys(row["model"] for row in rows if row["model"] is not None)
-    return {
-        name: [row for row in rows if row["model"] == name and row["measured_bytes"] is not None] for name in networks
-    }
+    return grouped((row for row in rows if row["measured_bytes"] is not None), itemgetter("model"))
 
 
 def _summary(model: Sequence[Row]) -> list[str]:
@@ -86,7 +80,7 @@ def _rows(model: Sequence[Row]) -> Iterator[list[str]]:
     """The plain step, distinct points of the knob, and remat's; the largest peak first."""
     plain = next(row for row in model if row["variant"] == "plain")
     seen = set[tuple[str, int]]()
-    for row in sorted(model, key=lambda row: (_place(row), -row["measured_bytes"])):
+    for row in sorted(model, key=lambda row: (ORDER.index(row["variant"]), -row["measured_bytes"])):
         key = row["variant"], row["measured_bytes"]
         if key in seen:
             continue
@@ -98,10 +92,6 @@ def _rows(model: Sequence[Row]) -> Iterator[list[str]]:
             name, _megabytes(row["measured_bytes"]), f"{row['measured_bytes'] / plain['measured_bytes']:.1%}",
             _quartiles(row["ratios"]), predicted, differs,
         ]  # fmt: skip
-
-
-def _place(row: Row) -> int:
-    return ("plain", "eager", *SOLVERS, "remat").index(row["variant"])
 
 
 def _against(model: Sequence[Row]) -> Iterator[tuple[list[str], float]]:
@@ -140,8 +130,3 @@ def _quartiles(ratios: Sequence[float]) -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
-
-
-def _dropout(row: Row) -> list[str]:
-    share = "" if row["share"] is None else f"{row['share']:g}"
-    return [row["variant"], share, f"{row['error']:.1e}"]

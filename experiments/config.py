@@ -1,7 +1,5 @@
 """Structured configuration: every key and its type. `settings` checks the values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -163,7 +161,9 @@ def register() -> None:
             continue
         defaults = {key: value for key, value in listed.keys.items() if key in Config.__dataclass_fields__}
         store.store(group="experiment", name=name, node=defaults, package="_global_")
-    OmegaConf.register_new_resolver("run_name", _resolve_run_name, replace=True)
+    OmegaConf.register_new_resolver(
+        "run_name", lambda *, _root_: run_name(_root_, _root_.hydra.runtime.choices.get("experiment")), replace=True
+    )
 
 
 def group_options(group: str) -> list[str]:
@@ -186,10 +186,6 @@ def run_name(cfg: DictConfig, experiment: str | None) -> str:
     has_costs = cfg.graph or cfg.model.framework == "synthetic"
     parts = [subject] if has_costs else [subject, cfg.gpu.get("name", "gpu"), cfg.cost.name]
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(map(str, [*parts, cfg.budget, digest])))
-
-
-def _resolve_run_name(*, _root_: DictConfig) -> str:
-    return run_name(_root_, _root_.hydra.runtime.choices.get("experiment"))
 
 
 def keys_of(cfg: DictConfig) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Which architectures of transformers train under a plan, see docs/results/any-model.md."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +11,7 @@ from typing import Any
 import yaml
 
 from experiments.arguments import one_of, pattern
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
+from experiments.documents import Drawing, LongTable, links, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from remat.cost import COST_MODELS
 
@@ -53,25 +51,19 @@ def coverage(only: str = "", time_limit_s: float = 2.0, costs: str = "roofline")
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each group, what is refused, and a file with every architecture."""
     every = LongTable("coverage", COLUMNS, [[_text(row[name]) for name in COLUMNS] for row in rows])
-    refused = [row for row in rows if not row["trains"]]
+    refused, masks = [row for row in rows if not row["trains"]], [row["masks"] for row in rows if row["masks"]]
+    kinds = masks[0] if masks else ()
     text = "\n\n".join([
         f"{made(rows, 'torch', 'transformers')}: **{len(rows) - len(refused)} of {len(rows)} architectures train**, "
         f"{_same(rows)} of them with the plain model's bits ({values_of(rows, 'cost')} costs, "
         f"{values_of(rows, 'time_limit_s')} s of search). With the plain model's bits under a mask: "
-        f"{_under_masks(rows)}.",
+        f"{', '.join(f'{kind} {sum(mask[kind] == 0 for mask in masks)} of {len(masks)}' for kind in kinds)}.",
         markdown_table(["group", "architectures", "train", "the plain model's bits", "seconds to plan, median"],
                        [_group(rows, name) for name in dict.fromkeys(row["group"] for row in rows)]),
         "\n".join(f"- **{row['name']}** is refused: {row['message']}" for row in refused) or "None is refused.",
-        f"Every architecture: {link_to(every, DOCS / PAGE)}.",
+        f"Every architecture: {links(PAGE, every)}.",
     ])  # fmt: skip
     return Drawing(text, [every])
-
-
-def _under_masks(rows: Sequence[Row]) -> str:
-    """How many architectures have the plain model's bits with each kind of mask."""
-    masks = [row["masks"] for row in rows if row["masks"]]
-    kinds = masks[0] if masks else ()
-    return ", ".join(f"{kind} {sum(mask[kind] == 0 for mask in masks)} of {len(masks)}" for kind in kinds)
 
 
 def _same(rows: Sequence[Row]) -> int:

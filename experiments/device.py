@@ -5,8 +5,6 @@ measures the rows of a network; an error of CUDA, which leaves a process that ca
 docs/how-to/measure-a-gpu.md says what to run.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import gc
@@ -50,7 +48,8 @@ from remat.torch.planning.planner import there_before
 from remat.units import parse_size
 
 T = TypeVar("T")
-Row = Case = dict[str, Any]  # JSON-ready; `groups` has the keys of a case
+Row = dict[str, Any]  # JSON-ready; `groups` has the keys of a case
+Case = Row
 BACKENDS = ("eager", "inductor")
 FOLDER, ROWS = Path("runs/device"), "rows.jsonl"
 OWN_PROCESS = "--own-process"  # the first argument of a process that measures one network; no folder's name

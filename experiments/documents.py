@@ -1,19 +1,23 @@
 """Numbers in pages: text that an experiment draws stands between two marks of its page, long tables in CSV files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from experiments.settings import RUNS_FOLDER
 from remat.errors import InvalidInput
 from remat.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TABLES = ROOT / "results" / "tables"
@@ -22,6 +26,7 @@ UNITS = {"MB": 1e6, "GB": 1e9, "MiB": 2**20, "GiB": 2**30}
 # A column of a table: a row's text, or a format of its values: ``{overhead:.2%}``, ``{peak_bytes:.1f MB}``, or
 # ``{peak_bytes:.1f/MB}`` without the unit.
 Column = str | Callable[[Any], str]
+Columns = Mapping[str, Column] | Sequence[tuple[str, Column]]  # by their heads; pairs if two heads are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class Drawing:
 
     Attributes:
         text: Markdown for the page, between the marks.
-        figures: [name in docs/figures, without ``.png``] the drawn file.
+        figures: [name in docs/figures, without ``.png``] each figure.
         files: other drawn files, which are not kept.
         kept: [file of the checkout] the drawn file that becomes it.
         holes: [name] the parts of `text`, if the page has prose between them; `# name` ends the command of their marks.
@@ -47,7 +52,7 @@ class Drawing:
 
     text: str
     tables: Sequence[LongTable] = ()
-    figures: Mapping[str, Path] = field(default_factory=dict)
+    figures: Mapping[str, "Figure"] = field(default_factory=dict)
     files: Sequence[Path] = ()
     kept: Mapping[Path, Path] = field(default_factory=dict)
     holes: Mapping[str, str] = field(default_factory=dict)
@@ -59,19 +64,27 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
-def table_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column], align: str = "") -> str:
-    """A Markdown table with a line for each row; `columns` are by their heads."""
-    return markdown_table([*columns], [cells(row, columns) for row in rows], align)
+def table_of(rows: Iterable[Mapping[str, Any]], columns: Columns, align: str = "") -> str:
+    """A Markdown table with a line for each row; '' without rows."""
+    of = long_table_of("", rows, columns)
+    return markdown_table(of.heads, of.rows, align) if of.rows else ""
 
 
-def long_table_of(name: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Column]) -> LongTable:
+def table_by_heads(lines: Iterable[Mapping[str, str]]) -> str:
+    """A Markdown table of lines, whose keys are the heads; '' without lines."""
+    lines = [*lines]
+    return markdown_table([*lines[0]], [[*line.values()] for line in lines]) if lines else ""
+
+
+def long_table_of(name: str, rows: Iterable[Mapping[str, Any]], columns: Columns) -> LongTable:
     """`table_of` as a long table."""
-    return LongTable(name, [*columns], [cells(row, columns) for row in rows])
+    columns = [*columns.items()] if isinstance(columns, Mapping) else columns
+    return LongTable(name, [head for head, _ in columns], [cells(row, [c for _, c in columns]) for row in rows])
 
 
-def cells(row: Mapping[str, Any], columns: Mapping[str, Column]) -> list[str]:
+def cells(row: Mapping[str, Any], columns: Iterable[Column]) -> list[str]:
     """The cells of a row; that of a format is '' where one of its values is None."""
-    return [column(row) if callable(column) else _FORMAT.cell(column, row) for column in columns.values()]
+    return [column(row) if callable(column) else _FORMAT.cell(column, row) for column in columns]
 
 
 class _Format(Formatter):
@@ -79,7 +92,7 @@ class _Format(Formatter):
 
     def cell(self, column: str, row: Mapping[str, Any]) -> str:
         names = (name for _, name, *_ in self.parse(column) if name)
-        return "" if any(row[name] is None for name in names) else self.vformat(column, (), row)
+        return "" if any(self.get_field(name, (), row)[0] is None for name in names) else self.vformat(column, (), row)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         for sign, shown in ((" ", True), ("/", False)):
@@ -99,10 +112,10 @@ def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
     )
 
 
-def link_to(table: LongTable, page: Path) -> str:
-    """A link from a page to a table's CSV file, with its number of rows."""
-    up = "../" * (len(page.relative_to(ROOT).parts) - 1)
-    return f"[{table.name}.csv]({up}results/tables/{table.name}.csv) ({len(table.rows)} rows)"
+def links(page: str, *tables: LongTable) -> str:
+    """Links from a page of docs/ to the CSV files of tables, with their numbers of rows."""
+    folder = "../" * (page.count("/") + 1) + "results/tables"
+    return ", ".join(f"[{table.name}.csv]({folder}/{table.name}.csv) ({len(table.rows)} rows)" for table in tables)
 
 
 def command_of(name: str, hole: str = "") -> str:
@@ -135,9 +148,16 @@ def write_drawing(name: str, page: Path, drawing: Drawing) -> None:
     for hole, text in (drawing.holes or {"": drawing.text}).items():
         write_between_marks(page, command_of(name, hole), text)
     write_tables(drawing, TABLES)
-    figures = {DOCS / "figures" / f"{figure}.png": drawn for figure, drawn in drawing.figures.items()}
+    figures = {DOCS / "figures" / drawn.name: drawn for drawn in write_figures(drawing, RUNS_FOLDER / name)}
     for file, drawn in (figures | dict(drawing.kept)).items():
         shutil.copyfile(drawn, file)
+
+
+def write_figures(drawing: Drawing, folder: Path) -> list[Path]:
+    """Write the figures of a run into its folder, as PNG and PDF; returns the PNGs."""
+    from analysis.charts import save  # late: it imports matplotlib
+
+    return [save(figure, folder / "figures" / name)[0] for name, figure in drawing.figures.items()]
 
 
 def write_tables(drawing: Drawing, folder: Path) -> list[Path]:
@@ -155,13 +175,21 @@ def made(rows: Sequence[Mapping[str, Any]], *packages: str, **words: str) -> str
     Args:
         words: of columns, after their values: ``threads="threads"``.
     """
-    dates, versions = sorted(row["date"] for row in rows), [json.loads(row["versions"]) for row in rows]
+    dates = sorted(row["date"] for row in rows)
     parts = [" to ".join(dict.fromkeys((dates[0], dates[-1])))]
     for package in packages:
-        found = dict.fromkeys(str(each.get(package, "unknown")) for each in versions)
+        found = dict.fromkeys(str(json.loads(row["versions"]).get(package, "unknown")) for row in rows)
         parts.append(f"{'PyTorch' if package == 'torch' else package} {' and '.join(found)}")
     values = (f"{values_of(rows, column)} {word}" for column, word in words.items())
     return ", ".join([*parts, values_of(rows, "cpu"), *values])
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """[key] the rows that have it, in their order."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], column: str) -> str:

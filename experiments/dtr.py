@@ -5,20 +5,16 @@ the portfolio searches offline and proves a bound, both on plans that compute ev
 program's order.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis import figures
-from analysis.charts import save_in_run
 from experiments.arguments import names_of
-from experiments.documents import Column, Drawing, table_of
-from experiments.measure_solve import published_folder, solve_case, where_made
+from experiments.documents import Column, Drawing, made, table_of
+from experiments.measure_solve import published_folder, solve_case
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from remat.frontends.dtr_log import load_dtr_log
 from remat.units import format_size
 
@@ -154,13 +150,10 @@ def page(stored: Sequence[Row]) -> Drawing:
         name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS
     }  # fmt: skip
     titled = {_title(name): network for name, network in networks.items()}
-    drawn = save_in_run(RUNS_FOLDER / "dtr", "dtr", figures.dtr, titled)[0]
-    threads, limits = (", ".join(f"{x:g}" for x in sorted({row[key] for row in stored if row["strategy"] == OFFLINE}))
-                       for key in ("threads", "time_limit_s"))  # fmt: skip
-    where = f"{where_made(stored)}, {threads} threads, {limits} s for each"
-    parts = [f"{where} search of the portfolio.", table_of(networks.values(), LOGS, "llrrrrrl"),
+    where = made(stored, threads="threads", time_limit_s="s for each search of the portfolio")
+    parts = [f"{where}.", table_of(networks.values(), LOGS, "llrrrrrl"),
              table_of(rows, SLOWDOWNS), _summary(rows), table_of(rows, {**BUDGETS, **heuristics})]  # fmt: skip
-    return Drawing("\n\n".join(parts), figures={"dtr": drawn})
+    return Drawing("\n\n".join(parts), figures={"dtr": figures.dtr(titled)})
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> str:

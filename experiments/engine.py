@@ -5,8 +5,6 @@ engine each job is a Ray task, which starts the same process on a node, so that 
 node. Only the driver writes rows, so that a task that runs twice still gives one row.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import platform
@@ -18,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import baselines
 import remat
@@ -64,7 +62,7 @@ class Task(Protocol):
         """The result if it could not run."""
         ...
 
-    def sent(self) -> Task:
+    def sent(self) -> "Task":
         """The same for another machine."""
         ...
 
@@ -117,7 +115,7 @@ class Job:
             return Family(self.strategy, status=Status.FAILED, message=message)
         return without_plan(self.problem, self.strategy, Status.FAILED, message, contradicted=contradicted)
 
-    def sent(self) -> Job:
+    def sent(self) -> "Job":
         start = self.warm_start() if self.warm_start is not None else None
         known = self.known() if self.known is not None else None
         how = replace(self.how, warm_start=start, progress=None)  # functions cannot be sent
@@ -125,10 +123,8 @@ class Job:
 
     def run_on(self, node: str, cpu: str) -> Family | Solution:
         get_strategy(self.strategy)  # imports take seconds in a new process; do them before the solve's clock starts
-        result = self.run()
-        return (
-            result if isinstance(result, Family) else replace(result, stats={**result.stats, "node": node, "cpu": cpu})
-        )
+        found = self.run()
+        return found if isinstance(found, Family) else replace(found, stats={**found.stats, "node": node, "cpu": cpu})
 
 
 class LocalEngine:
@@ -171,7 +167,7 @@ class LocalEngine:
         self._pending.clear()
         return [(waited[future], future.result()) for future in done]
 
-    def __enter__(self) -> LocalEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -243,7 +239,7 @@ class RayEngine:
                 continue
         return ended
 
-    def __enter__(self) -> RayEngine:
+    def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start sends no usage statistics
         named = self._address or os.environ.get("RAY_ADDRESS", "")
         try:
@@ -342,15 +338,9 @@ def make_engine(name: str, jobs: int | None, threads: int = 1, address: str | No
     if name == "ray":
         return RayEngine(jobs, threads, address)
     one_of("engine", name, ENGINES)
-    return LocalEngine(jobs or max(1, _cores() // threads))  # slurm too: inside the SLURM job, solves are local
-
-
-def _cores() -> int:
-    """Cores that this process may use: a SLURM job may use only some of its node's."""
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdigit():
-        return int(given)
-    return cpu_count()
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")  # a SLURM job, in which solves are local, may use only these
+    cores = int(given) if given.isdigit() else cpu_count()
+    return LocalEngine(jobs or max(1, cores // threads))
 
 
 def run_job(job: Task, code: str, installed: dict[str, str]) -> Any:

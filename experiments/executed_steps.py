@@ -12,19 +12,18 @@ Rows have the promised, predicted and measured peak, predicted and measured over
 gradients, variables and random state bit for bit.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from importlib import import_module
 
-from analysis.execution import draw_execution
+from matplotlib.figure import Figure
+
+from analysis.execution import figure
 from analysis.style import label_of
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table, values_of
+from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
 from experiments.steps.sizes import ON_A_CPU
@@ -37,18 +36,6 @@ HEADS = (
     "steps", "plans", "budgets without a plan", "above the budget", "measured / predicted peak",
     "bits of the plain step", "measured minus predicted overhead, median",
 )  # fmt: skip
-
-
-def _in_keras() -> Iterable[str]:
-    from experiments.steps.keras_models import MODELS  # imports TensorFlow
-
-    return MODELS
-
-
-def _in_keras_applications() -> Iterable[str]:
-    from experiments.steps.keras_fit import names
-
-    return names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +61,15 @@ class Steps:
 
 STEPS = {
     "torch": Steps(Job("torch", ""), torch_names, tuple(ON_A_CPU), "PyTorch, {} networks", "steps_torch"),
-    "keras": Steps(Job("keras", ""), _in_keras, (), "TensorFlow, {} networks", "steps_tensorflow"),
+    # Modules that import TensorFlow.
+    "keras": Steps(
+        Job("keras", ""), lambda: import_module("experiments.steps.keras_models").MODELS, (), "TensorFlow, {} networks",
+        "steps_tensorflow",
+    ),
     "keras_applications": Steps(
         Job("keras_applications", "", cost="flops", time_limit_s=20.0, rounds=0, fractions=[0.85]),
-        _in_keras_applications, (), "{} networks of keras.applications, `fit_within`", "steps_keras_applications",
+        lambda: import_module("experiments.steps.keras_fit").names(), (),
+        "{} networks of keras.applications, `fit_within`", "steps_keras_applications",
         (MODEL, "always there MB", "plain MB", BUDGET, "predicted MB", "measured MB", "predicted overhead", "repeats",
          "bits of", REMARK), PLAIN,
     ),
@@ -124,15 +116,13 @@ def page(rows: Sequence[Row]) -> Drawing:
         summary.append([of.label.format(len({row["model"] for row in mine})), *_summary(mine)])
         shown = [row for row in mine if row["method"] not in (OFFERED, of.without)]
         long.append(long_table_of(of.name, shown, table.columns(of.columns)))
-    text, figures = [markdown_table(HEADS, summary)], dict[str, Path]()
+    text, figures = [markdown_table(HEADS, summary)], dict[str, Figure]()
     for model in dict.fromkeys(row["model"] for row in kinds["peers"]):
         mine = [row for row in kinds["peers"] if row["model"] == model]
-        name = f"execution_{model}"
-        figures[name] = draw_execution(mine, RUNS_FOLDER / "executed_steps", name)
+        figures[f"execution_{model}"] = figure(mine)
         text += [f"{label_of(model)}: step times over plain PyTorch's ({made(mine)}, "
                  f"{values_of(mine, 'rounds')} rounds):", markdown_table(table.BESIDE, table.beside(mine))]  # fmt: skip
-    links = ", ".join(link_to(each, DOCS / PAGE) for each in long)
-    return Drawing("\n\n".join([*text, f"Tables: {links}."]), long, figures)
+    return Drawing("\n\n".join([*text, f"Tables: {links(PAGE, *long)}."]), long, figures)
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:

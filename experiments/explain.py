@@ -1,7 +1,5 @@
 """The answers of `remat.torch.explain`, and checks of them, see docs/results/explain.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -84,7 +82,8 @@ CHECKS: Mapping[str, Column] = {
 def page(rows: Sequence[Row]) -> Drawing:
     """A column for each answer, and a line for each check."""
     columns = answers(rows)
-    told = markdown_table(["", *columns], _transposed([*columns.values()]))
+    names = dict.fromkeys(name for column in columns.values() for name in column)
+    told = markdown_table(["", *columns], [[name, *(of.get(name, "") for of in columns.values())] for name in names])
     checks = table_of([row for row in rows if row["gpu"] is None], CHECKS)
     return Drawing(f"{made(rows, 'torch')}.\n\n{told}\n\n{checks}")
 
@@ -95,14 +94,9 @@ def answers(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
 
 
 def _answers(row: Row) -> dict[str, str]:
-    found = dict(zip(ANSWERS, cells(row, ANSWERS), strict=True))
+    found = dict(zip(ANSWERS, cells(row, ANSWERS.values()), strict=True))
     for share, overhead in row["overheads"].items():
         found[f"overhead at {share} of the peak"] = "no plan" if overhead is None else f"{overhead:.1%}"
     for what, sizes in row["largest"].items():
         found |= {f"largest {what} at {n}": f"{size:,}" if size else "none" for n, size in sizes.items()}
     return found | {f"change by {what}": f"{n_bytes / 1e9:+.2f} GB" for what, n_bytes in row["changes"].items()}
-
-
-def _transposed(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    names = dict.fromkeys(name for column in columns for name in column)
-    return [[name, *(column.get(name, "") for column in columns)] for name in names]

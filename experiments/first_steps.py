@@ -1,9 +1,8 @@
 """Seconds from the call of `rematerialize` to the end of the first step, and the overhead of later steps."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
+import functools
 import itertools
 import os
 import tempfile
@@ -13,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 
 from experiments.documents import Column, Drawing, made, table_of
 from experiments.registry import Case, Row, experiment
@@ -21,7 +19,7 @@ from experiments.steps.measure_step import planned, step_for_a_cpu
 from experiments.steps.torch_runs import times_beside
 
 
-@experiment()
+@experiment(page="results/first-steps.md")
 def first_steps(
     networks: Sequence[str] = ("gpt2", "llama", "resnet50", "unet", "vit"),
     layers: int = 12,
@@ -61,7 +59,7 @@ def measured(
             [model] if backend == "eager" else [torch.compile(model), torch.compile(copy.deepcopy(model))]
         )
         for module, begins in zip(modules, ("the plain step", "the plain step, a full cache"), strict=False):
-            row = _taken(lambda: None, lambda _, module=module: module(*args).backward())
+            _, row = _taken(lambda module=module: module, args)
             yield {"begins": begins, "backend": backend, **row}
     with tempfile.TemporaryDirectory() as folder, _empty_cache(backend):
         for begins, module, budget in (
@@ -69,21 +67,11 @@ def measured(
             *(("another budget", model, budget) for budget in budgets[1:]),
             ("a full cache", copy.deepcopy(model), budgets[0]),
         ):
-
-            def call(module: nn.Module = module, budget: float = budget) -> Any:
-                how = {"time_limit_s": time_limit_s, "threads": threads, "cache_folder": folder, "backend": backend}
-                return planned(module, args, budget, **how)
-
-            made = list[Any]()
-
-            def step(module: Any, made: list[Any] = made) -> None:
-                made.append(module)
-                module(*args).backward()
-
+            how = {"time_limit_s": time_limit_s, "threads": threads, "cache_folder": folder, "backend": backend}
             module.zero_grad()
-            row = _taken(call, step)
-            plan = made[0].plan
-            later = times_beside(modules[0], made[0], args, "cpu", rounds, time.process_time) if rounds else {}
+            made, row = _taken(functools.partial(planned, module, args, budget, **how), args)
+            plan = made.plan
+            later = times_beside(modules[0], made, args, "cpu", rounds, time.process_time) if rounds else {}
             yield {
                 "begins": begins, "backend": backend, "budget": budget, "calls": len(plan.graph),
                 "overhead": plan.overhead, "phases": str(plan.phases), "recomputed": len(plan.recomputed),
@@ -100,17 +88,17 @@ def _empty_cache(backend: str) -> AbstractContextManager[Any]:
     return fresh_cache()
 
 
-def _taken(call: Callable[[], Any], step: Callable[[Any], None]) -> dict[str, float]:
-    """Seconds, and processor seconds of this process and its children, of a call and of the step behind it."""
+def _taken(call: Callable[[], Any], args: tuple[Any, ...]) -> tuple[Any, dict[str, float]]:
+    """(the module that a call makes, seconds, and processor seconds with children's, of the call and of a step)."""
     times = [_clocks()]
     made = call()
     times.append(_clocks())
-    step(made)
+    made(*args).backward()
     times.append(_clocks())
     (call_s, call_cpu_s), (step_s, step_cpu_s) = (
         [after - before for before, after in zip(*pair, strict=True)] for pair in itertools.pairwise(times)
     )
-    return {"call_s": call_s, "call_cpu_s": call_cpu_s, "step_s": step_s, "step_cpu_s": step_cpu_s}
+    return made, {"call_s": call_s, "call_cpu_s": call_cpu_s, "step_s": step_s, "step_cpu_s": step_cpu_s}
 
 
 def _clocks() -> tuple[float, float]:

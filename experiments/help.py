@@ -1,7 +1,5 @@
 """The text of `run.py --help`: usage, and every name that the command line takes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import yaml
@@ -28,7 +26,7 @@ def help_text() -> str:
     """The help, from the files of conf/ and the registry."""
     parts = [
         _USAGE,
-        _section("Models (model=)", {name: _description(name) for name in group_options("model")}),
+        _section("Models (model=)", {name: _model(name) for name in group_options("model")}),
         _section("GPUs (gpu=)", {name: _gpu(name) for name in gpu_names()}),
         _section("Strategies (strategies=)", {name: get_strategy(name).summary for name in strategies()}),
     ]
@@ -47,7 +45,7 @@ def _section(title: str, rows: dict[str, str]) -> str:
     return "\n".join([title, *lines, ""])
 
 
-def _description(model: str) -> str:
+def _model(model: str) -> str:
     return str(yaml.safe_load((CONF_FOLDER / "model" / f"{model}.yaml").read_text()).get("description", ""))
 
 

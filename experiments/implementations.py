@@ -1,7 +1,5 @@
 """Implementations, and the plans that choose them, see docs/results/implementations.md."""
 
-from __future__ import annotations
-
 import collections
 import json
 import math
@@ -9,12 +7,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from analysis.charts import save_in_run
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, long_table_of, made, markdown_table
+from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, columns
 from experiments.steps.torch_sizes import device_here, torch_names
@@ -59,9 +55,13 @@ def page(rows: Sequence[Row]) -> Drawing:
         long_table_of("implementations_measured", [row for row in rows if row["offered"] is None], columns(MEASURED)),
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
-    links = ", ".join(link_to(table, DOCS / PAGE) for table in long)
-    png, _ = save_in_run(RUNS_FOLDER / "implementations", "implementations", implementation_figure, rows)
-    return Drawing(f"{_how(rows)}\n\n{summary(rows)}\n\nTables: {links}.", long, {"implementations": png})
+    first, torch = rows[0], json.loads(rows[0]["versions"]).get("torch", "")
+    how = (
+        f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
+        f"medians over {first['rounds']} rounds of a plain and a planned step each:"
+    )
+    text = f"{how}\n\n{summary(rows)}\n\nTables: {links(PAGE, *long)}."
+    return Drawing(text, long, {"implementations": implementation_figure(rows)})
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -156,7 +156,8 @@ def _why_never(offers: list[dict[str, Any]], held: float) -> str:
         rest = [o for o in offers if o["offers"] > o["needed_later"] + sum(o["worse_than"].values())]
         slower = [o["slower"] for o in rest]
         kept, running = (max(o[key] for o in rest) for key in ("spares_kept_bytes", "spares_running_bytes"))
-        text = f"{left} of {n}: {_range(slower)} of the default's time"
+        ends = dict.fromkeys(f"{1 + end:.2f}" for end in (min(slower), max(slower)))
+        text = f"{left} of {n}: {' to '.join(ends)} of the default's time"
         saved = [f"{size / 1e6:.1f} MB {when}" for size, when in
                  ((kept, "kept for the backward pass"), (running, "while it runs")) if size > 0]  # fmt: skip
         text += f", to save at most {' and '.join(saved)}" if saved else ""
@@ -181,20 +182,6 @@ def every_implementation() -> list[list[str]]:
     return rows
 
 
-def _how(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    torch = json.loads(first["versions"]).get("torch", "")
-    return (
-        f"{made(rows)}, {first['threads']} threads, PyTorch {torch}, {first['time_limit_s']:g} s per plan, "
-        f"medians over {first['rounds']} rounds of a plain and a planned step each:"
-    )
-
-
 def _spread(ratios: Iterable[float]) -> str:
     ratios = sorted(ratios)
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f} (median {statistics.median(ratios):.2f})"
-
-
-def _range(slower: list[float]) -> str:
-    low, high = 1 + min(slower), 1 + max(slower)
-    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

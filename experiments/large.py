@@ -1,19 +1,18 @@
 """How fast large steps are captured and planned, see docs/results/large.md."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import remat
 from experiments.arguments import one_of
-from experiments.documents import Column, Drawing, made, markdown_table, table_of
+from experiments.documents import Column, Drawing, grouped, made, markdown_table, table_of
 from experiments.measure_solve import solved
 from experiments.registry import Case, Row, experiment
 from experiments.store import Table, code_of
@@ -92,7 +91,7 @@ GRAPHS: Mapping[str, Column] = {
 @large.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each step, and one for each budget."""
-    of = {step: [row for row in rows if row["step"] == step] for step in dict.fromkeys(row["step"] for row in rows)}
+    of = grouped(rows, itemgetter("step"))
     solver_bytes = {step: max(row["solver_bytes"] or 0 for row in own) for step, own in of.items()}
     graphs = table_of([{**own[0], "solver_bytes": solver_bytes[step]} for step, own in of.items()], GRAPHS)
     limits = sorted({row["limit_s"] for row in rows})

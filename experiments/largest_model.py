@@ -11,18 +11,15 @@ plan fits or its bound is above the cap.
 ``batch_size=`` sets both batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.batches import TRIAL_HEADS, sizes, trial_rows
-from analysis.charts import save_in_run
+from analysis.batches import TRIAL_HEADS, trial_rows
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import Settings
 from experiments.solving import Solves, solve_each
 from experiments.store import Row as Solved
 from experiments.store import code_of
@@ -129,12 +126,10 @@ def _search(
 
 @largest_model.draws
 def page(rows: Sequence[Row]) -> Drawing:
-    """The searches of the last run: a table of trials each, and the figure."""
-    searches = rows[-1]["searches"]
+    """The searches of the last run: a table of trials each."""
     parts = []
-    for search in searches:
+    for search in rows[-1]["searches"]:
         above = f"; {search['ruled_out_label']} is impossible (proven)" if search["ruled_out"] else "; no limit proven"
         parts += [markdown_table(TRIAL_HEADS, trial_rows(search)), *(f"Not built: {line}" for line in search["failed"])]
         parts.append(f"{search['what']} at batch {search['batch']}: {search['found_label'] or 'none'}{above}.")
-    drawn = save_in_run(RUNS_FOLDER / "largest_model", "largest_model", sizes, searches, rows[-1]["memory_bytes"])
-    return Drawing("\n\n".join(parts), figures={"largest_model": drawn[0]})
+    return Drawing("\n\n".join(parts))

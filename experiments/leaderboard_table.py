@@ -1,7 +1,5 @@
 """The tables of the benchmark's ranking."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +9,7 @@ from analysis.leaderboard import Leaderboard, cells
 from analysis.ranking import HELD_OUT, Board, as_records, geometric_mean
 from analysis.results import as_objects
 from analysis.style import OURS, style_of
-from experiments.documents import DOCS, LongTable, link_to, long_table, markdown_table
+from experiments.documents import LongTable, grouped, links, long_table, markdown_table
 from remat.incumbent import GAP_TOLERANCE
 from remat.units import format_size
 
@@ -30,7 +28,8 @@ def drawn(shown: Leaderboard) -> tuple[str, list[LongTable]]:
     rows = [row for row in as_objects(shown.rows) if (row.scope, row.accounting) == (board.scope, board.accounting)]
     duels, lost = list[list[str]](), list[list[str]]()
     for limit in sorted({row.time_limit_s for row in rows}):
-        mine = list(_medians([row for row in rows if row.time_limit_s == limit]))
+        seeds = grouped((row for row in rows if row.time_limit_s == limit), lambda row: (_problem(row), row.strategy))
+        mine = [sorted(own, key=_end)[len(own) // 2] for own in seeds.values()]  # the median cost, the higher of two
         fought, missed = _duels(f"{limit:g} s", mine)
         duels, lost = duels + fought, lost + missed
     long = [long_table("leaderboard", [*as_records(shown.boards)]), LongTable("leaderboard_duels", DUELS, duels),
@@ -45,7 +44,7 @@ def drawn(shown: Leaderboard) -> tuple[str, list[LongTable]]:
         _families(board, rows), *_hierarchy(rows),
         *([markdown_table(DUELS, [line for line in duels if (line[5], line[8]) != ("0", "0")], "lrrrrrrrr")]
           if lost else []),
-        f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}.",
+        f"Tables: {links(PAGE, *long)}.",
         *(f"contradicted: {line}" for line in shown.refuted),
     ])  # fmt: skip
     return text, long
@@ -97,15 +96,6 @@ def _hierarchy(rows: Sequence[Any]) -> Iterator[str]:
     if lines:
         names = [f"{name}, cost above the bound" for name in CHAINS]
         yield markdown_table([f"{GPT2}, budget", "bound, above once", *names], lines)
-
-
-def _medians(rows: Sequence[Any]) -> Iterator[Any]:
-    """Each strategy on each problem: the row of the median cost over the seeds, the higher of two."""
-    groups: dict[tuple[Problem, str], list[Any]] = {}
-    for row in rows:
-        groups.setdefault((_problem(row), row.strategy), []).append(row)
-    for group in groups.values():
-        yield sorted(group, key=_end)[len(group) // 2]
 
 
 def _duels(limit: str, rows: Sequence[Any]) -> tuple[list[list[str]], list[list[str]]]:

@@ -1,7 +1,5 @@
 """Ten sequence lengths of a GPT-2-like step, with padding and without, see docs/results/any-model.md."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 See docs/results/explain.md.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence

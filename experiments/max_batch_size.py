@@ -5,22 +5,18 @@ training, total cost <= 2 * forward + backward, FLOP costs, a 16 GB card. Memory
 batch, so that one sample decides: its least peak within the cost cap gives the largest batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from analysis.batches import draw, found_rows, limit_rows, rows_of
-from analysis.charts import save_in_run
 from experiments.batch_search import RULES, Bisection, PerSample, per_sample
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import Settings
 from experiments.solving import GraphRun, Solves, solve_each
-from experiments.store import Row as Solved
 from experiments.store import code_of
 from remat.bounds.peak import peak_bound
 from remat.errors import InvalidInput, RematError
@@ -83,8 +79,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         )
         for rule in documents[0]["rules"]
     )
-    drawn = save_in_run(RUNS_FOLDER / "max_batch_size", "max_batch_size", draw, documents)
-    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": drawn[0]})
+    return Drawing(text, [long_table("max_batch_size", rows_of(documents))], {"max_batch_size": draw(documents)})
 
 
 def max_batches(run: Solves, settings: Sequence[Settings]) -> list[dict[str, Any]]:
@@ -118,10 +113,10 @@ class _BatchSearch:
     graph_run: GraphRun
     known: Bisection
     limit_s: float
-    others: list[_BatchSearch] = field(default_factory=list)
+    others: list["_BatchSearch"] = field(default_factory=list)
 
     @property
-    def members(self) -> list[_BatchSearch]:
+    def members(self) -> list["_BatchSearch"]:
         """Searches of the strategy's members."""
         names = get_strategy(self.strategy).members if self.kind == "solver" else ()
         return [other for other in self.others if other.strategy in names]
@@ -215,7 +210,14 @@ class _Trial:
         """All plans and proofs of the network, JSON-ready."""
         network = self.network
         records = [self._family_record(name) for name in dict.fromkeys(name for _, name in self.families)]
-        records += [self._search_record(search) for search in self.found]
+        for search in self.found:
+            search.hear()
+            known = search.known
+            records.append(self._record(
+                search.strategy, search.kind, dict.fromkeys(NAMES, None if known.stopped else known.found_bytes),
+                known.proven_bytes, solves=len(known.rows), wall_s=known.spent_s, note=known.stopped,
+                keys=[row.key for row in known.rows],
+            ))  # fmt: skip
         proven = max([self.proven_bytes, *(search.known.proven_bytes for search in self.found)])
         return {
             "network": network.name, "memory_bytes": self.memory_bytes, "parameter_bytes": network.parameter_bytes,
@@ -230,7 +232,11 @@ class _Trial:
                 {"strategy": strategy, "rule": rule, "batch": batch}
                 for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
             ],
-            "contradicted": self._contradictions(proven),
+            "contradicted": [
+                f"{network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
+                f"but fewer than {proven} are claimed to be impossible"
+                for search in self.found if search.known.found_bytes < proven
+            ],
         }  # fmt: skip
 
     def _batches(self, sample_bytes: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -257,15 +263,6 @@ class _Trial:
         note = "; ".join(dict.fromkeys(notes))
         return self._record(name, "family", peaks, None, solves=0, wall_s=wall_s, note=note, keys=keys)
 
-    def _search_record(self, search: _BatchSearch) -> dict[str, Any]:
-        search.hear()
-        known = search.known
-        peaks = dict.fromkeys(NAMES, None if known.stopped else known.found_bytes)
-        return self._record(
-            search.strategy, search.kind, peaks, known.proven_bytes, solves=len(known.rows), wall_s=known.spent_s,
-            note=known.stopped, keys=[row.key for row in known.rows],
-        )  # fmt: skip
-
     def _record(
         self, strategy: str, kind: str, found: Mapping[str, int | None], proven: int | None, **others: Any
     ) -> dict[str, Any]:
@@ -274,15 +271,6 @@ class _Trial:
             "strategy": strategy, "kind": kind, "found_bytes": found, "found": self._batches(found),
             "proven_bytes": proven, "proven": self._batches(dict.fromkeys(NAMES, proven)), **others,
         }  # fmt: skip
-
-    def _contradictions(self, proven_bytes: int) -> list[str]:
-        """Proofs that a found plan refutes."""
-        return [
-            f"{self.network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
-            f"but fewer than {proven_bytes} are claimed to be impossible"
-            for search in self.found
-            if search.known.found_bytes < proven_bytes
-        ]
 
 
 def _drive(searches: Sequence[_BatchSearch]) -> None:
@@ -294,13 +282,8 @@ def _drive(searches: Sequence[_BatchSearch]) -> None:
             for search, budget in asked
         ])  # fmt: skip
         for (search, _), row in zip(asked, rows, strict=True):
-            _learn(search, row)
-
-
-def _learn(search: _BatchSearch, row: Solved) -> None:
-    """Record a solve. The direct formulation also proves a bound on the peak itself."""
-    known = search.known
-    known.learn(row)
-    if search.kind == "direct":
-        known.undecided.clear()
-        known.proven_bytes = max(known.proven_bytes, row.peak_bound_bytes or 0)
+            known = search.known
+            known.learn(row)
+            if search.kind == "direct":  # it also proves a bound on the peak itself
+                known.undecided.clear()
+                known.proven_bytes = max(known.proven_bytes, row.peak_bound_bytes or 0)

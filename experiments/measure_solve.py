@@ -1,15 +1,13 @@
 """A solve as a measurement, with one form of row for every experiment that compares strategies."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import remat
-from experiments.build import costed
+from experiments.build import costed, extracted
 from experiments.documents import ROOT
 from experiments.registry import Case, Row
 from experiments.settings import configured_model
@@ -59,7 +57,7 @@ def graph_of(source: Source) -> remat.Graph:
             return load_costs(file, source["level"], set_name=source["set"])
         spec = spec_of(source)
         assert spec is not None
-        return costed(spec, source["cost"], load_gpu(source["gpu"]))
+        return costed(extracted(spec), source["cost"], load_gpu(source["gpu"]))
     own = next((path for path in (Path(source), ROOT / source) if path.is_file()), None)
     return remat.load_graph(own or published_folder(source.partition("/")[0]) / source)
 
@@ -108,8 +106,10 @@ def solve(
     """One row, of `solved`."""
     loaded = graph_of(graph)
     solution = solved(loaded, strategy, budget_bytes, **{name: others[name] for name in LIMITS}, **options)
-    if certificate and solution.certificate is not None:
-        _keep_better(solution.certificate, Path(certificate))
+    if certificate and (found := solution.certificate) is not None:
+        known = BoundCertificate.load(path) if (path := Path(certificate)).exists() else None
+        if known is None or known.graph_sha256 != found.graph_sha256 or known.bound < found.bound:
+            found.save(path)  # the file had none of the same graph with a better bound
     yield row_of(solution, loaded)
 
 
@@ -141,16 +141,3 @@ def row_of(solution: Solution, graph: remat.Graph) -> Row:
         "found_s": max(0.0, stats["trajectory"][-1][0] - start_s) if stats.get("trajectory") else None,
         "peak_memory_bytes": stats.get("solver_peak_memory_bytes"),
     }  # fmt: skip
-
-
-def _keep_better(found: BoundCertificate, path: Path) -> None:
-    """Write a certificate, unless the file has one of the same graph with a better bound."""
-    known = BoundCertificate.load(path) if path.exists() else None
-    if known is None or known.graph_sha256 != found.graph_sha256 or known.bound < found.bound:
-        found.save(path)
-
-
-def where_made(rows: Iterable[Row]) -> str:
-    """Dates and processors of rows, for the line above a table."""
-    rows = list(rows)
-    return ", ".join(dict.fromkeys(str(row[column]) for column in ("date", "cpu") for row in rows))

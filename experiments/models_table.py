@@ -1,16 +1,15 @@
 """Every configured model at each granularity, and every strategy with its options, for docs/reference."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from experiments.arguments import names_of
 from experiments.config import group_options
-from experiments.documents import DOCS, Column, Drawing, link_to, long_table_of, markdown_table
+from experiments.documents import Column, Drawing, grouped, links, long_table_of, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import configured_model
 from remat import registry
@@ -66,17 +65,14 @@ def measure(model: str, granularity: str) -> Iterator[Row]:
 @models.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """For each framework and granularity, the models and the range of their graphs' sizes."""
-    kinds: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        kinds.setdefault((row["framework"], row["granularity"]), []).append(row)
-    lines = []
+    lines, kinds = [], grouped(rows, itemgetter("framework", "granularity"))
     for (framework, granularity), members in kinds.items():
         sizes = [row["nodes"] for row in members if not row["error"]]
         operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else FAILED
         names = ", ".join(f"`{row['model']}`" for row in members)
         lines.append(f"- **{framework}, by {granularity}** ({operations}): {names}")
     every = long_table_of("models", rows, COLUMNS)
-    return Drawing("\n".join([*lines, f"\nEvery graph: {link_to(every, DOCS / PAGE)}."]), [every])
+    return Drawing("\n".join([*lines, f"\nEvery graph: {links(PAGE, every)}."]), [every])
 
 
 @experiment(page="reference/strategies.md", measures=False)

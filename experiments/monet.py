@@ -6,8 +6,6 @@ MONeT's program (Gurobi, up to 24 h, 12 threads) has of the same problem; the pu
 simulator; what each implementation costs beside the default one; and the sizes of both integer programs.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +15,12 @@ from typing import Any
 
 import remat
 from analysis import figures
-from analysis.charts import save_in_run
 from analysis.style import OURS
 from experiments.arguments import names_of, one_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table, values_of
+from experiments.documents import Column, Drawing, links, long_table_of, made, table_by_heads, table_of, values_of
 from experiments.measure_solve import LIMITS, graph_of, published_folder, row_of, solve_case, solved
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER, SCALES
+from experiments.settings import SCALES
 from experiments.store import code_of
 from remat.errors import InvalidInput
 from remat.files import read_json
@@ -224,41 +221,55 @@ def ratios(kind: str, network: str) -> Iterator[Row]:
 def page(rows: Sequence[Row]) -> Drawing:
     """Tables for the holes of the page, and both figures."""
     solves = ordered(rows)
-    every = LongTable("monet_solves", *_every(solves))
-    theirs = LongTable("monet_schedules", *_schedules([row for row in rows if row["kind"] == "schedules"]))
-    shown = [row for row in solves if row["strategy"] == OURS and row["level"] not in (CHECKMATES, WITH_INDICES)]
+    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("programs", "schedules", "ratios")}
+    every = long_table_of("monet_solves", solves, SOLVES)
+    theirs = long_table_of("monet_schedules", of_kind["schedules"], SCHEDULES)
+    ours = [row for row in solves if row["strategy"] == OURS]
+    shown = [row for row in ours if row["level"] not in (CHECKMATES, WITH_INDICES)]
+    with_all = [row for row in shown if row["level"] == SHOWN]
     drawn = {
-        f"monet_{name}": save_in_run(RUNS_FOLDER / "monet", f"monet_{name}", draw, of_networks(own))[0]
-        for name, draw, own in (
-            ("overhead", figures.monet_overhead, [row for row in shown if row["level"] == SHOWN]),
-            ("ablation", figures.monet_ablation, shown),
-        ) if own
+        name: draw(of_networks(own))
+        for name, draw, own in (("monet_overhead", figures.monet_overhead, with_all),
+                                ("monet_ablation", figures.monet_ablation, shown)) if own
     }  # fmt: skip
     limits = f"{values_of(solves, 'threads')} threads, {values_of(solves, 'time_limit_s')} s for each solve"
-    ours = [row for row in solves if row["strategy"] == OURS]
-    of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("programs", "schedules", "ratios")}
-    found = {
-        "budgets": _against_measured([row for row in shown if row["level"] == SHOWN]), "levels": _levels(ours),
-        "repeats": _repeats(ours), "pooling": _with_indices(ours), "schedules": _reproduced(of_kind["schedules"]),
-        "programs": _programs(of_kind["programs"]), "ratios": _ratios(of_kind["ratios"]),
+    holes = {
+        "made": f"{made(solves)}; {limits}." if solves else "",
+        "budgets": table_of(with_all, BUDGETS), "levels": table_by_heads(_levels(ours)),
+        "repeats": table_of([row for row in ours if row["backward_repeats"]], REPEATS),
+        "pooling": table_of(_with_indices(ours), POOLING),
+        "schedules": table_by_heads(_reproduced(of_kind["schedules"])),
+        "programs": table_by_heads(_programs(of_kind["programs"])),
+        "ratios": table_by_heads(_ratios(of_kind["ratios"])),
+        "solves": f"{links(PAGE, every, theirs)}.",
     }  # fmt: skip
-    holes = {"made": f"{made(solves)}; {limits}." if solves else ""}
-    holes |= {name: markdown_table(heads, lines) if lines else "" for name, (heads, lines) in found.items()}
-    holes["solves"] = f"{link_to(every, DOCS / PAGE)}, {link_to(theirs, DOCS / PAGE)}."
     return Drawing("\n\n".join(filter(None, holes.values())), [every, theirs], drawn, holes=holes)
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """The last row of each problem and strategy, by network, level and budget."""
+    """The last row of each problem and strategy, by network, level and budget, with percents and milliseconds."""
     last = {
         (row["network"], row["level"], row["budget_gib"], row["strategy"]): row
         for row in rows
         if row["kind"] == "solve"
     }
     networks = [*NETWORKS]
-    return [last[key] for key in sorted(
+    return [_with_percents(last[key]) for key in sorted(
         last, key=lambda key: (networks.index(key[0]), LEVELS.index(key[1]), -key[2], key[3] != OURS, key[3])
     )]  # fmt: skip
+
+
+def _with_percents(row: Row) -> Row:
+    ms, bound = (None if row["cost"] is None or ns is None else ns / 1e6 for ns in (row["cost"], row["bound"]))
+    return {
+        **row, "ms": ms, "bound_ms": bound, "to_logged": above(ms, row["logged_ms"]),
+        "above": above(ms, row["plain_ms"]), "logged_above": above(row["logged_ms"], row["plain_ms"]),
+    }  # fmt: skip
+
+
+def above(cost: float | None, other: float | None) -> float | None:
+    """By how many percent a cost exceeds another one."""
+    return None if cost is None or other is None else 100 * (cost / other - 1)
 
 
 def of_networks(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -266,154 +277,101 @@ def of_networks(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {label: own for name, label in NETWORKS.items() if (own := [row for row in rows if row["network"] == name])}
 
 
-def cost_ms(row: Row) -> float | None:
-    """Milliseconds of our plan."""
-    return None if row["cost"] is None else row["cost"] / 1e6
+def _columns(heads: str, *columns: Column) -> list[tuple[str, Column]]:
+    return list(zip(heads.split(" | "), columns, strict=True))
 
 
-def above(row: Row, ms: float | None, of: str = "plain_ms") -> str:
-    """By how many percent a cost exceeds another one of the row."""
-    return "" if ms is None or row[of] is None else f"{100 * (ms / row[of] - 1):+.2f} %"
+def _found(row: Row) -> str:
+    """Milliseconds of our plan, or why there is none."""
+    return row["status"].lower() if row["ms"] is None else f"{row['ms']:.2f}"
 
 
-def _ms(ms: float | None) -> str:
-    return "" if ms is None else f"{ms:.2f}"
+PLACE = (lambda row: NETWORKS[row["network"]], "{level}", "{budget_gib:g}")
+LOGGED = ("{logged_ms:.2f}", "{logged_bound_ms:.2f}", "{logged_s:,.0f}",
+          lambda row: str(SHORT.get(row["logged_status"], row["logged_status"])))  # fmt: skip
+SOLVED = (_found, "{to_logged:+.2f} %", "{bound_ms:.2f}", "{found_s:.1f}")
+BUDGETS = _columns(
+    "network | GiB | logged ms | bound | s | ended | modelled ms | to logged | bound | s | above plain, logged | "
+    "above plain, ours | peak GiB | measured overhead | measured GiB",
+    PLACE[0], PLACE[2], *LOGGED, *SOLVED, "{logged_above:+.2f} %", "{above:+.2f} %", "{peak_bytes:.2f/GiB}",
+    "{measured_overhead_percent:.2f} %", "{measured_gib:.2f}",
+)  # fmt: skip
+POOLING = _columns(
+    "network | GiB | logged ms | modelled ms, MONeT's set | with PyTorch's pooling | to MONeT's set | bound | peak GiB",
+    PLACE[0], PLACE[2], "{theirs[logged_ms]:.2f}", lambda row: _found(row["theirs"]), _found, "{to_theirs:+.2f} %",
+    "{bound_ms:.2f}", "{peak_bytes:.2f/GiB}",
+)  # fmt: skip
+REPEATS = _columns(
+    "network | level | GiB | repeats | logged ms | modelled ms | without repeats",
+    *PLACE, "{backward_repeats}", "{logged_ms:.2f}", "{ms:.2f}", "{once_ms:.2f}",
+)  # fmt: skip
+SOLVES = _columns(
+    "network | level | GiB | strategy | limit s | logged ms | logged bound | logged s | logged status | ours ms | "
+    "to logged | bound | s to the plan | status | peak GiB | plain ms | plain GiB | backward operations run again | "
+    "columns of MONeT's program | load | date",
+    *PLACE, "{strategy}", "{time_limit_s:g}", *LOGGED, *SOLVED, "{status}", "{peak_bytes:.2f/GiB}", "{plain_ms:.2f}",
+    "{plain_bytes:.2f/GiB}", "{backward_repeats}", "{program_columns}", "{load:.1f}", "{date}",
+)  # fmt: skip
+SCHEDULES = _columns(
+    "network | schedule | level | budget GiB | stored ms | ours ms | our peak GiB",
+    PLACE[0], "{file}", "{level}", "{budget_bytes:g/GiB}", "{stored_ms:.2f}", "{ours_ms:.2f}", "{peak_bytes:.4f/GiB}",
+)  # fmt: skip
 
 
-def _gib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / GIB:.2f}"
-
-
-def _logged(row: Row) -> list[str]:
-    """Cells of the log: objective, bound, seconds and how it ended."""
-    seconds = "" if row["logged_s"] is None else f"{row['logged_s']:,.0f}"
-    status = row["logged_status"]
-    return [_ms(row["logged_ms"]), _ms(row["logged_bound_ms"]), seconds, str(SHORT.get(status, status))]
-
-
-def _ours(row: Row) -> list[str]:
-    """Cells of our solve: cost (or why there is none), that above the logged one, bound, and seconds to the plan."""
-    found = _ms(cost_ms(row)) or str(row["status"]).lower()
-    bound = "" if row["bound"] is None or row["cost"] is None else _ms(row["bound"] / 1e6)
-    seconds = "" if row["found_s"] is None else f"{row['found_s']:.1f}"
-    return [found, above(row, cost_ms(row), "logged_ms"), bound, seconds]
-
-
-def _against_measured(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    heads = ["network", "GiB", "logged ms", "bound", "s", "ended", "modelled ms", "to logged", "bound", "s",
-             "above plain, logged", "above plain, ours", "peak GiB", "measured overhead", "measured GiB"]  # fmt: skip
-    return heads, [
-        [
-            NETWORKS[row["network"]], f"{row['budget_gib']:g}", *_logged(row), *_ours(row),
-            above(row, row["logged_ms"]), above(row, cost_ms(row)), _gib(row["peak_bytes"]),
-            *("" if row[key] is None else f"{row[key]:.2f}{unit}"
-              for key, unit in (("measured_overhead_percent", " %"), ("measured_gib", ""))),
-        ]
-        for row in rows
-    ]  # fmt: skip
-
-
-def _with_indices(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """A line for each solve with PyTorch's pooling, beside that of the same budget in MONeT's set."""
+def _with_indices(rows: Sequence[Row]) -> list[Row]:
+    """The solves with PyTorch's pooling, with those of the same budget in MONeT's set."""
     in_set = {(row["network"], row["budget_gib"]): row for row in rows if row["level"] == SHOWN}
-    lines = list[list[str]]()
-    for row in rows:
-        if row["level"] == WITH_INDICES and (theirs := in_set.get((row["network"], row["budget_gib"]))):
-            found, _, bound, _ = _ours(row)
-            less = above({**row, "theirs_ms": cost_ms(theirs)}, cost_ms(row), "theirs_ms")
-            lines.append([NETWORKS[row["network"]], f"{row['budget_gib']:g}", _ms(theirs["logged_ms"]),
-                          _ours(theirs)[0], found, less, bound, _gib(row["peak_bytes"])])  # fmt: skip
-    return ["network", "GiB", "logged ms", "modelled ms, MONeT's set", "with PyTorch's pooling", "to MONeT's set",
-            "bound", "peak GiB"], lines  # fmt: skip
+    pairs = [(row, in_set.get((row["network"], row["budget_gib"]))) for row in rows if row["level"] == WITH_INDICES]
+    return [{**row, "theirs": theirs, "to_theirs": above(row["ms"], theirs["ms"])} for row, theirs in pairs if theirs]
 
 
-def _levels(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _levels(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """A line for each network and level: at or below the logged objective, the largest excess, seconds."""
-    lines = list[list[str]]()
-    for name, label in NETWORKS.items():
+    for label, mine in of_networks(rows).items():
         for level in LEVELS_PUBLISHED:
-            own = [row for row in rows if (row["network"], row["level"]) == (name, level)]
-            both = [(cost_ms(row), row["logged_ms"]) for row in own]
-            known = [100 * (ours / theirs - 1) for ours, theirs in both if ours and theirs]
+            own = [row for row in mine if row["level"] == level]
+            known = [row["to_logged"] for row in own if row["to_logged"] is not None]
             times = [row["found_s"] for row in own if row["found_s"] is not None]
             logged = [row["logged_s"] for row in own if row["logged_ms"]]
             if own:
-                at_or_below = f"{sum(x <= NEAR for x in known)} of {len(known)}" if known else "no log"
-                lines.append([
-                    label, level, str(len(own)), at_or_below,
-                    *((f"{x:+.2f} %" for x in (min(known), max(known))) if known else ("", "")),
-                    str(sum(row["backward_repeats"] > 0 for row in own)),
-                    f"{max(times):.1f}" if times else "", f"{max(logged):,.0f}" if logged else "",
-                ])  # fmt: skip
-    return ["network", "level", "budgets", "at or below the log", "least", "most",
-            "repeat backward operations", "s to our plan, at most", "logged s, at most"], lines  # fmt: skip
+                yield {
+                    "network": label, "level": level, "budgets": str(len(own)),
+                    "at or below the log": f"{sum(x <= NEAR for x in known)} of {len(known)}" if known else "no log",
+                    "least": f"{min(known):+.2f} %" if known else "", "most": f"{max(known):+.2f} %" if known else "",
+                    "repeat backward operations": str(sum(row["backward_repeats"] > 0 for row in own)),
+                    "s to our plan, at most": f"{max(times):.1f}" if times else "",
+                    "logged s, at most": f"{max(logged):,.0f}" if logged else "",
+                }  # fmt: skip
 
 
-def _repeats(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """A line for each plan that repeats backward operations, beside what was found without."""
-    return ["network", "level", "GiB", "repeats", "logged ms", "modelled ms", "without repeats"], [
-        [NETWORKS[row["network"]], row["level"], f"{row['budget_gib']:g}", str(row["backward_repeats"]),
-         _ms(row["logged_ms"]), _ms(cost_ms(row)), _ms(row.get("once_ms"))]
-        for row in rows if row["backward_repeats"]
-    ]  # fmt: skip
-
-
-def _every(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    heads = ["network", "level", "GiB", "strategy", "limit s", "logged ms", "logged bound", "logged s", "logged status",
-             "ours ms", "to logged", "bound", "s to the plan", "status", "peak GiB", "plain ms", "plain GiB",
-             "backward operations run again", "columns of MONeT's program", "load", "date"]  # fmt: skip
-    return heads, [
-        [
-            NETWORKS[row["network"]], row["level"], f"{row['budget_gib']:g}", row["strategy"],
-            f"{row['time_limit_s']:g}", *_logged(row), *_ours(row), row["status"], _gib(row["peak_bytes"]),
-            _ms(row["plain_ms"]), _gib(row["plain_bytes"]), str(row["backward_repeats"]),
-            str(row["program_columns"] or ""), f"{row['load']:.1f}", row["date"],
-        ]
-        for row in rows
-    ]  # fmt: skip
-
-
-def _reproduced(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _reproduced(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """A line for each network: schedules, how many cost what is stored, the largest difference, peak to budget."""
-    lines = list[list[str]]()
     for label, own in of_networks(rows).items():
         apart = [abs(row["stored_ms"] - row["ours_ms"]) for row in own if row["stored_ms"] is not None]
         within = sum(row["peak_bytes"] <= row["budget_bytes"] for row in own)
-        lines.append([label, str(len(own)), f"{sum(x < 0.005 for x in apart)} of {len(apart)}", f"{max(apart):.2f} ms",
-                      f"{within} of {len(own)}"])  # fmt: skip
-    return ["network", "published schedules", "equal to a hundredth of a ms", "largest difference",
-            "peak within the budget"], lines  # fmt: skip
+        yield {
+            "network": label, "published schedules": str(len(own)),
+            "equal to a hundredth of a ms": f"{sum(x < 0.005 for x in apart)} of {len(apart)}",
+            "largest difference": f"{max(apart):.2f} ms", "peak within the budget": f"{within} of {len(own)}",
+        }  # fmt: skip
 
 
-def _programs(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _programs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """A line for each network, the smallest first: columns by rows of both programs, logged and ours."""
-    lines = [
-        [label, str(own[0]["operations"]), *(
-            " by ".join(f"{row[of + key]:,}" for key in SIZES) if row[of + "rows"] else ""
-            for row in own for of in ("logged_", "")
-        )]
-        for label, own in sorted(of_networks(rows).items(), key=lambda each: each[1][0]["operations"])
-    ]  # fmt: skip
-    return ["network", "operations", *(f"{of} program, {by}" for of in ("MONeT's", "Checkmate's")
-                                       for by in ("logged", "ours"))], lines  # fmt: skip
+    for label, own in sorted(of_networks(rows).items(), key=lambda each: each[1][0]["operations"]):
+        yield {"network": label, "operations": str(own[0]["operations"])} | {
+            f"{of} program, {by}": " by ".join(f"{row[start + key]:,}" for key in SIZES) if row[start + "rows"] else ""
+            for of, row in zip(("MONeT's", "Checkmate's"), own, strict=True)
+            for by, start in (("logged", "logged_"), ("ours", ""))
+        }
 
 
-def _schedules(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    return ["network", "schedule", "level", "budget GiB", "stored ms", "ours ms", "our peak GiB"], [
-        [NETWORKS[row["network"]], row["file"], row["level"], f"{row['budget_bytes'] / GIB:g}", _ms(row["stored_ms"]),
-         _ms(row["ours_ms"]), f"{row['peak_bytes'] / GIB:.4f}"]
-        for row in rows
-    ]  # fmt: skip
-
-
-def _ratios(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _ratios(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """A line for each operation and implementation, a column for each network."""
-    lines = dict.fromkeys((row["operation"], row["implementation"]) for row in rows)
     of = {(row["network"], row["operation"], row["implementation"]): row["ms"] / row["default_ms"] for row in rows}
-    networks = [name for name in NETWORKS if any(row["network"] == name for row in rows)]
-    return ["operation", "implementation", *(NETWORKS[name] for name in networks)], [
-        [operation.rpartition("::")[2], implementation,
-         *(f"{of[name, operation, implementation]:.2f}" if (name, operation, implementation) in of else ""
-           for name in networks)]
-        for operation, implementation in sorted(lines)
-    ]  # fmt: skip
+    networks = {name: label for name, label in NETWORKS.items() if any(row["network"] == name for row in rows)}
+    for operation, implementation in sorted({(row["operation"], row["implementation"]) for row in rows}):
+        ratios = ((label, of.get((name, operation, implementation))) for name, label in networks.items())
+        yield {"operation": operation.rpartition("::")[2], "implementation": implementation} | {
+            label: "" if ratio is None else f"{ratio:.2f}" for label, ratio in ratios
+        }

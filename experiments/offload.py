@@ -1,17 +1,14 @@
 """What copies to the host are worth beside recomputation, by the rate of the link, see docs/results/offload.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from analysis import figures
-from analysis.charts import save_in_run
 from analysis.style import style_of
 from experiments.arguments import names_of
-from experiments.documents import Drawing, markdown_table
-from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
+from experiments.documents import Drawing, made, table_of
+from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER
 from remat.errors import InvalidInput
 
 GIB = 2**30
@@ -56,26 +53,21 @@ def offload(
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each budget and rate, and the figure."""
     found = {(row["network"], row["budget"], row["rate"], row["strategy"]): row for row in rows}
-    rules = [style_of(rule).label for rule in RULES]
-    heads = ["network", "budget", "GB/s", *rules, "recompute only", "both", "bound", "gap"]
-    lines = []
+    networks, lines = [*NETWORKS], list[dict[str, Any]]()
     both_of = [key[:3] for key in found if key[3] == JOINT and key[2]]
-    networks = [*NETWORKS]
     for network, budget, rate in sorted(both_of, key=lambda key: (networks.index(key[0]), -key[1], key[2])):
         both = found[network, budget, rate, JOINT]
-        others = [found.get((network, budget, rate, rule)) for rule in RULES]
-        others.append(found.get((network, budget, 0.0, JOINT)))
+        rules = {rule: found.get((network, budget, rate, rule), {}).get("overhead") for rule in RULES}
         bound = None if both["bound"] is None else both["bound"] / both["total_cost"] - 1
-        gap = None if both["cost"] is None or bound is None else both["gap"]
-        lines.append([
-            network, f"{budget:.0%}" if budget < 1 else f"{budget:g} GiB", f"{rate:g}",
-            *(_percent(None if row is None else row["overhead"]) for row in (*others, both)), _percent(bound),
-            _percent(gap),
-        ])  # fmt: skip
-    drawn = save_in_run(RUNS_FOLDER / "offload", "offload", figures.offload, rows)
-    table = markdown_table(heads, lines, "lr" + "r" * (len(heads) - 2))
-    return Drawing(f"{where_made(rows)}.\n\n{table}", figures={"offload": drawn[0]})
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.2%}"
+        lines.append({
+            **both, **rules, "only": found.get((network, budget, 0.0, JOINT), {}).get("overhead"), "bound": bound,
+            "size": f"{budget:.0%}" if budget < 1 else f"{budget:g} GiB",
+            "gap": None if both["cost"] is None or bound is None else both["gap"],
+        })  # fmt: skip
+    columns = {
+        "network": "{network}", "budget": "{size}", "GB/s": "{rate:g}",
+        **{style_of(rule).label: f"{{{rule}:.2%}}" for rule in RULES}, "recompute only": "{only:.2%}",
+        "both": "{overhead:.2%}", "bound": "{bound:.2%}", "gap": "{gap:.2%}",
+    }  # fmt: skip
+    table = table_of(lines, columns, "lr" + "r" * (len(columns) - 2))
+    return Drawing(f"{made(rows)}.\n\n{table}", figures={"offload": figures.offload(rows)})

@@ -7,8 +7,6 @@ The numbers come from the study of Checkmate (`scale=study`), from `experiment=m
 nothing is solved here. A paper without a study is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +16,6 @@ from statistics import geometric_mean
 
 from analysis import figures, overhead
 from analysis.batches import OPTIMUM, continuous, max_found, network_label
-from analysis.charts import save_in_run
 from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
@@ -27,12 +24,11 @@ from analysis.results import PAPERS_HEURISTICS
 from analysis.style import OURS, label_of
 from experiments import checkmate, monet
 from experiments.compiled import steps_of
-from experiments.documents import DOCS, Drawing, LongTable, link_to, made, markdown_table
+from experiments.documents import Drawing, LongTable, grouped, links, made, markdown_table
 from experiments.dtr import networks_of
 from experiments.explain import answers
 from experiments.registry import Row, experiment
 from experiments.rivals import pairs
-from experiments.settings import RUNS_FOLDER
 from experiments.store import Table
 
 # Ours is at a published number that it misses by less, because papers print few digits: as a share, and in points of
@@ -44,7 +40,6 @@ AS_PUBLISHED = 0.05  # a baseline's number is as published if it differs by no m
 BETTER, WORSE, SAME, DIFFERS, OPEN = "at or better", "worse", "as published", "differs", "no result"
 CLAIM_HEADS = ("by", "what", "claimed", "reproduced", "modelled", "measured")
 RECORDED = (("resnet50_b184", "5 GiB"), ("unet_b11", "5 GiB"), ("unet_b11", "6 GiB"))
-FIGURE = "resnet50_records"
 BUDGET = re.compile(r", ([\d.]+) GiB")
 LARGER_ON, LARGER_RULE = "mobilenet", "published_stated"
 PAGE = "results/index.md"
@@ -170,7 +165,7 @@ def logged(rows: Sequence[Row]) -> Iterator[Number]:
             what = f"{monet.NETWORKS[row['network']]}, {row['level']}, {row['budget_gib']:g} GiB: logged ms"
             cause = f"{row['time_limit_s']:g} s on {row['threads']} threads; Gurobi took {row['logged_s']:,.0f} s"
             yield Number("Gurobi, up to 24 h" if is_checkmates else "MONeT", what, round(row["logged_ms"], 2),
-                         monet.cost_ms(row), cause, tolerance=MS)  # fmt: skip
+                         row["ms"], cause, tolerance=MS)  # fmt: skip
 
 
 def moccasin() -> Iterator[Number]:
@@ -191,25 +186,15 @@ def slowdowns() -> Iterator[Number]:
                          "published slowdowns contain the method's own time", is_baseline=True)  # fmt: skip
 
 
-def ratios(study: Study) -> Iterator[Number]:
-    """Checkmate's ratios to heuristics: of a step's cost, and of the largest batch."""
-    yield from speedup(study)
-    yield from larger(study)
-
-
-PARTS = {  # [part of Checkmate's study] its numbers
-    "fig6": batches,
-    "fig5": heuristics,
-    "stages": stages,
-    "claims": ratios,
-}
+# (part of Checkmate's study, its numbers)
+PARTS = (("fig6", batches), ("fig5", heuristics), ("stages", stages), ("fig5", speedup), ("fig6", larger))
 
 
 def numbers() -> Iterator[Number]:
     """All of them, from the rows that there are."""
     study = checkmate.stored_study()
-    for part, numbers_of in PARTS.items():
-        if {"claims": "fig6"}.get(part, part) in study.heads:
+    for part, numbers_of in PARTS:
+        if part in study.heads:
             yield from numbers_of(study)
     yield from logged(monet.ordered(Table("monet").rows()))
     yield from moccasin()
@@ -220,35 +205,31 @@ def numbers() -> Iterator[Number]:
 def peers() -> Drawing:
     """Page: published numbers beside ours, at or better, or worse and why."""
     found = list(numbers())
-    shown = [_headline(number) for paper, what in HEADLINES for number in found
+    first = [number for paper, what in HEADLINES for number in found
              if number.paper == paper and number.what.startswith(what)]  # fmt: skip
+    shown = [  # a baseline's number is reproduced, ours is modelled
+        [paper, what, published, *((ours, "") if number.is_baseline else ("", ours)), ""]
+        for number in first for paper, what, published, ours, *_ in [number.cells()]
+    ]  # fmt: skip
     counts = Counter((number.paper, number.verdict) for number in found)
     papers = dict.fromkeys(number.paper for number in found)
     every = LongTable("peers", HEADS, [number.cells() for number in found])
     worse = list(_grouped([number for number in found if number.verdict == WORSE]))
     text = "\n\n".join([
-        claims(shown),
+        markdown_table(CLAIM_HEADS, [*_recorded(), *shown, *_rivals(), *_online(), *_executed()], "llrrrr"),
         markdown_table(["paper", "numbers", *VERDICTS],
                        [[paper, str(sum(counts[paper, v] for v in VERDICTS)),
                          *(str(counts[paper, v]) for v in VERDICTS)] for paper in papers]),
         "Those that are worse:" if worse else "None of these is worse.",
         *([markdown_table(HEADS, worse, "llrrrl")] if worse else []),
-        f"Every number: {link_to(every, DOCS / PAGE)}.",
+        f"Every number: {links(PAGE, every)}.",
     ])  # fmt: skip
-    return Drawing(text, [every], {FIGURE: figure()})
-
-
-def _headline(number: Number) -> list[str]:
-    """The cells of a number in the first table: a baseline's is reproduced, ours is modelled."""
-    _, what, published, ours, *_ = number.cells()
-    return [number.paper, what, published, *((ours, "") if number.is_baseline else ("", ours)), ""]
+    return Drawing(text, [every], {"resnet50_records": figures.records(solves("resnet50_b184"))})
 
 
 def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
     """The cells of these numbers; one line for those of several budgets that have one cause."""
-    groups: dict[tuple[str, str, str], list[Number]] = {}
-    for number in worse:
-        groups.setdefault((number.paper, BUDGET.sub("", number.what), number.cause), []).append(number)
+    groups = grouped(worse, lambda number: (number.paper, BUDGET.sub("", number.what), number.cause))
     for (_, what, _), own in groups.items():
         cells = [number.cells() for number in own]
         if len(own) == 1:
@@ -259,20 +240,6 @@ def _grouped(worse: Sequence[Number]) -> Iterator[list[str]]:
         unit = " %" if own[0].signed else ""
         ratio = "" if own[0].signed else joined[4]
         yield [own[0].paper, f"{what} at {budgets} GiB", joined[2] + unit, joined[3] + unit, ratio, cells[0][5]]
-
-
-def claims(of_papers: Sequence[Sequence[str]]) -> str:
-    """One table of what others claim, and of what is reproduced, modelled and measured here.
-
-    Args:
-        of_papers: more lines, of `CLAIM_HEADS`.
-    """
-    return markdown_table(CLAIM_HEADS, [*_recorded(), *of_papers, *_rivals(), *_online(), *_executed()], "llrrrr")
-
-
-def figure() -> Path:
-    """ResNet50 on the P100: recorded solves and ours."""
-    return save_in_run(RUNS_FOLDER / "peers", FIGURE, figures.records, solves("resnet50_b184"))[0]
 
 
 def solves(network: str) -> list[Row]:
@@ -350,8 +317,5 @@ def readme() -> Drawing:
     run = next(sweep.run for sweep in sweeps.sweeps(study.document("fig5"), study) if sweep.label == "VGG19")
     data = overhead_data(run)
     assert data is not None
-    drawn = {
-        "training": save_in_run(RUNS_FOLDER / "readme", "training", figures.compiled, models)[0],
-        "vgg19_sweep": save_in_run(RUNS_FOLDER / "readme", "vgg19_sweep", overhead.draw, data, run)[0],
-    }
+    drawn = {"training": figures.compiled(models), "vgg19_sweep": overhead.draw(data, run)}
     return Drawing(markdown_table(["`remat explain`, on an H100", *columns], told), figures=drawn)

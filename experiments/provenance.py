@@ -1,7 +1,5 @@
 """The provenance of a row: commit, versions, machine."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -14,8 +14,6 @@ default. A first argument ``settings``, without a default, is the checked config
 What a command line needs is read from the file's text, because importing all experiments takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import math
@@ -190,7 +188,10 @@ def _in_file(file: Path, text: str) -> Iterator[Listed]:
     except SyntaxError as error:
         raise InvalidInput(f"{file}, line {error.lineno}: {error.msg}") from None
     for node in tree.body:
-        marks = [each for each in map(_mark, node.decorator_list) if each] if isinstance(node, ast.FunctionDef) else []
+        marks = [
+            each for each in (node.decorator_list if isinstance(node, ast.FunctionDef) else ())
+            if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == "experiment"
+        ]  # fmt: skip
         if isinstance(node, ast.FunctionDef) and marks:
             takes_settings = node.args.args[:1] and node.args.args[0].arg == "settings"
             arguments = node.args.args[1 if takes_settings else 0 :]
@@ -204,13 +205,6 @@ def _in_file(file: Path, text: str) -> Iterator[Listed]:
             summary = (ast.get_docstring(node) or "").partition("\n")[0]
             has_graphs = any(keyword.arg == "has_graphs" for keyword in marks[0].keywords)
             yield Listed(node.name, file, summary, keys, bool(takes_settings), has_graphs)
-
-
-def _mark(decorator: ast.expr) -> ast.Call | None:
-    """The decorator if it registers an experiment."""
-    if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == "experiment":
-        return decorator
-    return None
 
 
 def module_of(file: Path) -> Any:

@@ -1,12 +1,10 @@
 """MOCCASIN by its own method on its published graphs, beside the published values and the portfolio."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.documents import Drawing, markdown_table
-from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
+from experiments.documents import Column, Drawing, made, table_of
+from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
 from experiments.solver_cases import PUBLISHED
 
@@ -37,20 +35,18 @@ def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     return [(theirs, ours) for theirs, ours in both if theirs is not None and ours is not None]
 
 
+COLUMNS: Sequence[tuple[str, Column]] = (
+    ("graph", lambda both: Path(both["theirs"]["graph"]).stem), ("budget", "{theirs[share]:.0%}"),
+    ("published: overhead, seconds (16 workers)", "{theirs[published_percent]:g} %, {theirs[published_s]:g} s"),
+    ("`moccasin`", lambda both: "none in {time_limit_s:g} s".format(**both["theirs"])
+     if both["theirs"]["overhead"] is None else f"{both['theirs']['overhead']:.2%}"),
+    ("its last plan after", "{theirs[found_s]:.1f} s"), ("portfolio", "{ours[overhead]:.2%}"),
+    ("its last plan after", "{ours[found_s]:.1f} s"), ("its gap", "{ours[gap]:.2%}"),
+)  # fmt: skip
+
+
 @rivals.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """A line for each published value."""
-    heads = ["graph", "budget", "published: overhead, seconds (16 workers)", "`moccasin`", "its last plan after",
-             "portfolio", "its last plan after", "its gap"]  # fmt: skip
-    lines = [
-        [
-            Path(theirs["graph"]).stem, f"{theirs['share']:.0%}",
-            f"{theirs['published_percent']:g} %, {theirs['published_s']:g} s",
-            f"none in {theirs['time_limit_s']:g} s" if theirs["overhead"] is None else f"{theirs['overhead']:.2%}",
-            "" if theirs["found_s"] is None else f"{theirs['found_s']:.1f} s",
-            f"{ours['overhead']:.2%}", f"{ours['found_s']:.1f} s", f"{ours['gap']:.2%}",
-        ]
-        for theirs, ours in pairs(rows)
-    ]  # fmt: skip
-    threads = ", ".join(dict.fromkeys(str(row["threads"]) for row in rows))
-    return Drawing(f"{where_made(rows)}, {threads} threads.\n\n{markdown_table(heads, lines)}")
+    table = table_of([{"theirs": theirs, "ours": ours} for theirs, ours in pairs(rows)], COLUMNS)
+    return Drawing(f"{made(rows, threads='threads')}.\n\n{table}")

@@ -4,22 +4,20 @@ The P100 profiles published with monet-schedules have each operation's kind and 
 own graphs of the five networks have the same operations in the same order, with their work.
 """
 
-from __future__ import annotations
-
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import spearmanr
 
 from analysis import figures
-from analysis.charts import save_in_run
-from experiments.documents import DOCS, Drawing, LongTable, link_to, markdown_table
+from experiments.documents import Drawing, LongTable, links, markdown_table
 from experiments.measure_solve import MONET_COSTS, published_folder
 from experiments.registry import experiment
-from experiments.settings import RUNS_FOLDER, configured_model
+from experiments.settings import configured_model
 from remat.cost import apply_cost
 from remat.cost.gpu import EFFICIENCY, Gpu, load_gpu, operation_class
 from remat.cost.roofline import efficiency_keys, operation_ns
@@ -28,7 +26,6 @@ from remat.frontends.monet import BATCHES, monet_graph, read_costs
 from remat.graph import Work
 
 PAGE = "results/roofline.md"
-RUN = RUNS_FOLDER / "roofline"
 TICK_NS = 10_000  # times are rounded to this
 FITTED = ("vgg16_b176", "resnet50_b184", "unet_b11")  # networks to which the default efficiencies were fitted
 OF_CONVOLUTIONS = ("convolution traffic", "weight gradients")
@@ -125,17 +122,13 @@ def fit(
     return rates
 
 
-def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Rank correlation, where ties share their mean rank; NaN where one side is constant."""
-    ranks = [rankdata(x), rankdata(y)]
-    return float(np.corrcoef(ranks)[0, 1]) if all(np.ptp(r) > 0 for r in ranks) else math.nan
-
-
 def scores(pairs: Sequence[Timed], gpu: Gpu, rates: Rates | None = None) -> tuple[float, float, float]:
     """(rank correlation, median relative error, total predicted / total measured); arguments as `predict_ns`."""
     measured, predicted = np.array([p.measured_ns for p in pairs], dtype=float), predict_ns(pairs, gpu, rates)
     error = np.abs(predicted - measured) / measured
-    return spearman(measured, predicted), float(np.median(error)), float(predicted.sum() / measured.sum())
+    with warnings.catch_warnings(action="ignore"):  # of a side that is constant: NaN
+        rank = spearmanr(measured, predicted).statistic  # pyright: ignore[reportAttributeAccessIssue]
+    return float(rank), float(np.median(error)), float(predicted.sum() / measured.sum())
 
 
 def compared(folder: Path) -> dict[str, list[Timed]]:
@@ -213,7 +206,6 @@ def roofline() -> Drawing:
     gpu = load_gpu("p100")
     times = {name: (np.array([pair.measured_ns for pair in pairs], dtype=float), predict_ns(pairs, gpu))
              for name, pairs in compared(folder).items()}  # fmt: skip
-    figure = save_in_run(RUN, "roofline", figures.roofline, times)[0]
     text, long = comparison(folder)
-    links = f"Tables: {', '.join(link_to(table, DOCS / PAGE) for table in long)}."
-    return Drawing("\n\n".join([text, frontend_table(folder), links]), long, {"roofline": figure})
+    text = "\n\n".join([text, frontend_table(folder), f"Tables: {links(PAGE, *long)}."])
+    return Drawing(text, long, {"roofline": figures.roofline(times)})

@@ -4,8 +4,6 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 ``docs/``; ``again=true`` measures finished cases, too, each once, also if Ctrl-C comes between.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -20,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_tables
+from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_figures, write_tables
 from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
 from experiments.registry import FOLDER, Case, Experiment, Listed, Row, module_of
@@ -40,9 +38,8 @@ def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings
         values: keys of the experiment and of all experiments.
     """
     experiment = listed.load()
-    keeps, draws_only = bool(values.get("keep")), bool(values.get("draw"))
+    keeps, draws_only = bool(values.get("keep")), bool(values.get("draw")) or not experiment.measures
     table = Table(listed.name, keep=keeps, again=bool(values.get("again")))
-    draws_only = draws_only or not experiment.measures
     failed = [] if draws_only else _measure(listed, experiment, values, settings, table, console)
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
@@ -79,14 +76,14 @@ def _measured(
 ) -> list[str]:  # fmt: skip
     """Measure cases, and store their rows as they finish; returns a line for each that failed."""
     failed = list[str]()
-    with _engine(listed, cases, settings) as engine, SolveProgress(console, engine.at_once) as progress:
+    with _engine(listed, cases, settings) as engine, SolveProgress(console) as progress:
         jobs = [CaseJob(listed.file, case) for case in cases]
         alone = [job for job in jobs if job.case.solves is None]
-        progress.expect([float("inf")] * len(alone))
+        progress.expect(len(alone))
         for job in alone:
             engine.submit(job)
         for job, result in finished_jobs(engine, progress):
-            progress.finished(f"{job.label}: {duration(job.wall_s)}", job.wall_s)
+            progress.finished(f"{job.label}: {duration(job.wall_s)}")
             failed += _put(listed, table, job, result)
         for job in jobs:
             if job.case.solves is not None:
@@ -105,7 +102,7 @@ def _engine(listed: Listed, cases: Sequence[Case], settings: Settings) -> Engine
     return make_engine(settings.engine, jobs, settings.threads, settings.address)
 
 
-def _put(listed: Listed, table: Table, job: CaseJob, result: list[dict[str, Any]] | RematError) -> list[str]:
+def _put(listed: Listed, table: Table, job: "CaseJob", result: list[dict[str, Any]] | RematError) -> list[str]:
     """Store the rows of a case, and return the line of its error; the output of one that crashed becomes a file."""
     output = RUNS_FOLDER / listed.name / "failed" / f"{job.key}.txt"
     output.unlink(missing_ok=True)
@@ -221,7 +218,7 @@ class CaseJob:
     def failed(self, message: str) -> RematError:
         return RematError(message)
 
-    def sent(self) -> CaseJob:
+    def sent(self) -> "CaseJob":
         return CaseJob(self.file, self.case)
 
     def run_on(self, node: str, cpu: str) -> list[dict[str, Any]] | RematError:
@@ -241,7 +238,8 @@ def _draw(name: str, experiment: Experiment, keeps: bool, console: Console) -> N
     path = RUNS_FOLDER / name / f"{name}.md"
     write_text(path, drawing.text + "\n")
     console.print(drawing.text, markup=False, soft_wrap=True)
-    say_written(console, [path, *write_tables(drawing, path.parent), *drawing.figures.values(), *drawing.files])
+    written = [*write_tables(drawing, path.parent), *write_figures(drawing, path.parent)]
+    say_written(console, [path, *written, *drawing.files])
 
 
 def drawing_of(name: str, experiment: Experiment) -> Drawing:
@@ -250,11 +248,14 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
     Raises:
         InvalidInput: there are none.
     """
+    from analysis.charts import style_context  # late: it imports matplotlib
+
     rows = Table(name).rows() if experiment.measures else []
     if experiment.measures and not rows:
         raise InvalidInput(f"no rows of {name}; run it without draw=true: python run.py experiment={name}")
     assert experiment.draw is not None
-    return experiment.draw(rows)
+    with style_context():
+        return experiment.draw(rows)
 
 
 def _work(asked: Path, made: Path) -> int:

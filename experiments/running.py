@@ -1,7 +1,5 @@
 """One run, from its settings to the paths of its table, figures and page."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -51,14 +49,15 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
     if experiment in experiments():
         return run_experiment(listed(experiment), keys_of(cfg), settings, console)
     engine = make_engine(settings.engine, settings.jobs, settings.threads, settings.address)
-    with console.status(f"building {_what(settings)} ..."):
+    what = settings.graph_file if settings.spec is None else f"{settings.spec.name} ({settings.spec.framework})"
+    with console.status(f"building {what} ..."):
         subject, remarks = build_quietly(settings)
     if subject.graph.has_implementations:
         settings = for_implementations(cfg, settings)
     for remark in remarks:
         console.print(f"warning: {remark}", markup=False)
     head = _head(cfg, settings, subject, experiment, folder)
-    with engine, SolveProgress(console, engine.at_once) as progress:
+    with engine, SolveProgress(console) as progress:
         solves = Solves(settings, Store(STORE_FOLDER), engine, progress, console)
         graph_run = solves.graph_run(subject, experiment)
         _introduce(console, subject, settings, graph_run.store_all_peak_bytes)
@@ -93,10 +92,6 @@ def _run(cfg: DictConfig, settings: Settings, experiment: str, console: Console,
         return 1
     has_plan = any(row.cost is not None for row in rows)
     return 0 if has_plan or settings.budget_bytes is None else 1
-
-
-def _what(settings: Settings) -> str:
-    return str(settings.graph_file) if settings.spec is None else f"{settings.spec.name} ({settings.spec.framework})"
 
 
 def _introduce(console: Console, subject: Subject, settings: Settings, store_all_bytes: int) -> None:

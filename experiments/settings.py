@@ -1,7 +1,5 @@
 """From a composed configuration to checked settings, so that a user's mistakes fail early."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from remat.frontends.spec import DTYPES, FRAMEWORKS, GRANULARITIES, ModelSpec
 from remat.incumbent import GAP_TOLERANCE
 from remat.link import Link
 from remat.plan import parse_scope
-from remat.problem import ACCOUNTINGS
+from remat.problem import ACCOUNTINGS, SolveOptions
 from remat.registry import get_strategy, strategies
 from remat.units import parse_size
 
@@ -116,22 +114,24 @@ def read_settings(cfg: DictConfig) -> Settings:
     if OmegaConf.is_list(budget) and not several:
         raise InvalidInput("budget is an empty list; write sizes, or budget=sweep")
     budget_bytes = None if is_sweep or several else _budget(budget)
-    _at_least("points", cfg.points, 2)
-    _at_least("seed", cfg.seed, 0)
-    _at_least("threads", cfg.threads, 1)
-    _at_least("work_limit", cfg.work_limit, 1)
+    for key, least in {"points": 2, "seed": 0, "threads": 1, "work_limit": 1}.items():
+        _at_least(key, cfg[key], least)
     _at_least("engine.jobs", cfg.engine.jobs, 1)
     if not 0 < cfg.time_limit < float("inf"):
         raise InvalidInput(f"time_limit must be a positive number of seconds, not {cfg.time_limit:g}")
     if not 0 <= cfg.target_gap <= 1:
         raise InvalidInput(f"target_gap must be from 0 to 1 (0.01 is 1 %), not {cfg.target_gap:g}")
+    SolveOptions(cfg.time_limit, threads=cfg.threads, work_limit=cfg.work_limit).checked()  # not too many either
     if cfg.device is not None:
         one_of("device", cfg.device, DEVICES)
     if cfg.logger.name == "wandb":
         one_of("logger.mode", cfg.logger.mode, WANDB_MODES)
     if cfg.instances is not None and not Path(cfg.instances).is_dir():
         raise InvalidInput(f"instances={cfg.instances}: no such folder")
-    gpu = _gpu(cfg)
+    try:
+        gpu = Gpu(**as_dict(cfg.gpu))
+    except TypeError as error:
+        raise InvalidInput(f"gpu: {error}") from None
     quick = cfg.scale == "quick"
     link = _link(cfg, gpu)
     names = _strategies(cfg.strategies, link is not None)  # imports them, which takes longer than the other checks
@@ -230,13 +230,6 @@ def _options(cfg: DictConfig, names: tuple[str, ...]) -> dict[str, dict[str, Any
     for name in names:
         get_strategy(name).check_options(options[name])
     return options
-
-
-def _gpu(cfg: DictConfig) -> Gpu:
-    try:
-        return Gpu(**as_dict(cfg.gpu))
-    except TypeError as error:
-        raise InvalidInput(f"gpu: {error}") from None
 
 
 def _link(cfg: DictConfig, gpu: Gpu) -> Link | None:

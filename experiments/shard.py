@@ -1,7 +1,5 @@
 """Promised and measured peaks of the ranks of a sharded step, see docs/results/shard.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from experiments.documents import Column, Drawing, made, table_of

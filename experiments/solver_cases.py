@@ -1,7 +1,5 @@
 """What the solvers are asked: published instances with recorded results, and graphs of the same kinds and larger."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,8 +108,9 @@ def published(folder: Path) -> Iterator[Instance]:
         name, source = f"{kind}/{path.stem}", f"{kind}/{path.name}"
         mine = sorted((r for r in records if r["instance"] == name and r["cost_ns"]), key=lambda r: r["budget_bytes"])
         for r in mine:
+            gap = None if r.get("bound_ns") is None else 1 - r["bound_ns"] / r["cost_ns"]
             record = {"record_cost": r["cost_ns"], "record_proven": r["status"].startswith("optimal"),
-                      "record_s": r["solve_s"], "record_gap": _record_gap(r)}  # fmt: skip
+                      "record_s": r["solve_s"], "record_gap": gap}  # fmt: skip
             yield Instance(name, source, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record=record)
         for share in () if mine else SHARES.get(kind, SHARES["generated"]):
             scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
@@ -124,12 +123,6 @@ def graph_files(folder: Path) -> list[Path]:
     """The graphs of a folder of instances; other documents may stand beside them."""
     paths = sorted(folder.glob("*/*.json"))
     return [path for path in paths if str(read_json(path).get("format")).startswith("remat-graph/")]
-
-
-def _record_gap(record: Mapping[str, Any]) -> float | None:
-    """(cost - bound) / cost of a recorded result; None if its bound is not recorded."""
-    bound = record.get("bound_ns")
-    return None if bound is None else 1 - bound / record["cost_ns"]
 
 
 def generated() -> Iterator[Instance]:

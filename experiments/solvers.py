@@ -3,20 +3,17 @@
 Also the two formulations of Checkmate's MILP, and the search against the size of the graph.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from analysis import figures
-from analysis.charts import save_in_run
 from experiments.arguments import pattern
-from experiments.documents import DOCS, Column, Drawing, LongTable, link_to, markdown_table, table_of
-from experiments.measure_solve import graph_of, share_of_peak, solve_case, where_made
+from experiments.documents import Column, Drawing, grouped, links, long_table, made, markdown_table, table_of, values_of
+from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
 from experiments.settings import RUNS_FOLDER
 from experiments.solver_cases import Instance, above_once, asked_for, goals, instances, median_of
@@ -78,18 +75,20 @@ def chosen(only: str) -> list[Instance]:
 def page(rows: Sequence[Row]) -> Drawing:
     """Tables of each strategy. Of several seeds, the solve of the median gap counts."""
     filled = [{**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in rows]
-    long = LongTable("solvers_time_limit", COLUMNS, [["" if row[c] is None else str(row[c]) for c in COLUMNS]
-                                                    for row in filled])  # fmt: skip
+    long = long_table("solvers_time_limit", [{column: row[column] for column in COLUMNS} for row in filled])
     parts = [_tables([row for row in filled if row["strategy"] == name])
              for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip
-    text = "\n\n".join([*parts, f"Tables: {link_to(long, DOCS / PAGE)}."])
+    text = "\n\n".join([*parts, f"Tables: {links(PAGE, long)}."])
     return Drawing(text, [long])
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> str:
     medians, stale = _without_stale(_medians(rows))
+    seeds = len({row["seed"] for row in rows})
+    shown = "one seed" if seeds == 1 else f"up to {seeds} seeds; the solve of the median gap is shown"
+    what = f"{values_of(rows, 'strategy')}, {values_of(rows, 'time_limit_s')} s for each solve"
     return "\n\n".join([
-        _where(rows) + stale,
+        f"{made(rows)}: {what}, {values_of(rows, 'threads')} threads, {shown}.{stale}",
         markdown_table(["instances", "seconds", "recorded or published by", "solves", "as good or better", "proven",
                         "bounds as asked for", "seconds to 1 % of the final cost, median"], _summary(medians)),
         markdown_table(["instance", "scope", "budget", "seconds", "bound above once, %", "gap, %", "asked for",
@@ -99,11 +98,7 @@ def _tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def _medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The row of the median gap of each case."""
-    cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(
-            (row["time_limit_s"], row["target_gap"], row["instance"], row["budget"], row["scope"]), []
-        ).append(row)
+    cases = grouped(rows, itemgetter("time_limit_s", "target_gap", "instance", "budget", "scope"))
     return [median_of(found, lambda row: row["gap"]) for found in cases.values()]
 
 
@@ -133,18 +128,6 @@ def _without_stale(medians: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
     return [row for row in medians if row not in stale], words
 
 
-def _where(rows: Sequence[dict[str, Any]]) -> str:
-    def each(column: str) -> str:
-        return ", ".join(
-            f"{x:g}" if isinstance(x, float) else str(x) for x in dict.fromkeys(row[column] for row in rows)
-        )
-
-    seeds = len({row["seed"] for row in rows})
-    shown = "one seed" if seeds == 1 else f"up to {seeds} seeds; the solve of the median gap is shown"
-    return (f"{where_made(rows)}: {each('strategy')}, {each('time_limit_s')} s for each solve, "
-            f"{each('threads')} threads, {shown}.")  # fmt: skip
-
-
 def as_good(row: dict[str, Any]) -> bool | None:
     """Whether a solve is as good as the recorded or published result; None without one."""
     if row["published_overhead"] is not None:
@@ -160,9 +143,7 @@ def as_good(row: dict[str, Any]) -> bool | None:
 
 def _summary(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A line for each folder of instances, scope and time limit."""
-    groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["instance"].partition("/")[0], row["scope"], row["time_limit_s"]), []).append(row)
+    groups = grouped(rows, lambda row: (row["instance"].partition("/")[0], row["scope"], row["time_limit_s"]))
     lines = []
     for (folder, scope, limit_s), mine in groups.items():
         judged = [good for row in mine if (good := as_good(row)) is not None]
@@ -183,7 +164,8 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A line for each solve whose gap, or certified gap, is not closed, or whose bound is not as asked for."""
     lines = []
     for row in rows:
-        certified = certified_gap(row["cost"], row["certified_bound"])
+        cost, bound = row["cost"], row["certified_bound"]
+        certified = None if cost is None or bound is None else relative_gap(cost, bound)
         if row["gap"] is None or not row["proven_by"] or max(row["gap"], certified or 0.0) <= GAP_TOLERANCE:
             continue
         text, is_met = asked_for(row)
@@ -196,11 +178,6 @@ def _open(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
             "" if record_gap is None else f"{100 * record_gap:.3f} %, {record_s:,.0f} s",
         ])  # fmt: skip
     return lines
-
-
-def certified_gap(cost: int | None, certified_bound: int | None) -> float | None:
-    """The gap that a certificate proves; None without a plan or a certificate."""
-    return None if cost is None or certified_bound is None else relative_gap(cost, certified_bound)
 
 
 @experiment()
@@ -220,23 +197,17 @@ def formulations(only: str = "", time_limit: float = 150.0, seeds: int = 1, thre
 @formulations.draws
 def formulations_page(rows: Sequence[Row]) -> Drawing:
     """A line for each instance and budget; medians of the seeds, without the start of the process."""
-    seconds: dict[str, dict[str, list[float | None]]] = {}
+    seconds: dict[str, dict[str, list[Any]]] = {}
     for row in rows:
         of = seconds.setdefault(f"{row['instance']}, {row['budget']}", {form: [] for form in FORMS})
         of[row["options"]["formulation"]].append(row["wall_s"] - row["start_s"] if is_closed(row["gap"]) else None)
     lines = []
     for name, of in seconds.items():
-        medians = [statistics.median(found) if (found := _all(of[form])) else None for form in FORMS]
+        medians = [statistics.median(of[form]) if of[form] and None not in of[form] else None for form in FORMS]
         trimmed, published = medians
         faster = "" if trimmed is None or published is None else f"{published / trimmed:.0f}"
         lines.append([name, *("not proven" if x is None else f"{x:.1f}" for x in medians), faster])
-    return Drawing(f"{where_made(rows)}.\n\n{markdown_table(['instance', *FORMS, 'times faster'], lines)}")
-
-
-def _all(seconds: Sequence[float | None]) -> list[float]:
-    """The seconds if every solve was proven."""
-    proven = [x for x in seconds if x is not None]
-    return proven if len(proven) == len(seconds) else []
+    return Drawing(f"{made(rows)}.\n\n{markdown_table(['instance', *FORMS, 'times faster'], lines)}")
 
 
 @experiment()
@@ -256,13 +227,13 @@ def growth(
 
 @growth.draws
 def growth_page(rows: Sequence[Row]) -> Drawing:
-    """A line for each graph, and the figure of the last time limit."""
+    """A line for each graph, of the last time limit."""
     latest = [row for row in rows if row["time_limit_s"] == rows[-1]["time_limit_s"]]
     columns: Mapping[str, Column] = {
         "graph": "{kind}", "strategy": "{strategy}", "operations": "{n_operations:,}", "edges": "{n_edges:,}",
-        "first plan, s": "{first_plan_s:.1f}", f"overhead after {latest[-1]['time_limit_s']:g} s":
+        "first plan, s": "{first_plan_s:.1f}", "within 1 %, s": "{within_1pct_s:.1f}",
+        f"overhead after {latest[-1]['time_limit_s']:g} s":
         lambda row: "no plan" if row["overhead"] is None else f"{row['overhead']:.2%}",
         "MiB": "{peak_memory_bytes:.0f/MiB}",
     }  # fmt: skip
-    drawn = save_in_run(RUNS_FOLDER / "growth", "growth", figures.growth, latest)
-    return Drawing(table_of(latest, columns, "llrrrrr"), figures={"growth": drawn[0]})
+    return Drawing(table_of(latest, columns, "llrrrrrr"))

@@ -1,13 +1,10 @@
 """Solves through the store and the engine: a problem with a final row in the store is not solved again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -53,7 +50,7 @@ class Solves:
 
     def graph_run(
         self, subject: Subject, experiment: str, settings: Settings | None = None, cost_cap: int | None = None
-    ) -> GraphRun:
+    ) -> "GraphRun":
         """The solves of one graph, by default with the settings of the case; stores the graph."""
         chosen, graph = settings or self.settings, subject.graph
         self.store.write_graph(graph)
@@ -157,7 +154,7 @@ class GraphRun:
             self.families[job.strategy] = family
             if family.status is not Status.FAILED:
                 self.store.write_family(job.key, family, self.subject.graph, self.settings.accounting)
-            self.progress.finished(_family_line(family), family.wall_s)
+            self.progress.finished(_family_line(family))
         return {name: self.families[name] for name in names}
 
     def _turns(self, strategy: str) -> int:
@@ -320,7 +317,7 @@ def run_jobs(
     jobs: Sequence[Job], engine: Engine, progress: SolveProgress, label: Callable[[Job], str] = lambda job: job.label
 ) -> Iterator[tuple[Job, Family | Solution]]:
     """Submit the jobs; yield them as they finish."""
-    progress.expect([job.how.time_limit_s for job in jobs])
+    progress.expect(len(jobs))
     if jobs:
         compile_first((job.strategy for job in jobs), progress.note)
     for job in jobs:
@@ -341,18 +338,6 @@ def compile_first(names: Iterable[str], say: Callable[[str], None] = lambda line
             say(f"compiling {name}, once on this machine (at most {COMPILE_S:.0f} s)")
             graph = synthetic.chain(n=6)
             remat.solve_sweep(graph, [plain_peak(graph) - 1], name, time_limit_s=COMPILE_S, isolate=True)
-
-
-@contextmanager
-def keeping_interrupted(engine: Engine, graph_run_of: Callable[[str], GraphRun]) -> Iterator[None]:
-    """On Ctrl-C, end the running solves and store the plans found; `graph_run_of` gets a job's key."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        for job, solution in engine.interrupt():
-            if isinstance(solution, Solution) and solution.plan is not None:
-                graph_run_of(job.key).keep(job.key, solution)
-        raise
 
 
 def _cost_or_last(row: Row) -> float:
@@ -528,12 +513,17 @@ def solve_each(asked: Sequence[tuple[Any, ...]], rows: dict[str, Row] | None = N
     if jobs:
         engine, progress = wanted[0].graph_run.engine, wanted[0].graph_run.progress
         has_several = len({id(each.graph_run) for each in wanted}) > 1
-        with keeping_interrupted(engine, lambda key: by_key[key].graph_run):
+        try:
             for job, solution in run_jobs(jobs, engine, progress, lambda job: by_key[job.key].graph_run.label(job)):
                 assert isinstance(solution, Solution)
                 graph_run = by_key[job.key].graph_run
                 graph_run.solved += 1
                 rows[job.key] = graph_run.keep(job.key, solution)
                 of = f"{graph_run.subject.graph.name}, " if has_several else ""
-                progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}", solution.wall_s)
+                progress.finished(f"{of}{job.label}: {row_line(rows[job.key])}")
+        except KeyboardInterrupt:
+            for job, solution in engine.interrupt():
+                if isinstance(solution, Solution) and solution.plan is not None:
+                    by_key[job.key].graph_run.keep(job.key, solution)
+            raise
     return [rows[key] for key in keys]

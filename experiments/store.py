@@ -8,8 +8,6 @@ row is written last, so that a reader of the row also finds its plan, certificat
 another one, so that two runs of the same solve write rows with their own plans.
 """
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import hashlib
@@ -32,7 +30,7 @@ from experiments.registry import Case
 from experiments.settings import RUNS_FOLDER
 from remat import execution, solvers
 from remat.errors import InvalidInput, InvalidPlan
-from remat.files import read_json, read_table, write_table, write_text
+from remat.files import digest_of, read_json, read_table, write_table, write_text
 from remat.frontends.json import load_graph, save_graph
 from remat.graph import Graph
 from remat.plan import Plan
@@ -163,10 +161,8 @@ class Store:
 
     def write_plan(self, key: str, plan: Plan) -> str:
         """Write `plan`; returns its path relative to the store."""
-        digest = hashlib.sha256(plan.kinds.tobytes() + plan.ids.tobytes())
-        if plan.implementations:
-            digest.update(json.dumps(plan.implementations).encode())
-        name = f"plans/{key}-{digest.hexdigest()[:12]}.json"
+        digest = digest_of([plan.kinds.tolist(), plan.ids.tolist(), plan.implementations])
+        name = f"plans/{key}-{digest[:12]}.json"
         plan.save(self.folder / name)
         return name
 
@@ -238,22 +234,18 @@ class Store:
                 "overhead": member.cost / total - 1 if total else 0.0,
                 "peak_bytes": member.peak_bytes,
                 "accounting": accounting,
-                "plan": json.dumps(
-                    {
-                        "kinds": member.plan.kinds.tolist(),
-                        "ids": member.plan.ids.tolist(),
-                        **({"implementations": member.plan.implementations} if member.plan.implementations else {}),
-                    }
-                ),
+                "plan": json.dumps({"kinds": member.plan.kinds.tolist(), "ids": member.plan.ids.tolist(),
+                                    "implementations": member.plan.implementations}),
             }
             for member in family.members
-        ]
-        beside = {"status": family.status or "", "message": family.message, "rejected": family.rejected}
-        _write(self._family_path(key), rows, FAMILY_SCHEMA, beside | {"wall_s": repr(family.wall_s), "key": key})
+        ]  # fmt: skip
+        beside = {"status": family.status or "", "message": family.message, "rejected": family.rejected,
+                  "wall_s": repr(family.wall_s), "key": key}  # fmt: skip
+        _write(self.folder / "families" / f"{key}.parquet", rows, FAMILY_SCHEMA, beside)
 
     def read_family(self, key: str, strategy: str, graph: Graph) -> Family | None:
         """The family of that key, or None; its costs and peaks are those simulated when it was written."""
-        found = _read(path := self._family_path(key), key, FAMILY_SCHEMA)
+        found = _read(path := self.folder / "families" / f"{key}.parquet", key, FAMILY_SCHEMA)
         if found is None:
             return None
         rows, beside = found
@@ -261,8 +253,7 @@ class Store:
         try:
             for row in rows:
                 steps = json.loads(row["plan"])
-                # "ways" is the former name of the implementations
-                chosen = steps.get("implementations") or steps.get("ways") or [""] * len(steps["ids"])
+                chosen = steps.get("implementations") or [""] * len(steps["ids"])
                 plan = Plan.from_steps(graph, zip(steps["kinds"], steps["ids"], chosen, strict=True))
                 members.append(Member(plan, row["cost"], row["peak_bytes"], json.loads(row["parameters"])))
         except (ValueError, KeyError, TypeError) as error:
@@ -273,9 +264,6 @@ class Store:
             Status(beside["status"]) if beside.get("status") else None, beside.get("message", ""),
             float(beside.get("wall_s", "0")),
         )  # fmt: skip
-
-    def _family_path(self, key: str) -> Path:
-        return self.folder / "families" / f"{key}.parquet"
 
 
 class Table:
@@ -391,8 +379,7 @@ def _whole(rows: Iterable[Mapping[str, Any]]) -> set[str]:
 
 def row_key(determines: Mapping[str, Any]) -> str:
     """Hash of everything that determines a row; the values must be JSON-ready."""
-    text = json.dumps(determines, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest_of(dict(determines))[:32]
 
 
 def code_version(*, whole: bool = False) -> str:
@@ -452,11 +439,8 @@ def _read(
         held = beside.get("key") or (rows[0].get("key") if rows else None) or key
         if key and held != key:
             raise InvalidInput(f"{path}: holds what belongs to {held}")
-    except InvalidInput as error:
-        warn_damaged(error)
-        return None
-    except (KeyError, TypeError, ValueError) as error:
-        warn_damaged(f"{path}: {error}")
+    except (InvalidInput, KeyError, TypeError, ValueError) as error:
+        warn_damaged(error if isinstance(error, InvalidInput) else f"{path}: {error}")
         return None
     return rows, beside
 
@@ -470,16 +454,13 @@ def _write(
     else:
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: [row.get(name) for row in rows] for name in names}
-        as_json = [name for name, values in columns.items() if not _is_plain(values)]
+        kinds = {name: {type(value) for value in values} - {type(None)} for name, values in columns.items()}
+        plain = [{int, float}, {int}, {float}, {str}, {bool}, set()]
+        as_json = [name for name, of in kinds.items() if of not in plain]
         for name in as_json:
             columns[name] = [None if value is None else json.dumps(value) for value in columns[name]]
         table, beside = pa.table(columns), {JSON_COLUMNS: json.dumps(as_json)}
     write_table(path, table.replace_schema_metadata(beside))
-
-
-def _is_plain(values: Iterable[Any]) -> bool:
-    kinds = {type(value) for value in values if value is not None}
-    return kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
 
 
 def warn_damaged(what: object) -> None:

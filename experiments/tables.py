@@ -1,7 +1,5 @@
 """``python -m experiments.tables`` lists every page that an experiment draws, and whether this code made its rows."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -11,18 +11,15 @@ ms_per_gib, bound_ns}] of the best batch and of the largest with a plan (`remat.
 bound of a step falls for each further GiB).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.batches import SPEED_HEADS, draw_throughput, speed_rows
-from analysis.charts import save_in_run
+from analysis.batches import SPEED_HEADS, curves, speed_rows
 from experiments.batch_search import RULES, of_batch, pair, per_sample
 from experiments.build import CACHE_FOLDER, Subject
 from experiments.documents import Drawing, long_table, markdown_table
 from experiments.registry import Case, Row, experiment
-from experiments.settings import RUNS_FOLDER, Settings
+from experiments.settings import Settings
 from experiments.solving import GraphRun, Solves, solve_each
 from experiments.store import Row as Solved
 from experiments.store import Store, code_of, code_version
@@ -33,7 +30,6 @@ from remat.graph import Graph
 from remat.simulator import plain_peak
 
 STRATEGY = "portfolio"
-FOLDER = RUNS_FOLDER / "throughput"
 COARSE, QUICK_COARSE = 6, 3  # batches of the grid above the largest that plain training fits
 PRICE_LIMITS = 4  # time limits for one price: its relaxation must be solved to the end
 ROUNDS, QUICK_ROUNDS = 2, 0  # how often the distance from the best batch to its neighbours is halved
@@ -158,14 +154,12 @@ def _price(
 @throughput.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """For each network the batches, the price of memory and the figure."""
-    parts, figures, tables = [], {}, []
-    for row in {row["network"]: row for row in rows}.values():
-        name = f"throughput_{row['network']}"
+    parts, tables, networks = [], [], [*{row["network"]: row for row in rows}.values()]
+    for row in networks:
         parts.append(markdown_table(SPEED_HEADS, speed_rows(row, row["network"])))
         for price in row["prices"]:
             known = price["ms_per_gib"]
             worth = "not known: the relaxation was not solved" if known is None else f"{known:.3f} ms a step (bound)"
             parts.append(f"One more GiB at batch {price['batch']}: {worth}.")
-        figures[name] = save_in_run(FOLDER, name, draw_throughput, row)[0]
-        tables.append(long_table(name, row["points"]))
-    return Drawing("\n\n".join(parts), tables, figures)
+        tables.append(long_table(f"throughput_{row['network']}", row["points"]))
+    return Drawing("\n\n".join(parts), tables, {"throughput": curves(networks)})

@@ -3,8 +3,6 @@
 A plan is solved again if its settings, its graph or the version of PyTorch changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile
@@ -138,18 +136,14 @@ def _graph_of(name: str) -> Graph:
 def _graph(network: str, ending: str) -> Graph | None:
     """The graph of a network; None where the zoo has none with published costs."""
     if not ending:
-        return _without_work(monet_graph(network, implementations="joint"))
+        graph = monet_graph(network, implementations="joint")
+        operations = tuple(  # without the work from which the costs were derived: no plan depends on it
+            replace(op, work=None, implementations=tuple(replace(one, work=None) for one in op.implementations))
+            for op in graph.operations
+        )
+        return replace(graph, operations=operations)
     stored = package.FOLDER / "graphs" / f"{network}_b{BATCHES[network]}{ending}.json.gz"
     return load_graph(stored) if stored.is_file() else None
-
-
-def _without_work(graph: Graph) -> Graph:
-    """The graph without the work from which its costs were derived: no plan depends on it."""
-    operations = tuple(
-        replace(op, work=None, implementations=tuple(replace(one, work=None) for one in op.implementations))
-        for op in graph.operations
-    )
-    return replace(graph, operations=operations)
 
 
 def _solved(name: str, made_from: dict[str, Any], path: Path) -> dict[str, Any]:

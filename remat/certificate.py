@@ -113,6 +113,7 @@ class BoundCertificate:
         for key in ("budget_bytes", "bound", "denominator"):
             _need(_is_integer(content.get(key)), f"{where}: {key} must be an integer, within 2**512")
         _need(content["budget_bytes"] >= 0, f"{where}: budget_bytes must be 0 or more")
+        _need(content["denominator"] >= 1, f"{where}: the denominator must be positive, not {content['denominator']}")
         try:
             scope = parse_scope(content.get("scope", ""))
         except InvalidInput as error:

@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from remat.errors import InvalidInput, RematError
 from remat.files import show_any_text
 from remat.frontends.json import load_graph, save_graph
 from remat.frontends.monet_schedules import import_clone
-from remat.plan import Plan
+from remat.simulator import load_and_simulate
 from remat.units import parse_size
 
 
@@ -45,12 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized argument: {text}")
         given.options.append(text)
     try:
-        return given.run(given)
+        with warnings.catch_warnings():
+            if given.command != "explain":  # which runs a framework, with warnings of its own
+                warnings.showwarning = _note
+            return given.run(given)
     except (RematError, OSError) as error:
         print(f"remat {given.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _note(message: Warning | str, *_: Any) -> None:
+    print(f"note: {message}", file=sys.stderr)
 
 
 def _add_explain(commands: Any) -> None:
@@ -101,14 +109,14 @@ def _add_arena(commands: Any) -> None:
 
 def _arena(given: argparse.Namespace) -> int:
     """Print the arena; 1 if it is above the budget or the capacity."""
-    if ".csv" in given.path.suffixes:
+    if ".csv" in map(str.lower, given.path.suffixes):
         return _arena_of_buffers(given)
     if given.graph is None:
         raise InvalidInput("name the plan's graph, e.g. --graph graph.json; buffers of a file *.csv need none")
     if given.capacity is not None or given.inclusive:
         raise InvalidInput("--capacity and --inclusive are for buffers; a plan's limit is --budget")
     graph = load_graph(given.graph)
-    plan = Plan.load(given.path, graph)
+    plan, _ = load_and_simulate(given.path, graph)
     arena = find_arena(graph, plan, given.budget, given.time_limit, alignment=given.alignment, seed=given.seed)
     print(f"{given.path}: arena of {arena.summary()}")
     print(f"  PyTorch's CUDA allocator, {allocator_in_words(intervals_of(graph, plan), graph.fixed_bytes)}")
@@ -186,7 +194,10 @@ def _explain(given: argparse.Namespace) -> int:
     elif factory is None:
         raise InvalidInput("name a factory, e.g. my_package.models:factory, or give --config config.json")
     sizes = {"batch_size": given.batch, "length": given.length}
-    options = _options(given.options, explain) | {name: n for name, n in sizes.items() if n is not None}
+    options = _options(given.options, explain)
+    for name, n in sizes.items():
+        if n is not None and options.setdefault(name, n) is not n:
+            raise InvalidInput(f"{name} is given twice; give it once")
     if given.gpus is not None or given.price:
         return _compare(given, factory, options)
     if given.gpu is None and given.budget is None:
@@ -213,6 +224,8 @@ def _compare(given: argparse.Namespace, factory: Any, options: dict[str, Any]) -
     for name in ("gpu", "budget", "out", "snapshot"):
         if getattr(given, name) is not None:
             raise InvalidInput(f"--{name} is for one GPU; leave it out, or leave --gpus out")
+    if given.implementations != "default":
+        raise InvalidInput("--implementations is for one GPU; leave it out, or leave --gpus out")
     prices = dict[str, str]()
     for text in given.price:
         name, equals, price = text.partition("=")
@@ -266,7 +279,7 @@ def _option(text: str) -> tuple[str, Any]:
         raise InvalidInput(f"'{text}' is no option; write NAME=VALUE, e.g. batch_size=8")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # as `ast` says
         return name, value
 
 

@@ -49,6 +49,10 @@ class InvalidPlan(InvalidInput):
         return named
 
 
+class HostFull(InvalidPlan):
+    """A plan that could be executed over a link to a host with more memory."""
+
+
 class UnknownName(InvalidInput):
     """A model, strategy, GPU or option of that name does not exist."""
 
@@ -108,6 +112,13 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return UnknownName(f"unknown {what} '{plain(name)}'; {hint}")
+
+
+def check_name(what: str, name: object, known: Iterable[str]) -> None:
+    """Raise `UnknownName` for anything but one of the known names."""
+    known = list(known)
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name(what, name, known)
 
 
 def plain(text: object, most: int = 60) -> str:

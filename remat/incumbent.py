@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from remat.errors import warn
+from remat.errors import HostFull, warn
 from remat.graph import Graph
 from remat.link import Link
 from remat.plan import Plan, Scope
@@ -127,14 +127,17 @@ class Incumbent:
             return None if self.plan is None or self.cost is None else (self.plan, self.cost)
 
     def offer(self, plan: Plan, who: str) -> bool:
-        """Judge `plan`; whether it is cheaper than the best so far.
+        """Judge `plan`; whether it fits the device and the host, and is cheaper than the best so far.
 
         Raises:
             InvalidPlan: it cannot be executed.
         """
         if not self.scope.contains(plan.scope):
             return False
-        trace = simulate(self.graph, plan, link=self.link)
+        try:
+            trace = simulate(self.graph, plan, link=self.link)
+        except HostFull:
+            return False
         return self.take(plan, trace.cost, trace.peak_bytes, who)
 
     def take(self, plan: Plan, cost: int, peak_bytes: int, who: str, *, at: float | None = None) -> bool:

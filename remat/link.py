@@ -57,6 +57,8 @@ class Link:
             raise InvalidInput(f"latency_s must be a number of seconds from 0 to 1, not {shown(self.latency_s)}")
         if not _is_number(self.duplex) or not 0 < self.duplex <= 1:
             raise InvalidInput(f"duplex must be above 0 and at most 1, not {shown(self.duplex)}")
+        for name in ("latency_s", "duplex"):  # files cannot hold NumPy's numbers
+            object.__setattr__(self, name, float(getattr(self, name)))
         if self.host_bytes is not None:
             object.__setattr__(self, "host_bytes", parse_size(self.host_bytes))
 
@@ -95,9 +97,12 @@ class Link:
         """The link in a plan file; raises `InvalidPlan` if it is none."""
         if not isinstance(document, Mapping) or not set(document) <= {f.name for f in fields(cls)}:
             raise InvalidPlan(f"'link' must be an object with {', '.join(f.name for f in fields(cls))} or null")
+        missing = [name for name in ("to_host", "from_host") if name not in document]
+        if missing:
+            raise InvalidPlan(f"'link' lacks '{missing[0]}'")
         try:
             return cls(**document)
-        except (InvalidInput, TypeError) as error:
+        except InvalidInput as error:
             raise InvalidPlan(f"'link': {error}") from None
 
 

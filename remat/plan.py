@@ -16,8 +16,8 @@ from remat.errors import InvalidInput, InvalidPlan, plain, shown, unknown_name, 
 from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation, check_graph, text_problem
 from remat.implementation import DEFAULT, Implementation
-from remat.link import Link
-from remat.units import format_size
+from remat.link import Link, parse_link
+from remat.units import MAX_BYTES, format_size
 
 COMPUTE, FREE, OFFLOAD, PREFETCH, DROP = range(5)
 _STEP_NAMES = ("compute", "free", "offload", "prefetch", "drop")
@@ -102,7 +102,7 @@ class Plan:
         graph: Graph,
         steps: Iterable[tuple[int | str, int] | tuple[int | str, int, str]],
         budget_bytes: int | None = None,
-        link: Link | None = None,
+        link: Link | str | None = None,
     ) -> Plan:
         """A plan from ``(COMPUTE, operation)`` and ``(FREE, value)`` pairs; ``("compute", operation)`` is one, too.
 
@@ -130,7 +130,7 @@ class Plan:
         if not any(implementations):
             implementations = ()
         budget = _checked_budget(budget_bytes)
-        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget, implementations, link)
+        return cls(graph.name, graph.sha256(), kinds, ids, scope, budget, implementations, parse_link(link))
 
     def on(self, graph: Graph, budget_bytes: int | None = None) -> Plan:
         """The same computations and copies on a graph with the same ids; without copies with new frees at last use."""
@@ -307,7 +307,7 @@ def check_plan(plan: object) -> None:
 def _checked_budget(given: Any) -> int | None:
     if given is None:
         return None
-    if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given < 0:
+    if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or not 0 <= given <= MAX_BYTES:
         raise InvalidPlan(f"budget_bytes must be a number of bytes or None, not {shown(given)}")
     return int(given)  # NumPy's cannot be saved
 
@@ -379,8 +379,8 @@ def plan_problems(document: Mapping[str, Any], graph: Graph | None = None) -> li
     if scope is not None and scope not in [str(s) for s in Scope]:
         found.append(InvalidPlan(f"'scope' must be {', '.join(Scope)} or left out, not {scope!r:.60}"))
     budget = document.get("budget_bytes")
-    if budget is not None and (type(budget) is not int or budget < 0):
-        found.append(InvalidPlan("'budget_bytes' must be a non-negative integer or null"))
+    if budget is not None and (type(budget) is not int or not 0 <= budget <= MAX_BYTES):
+        found.append(InvalidPlan(f"'budget_bytes' must be an integer from 0 to {MAX_BYTES} or null"))
     if document.get("link") is not None:
         try:
             Link.from_document(document["link"])

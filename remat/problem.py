@@ -12,10 +12,12 @@ from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
 from remat.link import Link
 from remat.plan import Plan, Scope
-from remat.units import check_time_limit, parse_seed
+from remat.units import check_time_limit, format_size, parse_seed
 
 ACCOUNTINGS = ("exact", "published")
 MOST = {"threads": 1024, "work_limit": 2**53}
+MOST_COPIES_NS = 2**58  # so that the times of plans with many copies of each value stay below the limit of int64
+LONGEST_S = 1e9  # 30 years, for a limit that is infinite: shares and differences of infinity are no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Problem:
         link: that values may be copied over; cost and bound are makespans in ns then. None for no copies.
 
     Raises:
-        InvalidInput: a link that does not go with the graph's costs or the accounting.
+        InvalidInput: a link that does not go with the graph's costs or the accounting, or is far too slow.
     """
 
     graph: Graph
@@ -48,6 +50,11 @@ class Problem:
             )
         if self.link is not None and self.accounting != "exact":
             raise InvalidInput("a link needs accounting=exact: the published one knows no copies")
+        if self.link is not None and _copies_ns(self.graph, self.link) > MOST_COPIES_NS:
+            raise InvalidInput(
+                f"the link is too slow for '{self.graph.name}' ({self.link}): to copy each value once takes years; is "
+                "its unit right? e.g. link=12GB/s"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,25 @@ class SolveOptions:
             raise InvalidInput(f"progress must be a function of one remat.Progress, not {shown(self.progress)}")
         limit = None if self.work_limit is None else int(self.work_limit)
         return SolveOptions(
-            float(self.time_limit_s), parse_seed(self.seed), int(self.threads), limit, self.deterministic,
-            self.warm_start, self.target_gap, self.least_gain, self.progress,
+            min(float(self.time_limit_s), LONGEST_S), parse_seed(self.seed), int(self.threads), limit,
+            self.deterministic, self.warm_start, self.target_gap, self.least_gain, self.progress,
         )  # fmt: skip
+
+
+def check_host(graph: Graph, link: Link | None, what: str, option: str) -> None:
+    """Raise `InvalidInput` for a link to a host that has no room for any value; `what` has them, `option` gave it."""
+    least = min((value.bytes for value in graph.values if value.bytes), default=0)
+    if link is not None and link.host_bytes is not None and link.host_bytes < least:
+        raise InvalidInput(
+            f"the link's host_bytes of {format_size(link.host_bytes)} hold no value of {what}, the smallest of which "
+            f"has {format_size(least)}; give more, or leave {option} out"
+        )
+
+
+def _copies_ns(graph: Graph, link: Link) -> int:
+    """How long it takes to copy each value out and in, one after the other."""
+    total, n = sum(value.bytes for value in graph.values), len(graph.values)
+    return link.out_ns(total) + link.in_ns(total) + n * (link.out_ns(0) + link.in_ns(0))
 
 
 def check_gap(name: str, gap: Any) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from remat.errors import InvalidInput, InvalidPlan
+from remat.errors import HostFull, InvalidInput, InvalidPlan
 from remat.graph import Graph, Operation, check_graph, is_held_outside
 from remat.implementation import DEFAULT, Implementation
-from remat.link import Link
+from remat.link import Link, parse_link
 from remat.plan import COMPUTE, DROP, FREE, OFFLOAD, PREFETCH, Plan, check_plan, implementation_of
 from remat.units import format_size
 
@@ -38,7 +38,7 @@ class Trace:
         computations: [N] how often each operation is computed.
         final_bytes: held when the plan ends.
         host_peak_bytes: most bytes of copies on the host.
-        copies: [copies, 4] int64, (`OFFLOAD` or `PREFETCH`, value, start, end) in ns.
+        copies: [copies, 4] int64, (`OFFLOAD` or `PREFETCH`, value, start, end) in ns; Python integers if need be.
     """
 
     cost: int
@@ -65,7 +65,7 @@ class Trace:
 Sharing = Sequence[Sequence[tuple[int, int]]]
 
 
-def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | None = None) -> Trace:
+def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | str | None = None) -> Trace:
     """Replay `plan` on `graph`.
 
     Args:
@@ -78,9 +78,11 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
             while its output is resident, a freed value is not resident, an operation is never computed (or repeated
             though it must run once), a value with `keep` is missing at the end; a value is copied from where it is not,
             or the host has no room for it.
-        InvalidInput: the plan copies values, but there is no link, or costs are not in ns.
+        InvalidInput: the plan copies values, but there is no link, or costs are not in ns; `sharing` does not fit the
+            graph.
     """
     _check_both(graph, plan)
+    check_sharing(graph, sharing)
     n, size = len(graph), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
     calls = [*graph.operations, *chosen]
@@ -90,7 +92,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | No
     running, after, elapsed_at = list[int](), list[int](), list[int]()
     reused = reused_storages(plan, sharing) if any(sharing) else {}
     saved = {step: sum(min(size[v], size[w]) for v, w in pairs) for step, pairs in reused.items()}
-    streams = Streams(graph, link or plan.link) if plan.has_copies else None
+    streams = Streams(graph, parse_link(link) or plan.link) if plan.has_copies else None
     for step, (kind, i, j) in enumerate(zip(plan.kinds.tolist(), plan.ids.tolist(), call_of, strict=True)):
         if kind != COMPUTE:
             _check_movable(graph, resident, kind, i, step)
@@ -197,7 +199,7 @@ class Streams:
             most = self.link.host_bytes
             if most is not None and self.host_bytes > most:
                 needed = f"{format_size(self.host_bytes)} are on the host then, which has {format_size(most)}"
-                raise InvalidPlan(f"copies value {_named(self.graph, v)}: {needed}", step)
+                raise HostFull(f"copies value {_named(self.graph, v)}: {needed}", step)
         else:
             start = max(self.in_time, self.time, ends[0])
             end = self.in_time = self.in_end[v] = start + self.link.in_ns(size)
@@ -208,7 +210,8 @@ class Streams:
         """The trace with what the copies add: the plan ends when kept values have arrived."""
         kept = [self.in_end.get(v, 0) for v, value in enumerate(self.graph.values) if value.keep]
         peak, after = max((trace.peak_bytes, trace.peak_computation), self.peak, key=lambda peak: peak[0])
-        copies = np.array(self.copies, dtype=np.int64).reshape(-1, 4)
+        is_long = max(self.out_time, self.in_time) >= 2**63
+        copies = np.array(self.copies, dtype=object if is_long else np.int64).reshape(-1, 4)
         return replace(
             trace, cost=max([self.time, *kept]), peak_bytes=peak, peak_computation=after,
             host_peak_bytes=self.host_peak_bytes, copies=copies,
@@ -231,6 +234,18 @@ def _check_both(graph: Graph, plan: Plan) -> None:
     check_plan(plan)
     if plan.graph_sha256 != graph.sha256():
         raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
+
+
+def check_sharing(graph: Graph, sharing: Sharing) -> None:
+    """Raise `InvalidInput` unless each operation has its list of pairs of an input and an output of its own."""
+    if not any(sharing):
+        return
+    if len(sharing) != len(graph):
+        raise InvalidInput(f"'sharing' must be a list for each of the {len(graph)} operations, not {len(sharing)}")
+    for op, pairs in zip(graph.operations, sharing, strict=True):
+        for source, target in pairs:
+            if source not in op.inputs or target not in op.outputs:
+                raise InvalidInput(f"'sharing': ({source}, {target}) is no input and output of '{op.name}'")
 
 
 def plain_peak(graph: Graph) -> int:

@@ -11,10 +11,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from remat.context import Context
@@ -26,6 +29,20 @@ from remat.problem import Problem, SolveOptions
 from remat.solving.dispatch import new_context
 
 ROOT = Path(__file__).parents[1]
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "two\nlines"
+
+
+OF_ANY_KIND: tuple[Any, ...] = (  # wrong for most arguments
+    None, True, False, 0, -1, 7, 1.5, float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000,
+    2**31, 2**63, 2**64, "", "x", "\ud800", "\0", "\x1b[31m\n", "5GiB", "8" * 5000, b"x", [], [1], [-1], ["a"], [True],
+    [1.5], [None], [[0, 1]], [(0, 0)], [(0, 1, 2)], [(7, 0)], [10**30], (), {}, {"a": 1}, set(), range(3), object(),
+    Odd(), len, int, np.int64(3), np.float64(2), np.bool_(True), np.array([1, 2]), np.array(3), Fraction(1, 3),
+    Decimal(2), 1j, Path("x"), "/", "..",
+)  # fmt: skip
 
 
 @contextlib.contextmanager

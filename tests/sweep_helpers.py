@@ -62,7 +62,7 @@ def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], GraphR
     subject = Subject(MIRROR, None, None, None, None, "file", "file")
     chosen = settings(**changes)
     peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
-    with SolveProgress(make_console(), 2) as progress, LocalEngine(2) as engine:
+    with SolveProgress(make_console()) as progress, LocalEngine(2) as engine:
         graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
         rows, families = run_sweep(graph_run)
     return rows, families, graph_run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -415,6 +416,8 @@ def forgeries(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "'plan' must be": document | {"plan": None},
         "'plan' must have 'format'": document | {"plan": document["plan"] | {"format": "x"}},
         "'sharing' must be": document | {"sharing": [[]]},
+        "'plan' was made for another graph": document | {"plan": document["plan"] | {"graph_sha256": "0" * 64}},
+        "'plan' says scope": document | {"plan": document["plan"] | {"scope": "free"}},
         "is no input and output": document | {"sharing": [[[5, 0]], [], [], [], [], []]},
     }
 
@@ -472,6 +475,63 @@ def test_the_command_places_buffers(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("a,b\n")
     with pytest.raises(InvalidInput, match="first line"):
         read_buffers(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id,lower,upper,size\n" + "x" * 200_000 + ",0,3,4\n", "line 2: cannot be read as CSV"),
+        ("id,lower,upper,size\nb1,0,3,1,000\n", "has 5 entries, but the first line 4"),
+        ("id,lower,upper,size,size\nb1,0,3,4,8\n", "names a column twice"),
+        ("id,lower,upper,size,alignment\nb1,0,3,4,8\n", "has an alignment or gaps"),
+        ("id,lower,upper,size,gaps\nb1,0,3,4,1-2\n", "has an alignment or gaps"),
+        ("id,lower,upper,size\nb1,0,3,1_0\n", "is no id and three integers"),
+        ("id,lower,upper,size\nb1,0,3,99999999999999999999\n", "is no id and three integers"),
+    ],
+)
+def test_a_wrong_file_of_buffers_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    path = tmp_path / "buffers.csv"
+    path.write_text(text)
+    assert main(["arena", str(path)]) == 1
+    line = capsys.readouterr().err
+    assert says in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id,lower,upper,size\r\nb1,0,3,4\r\nb2,3,9,6\r\n",
+        "id,lower,upper,size\rb1,0,3,4\rb2,3,9,6\r",
+        "size,upper,id,lower\n4,3,b1,0\n\n6,9,b2,3\n",
+        "buffer_id,begin,end,size,alignment,gaps\nb1,0,2,4,1,\nb2,3,8,6,1,\n",
+    ],
+)
+def test_minimallocs_other_forms_of_a_file_mean_the_same(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "buffers.csv"
+    path.write_bytes(text.encode())
+    ids, *columns = read_buffers(path)
+    assert ids == ["b1", "b2"]
+    assert [each.tolist() for each in columns] == [[0, 3], [3, 9], [4, 6]]
+
+
+def test_offsets_in_a_file_are_not_read_and_a_note_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "buffers.csv"
+    path.write_text("id,lower,upper,size,offset\nb1,0,3,4,0\nb2,0,3,4,100\n")
+    assert main(["arena", str(path), "--capacity", "8"]) == 0
+    assert capsys.readouterr().err == f"note: {path}: the offsets in it are not read; all buffers are placed anew\n"
+
+
+def test_pairs_that_share_a_storage_must_be_of_their_operation() -> None:
+    graph = chain_of(3, [4, 4, 4])
+    plan = Plan.from_order(graph, [0, 1, 2])
+    for sharing in ([[(0, 1)]], [[], [(2, 1)], []], [[], [(0, 2)], []]):
+        with pytest.raises(InvalidInput, match="'sharing'"):
+            find_arena(graph, plan, sharing=sharing)
+        with pytest.raises(InvalidInput, match="'sharing'"):
+            simulate(graph, plan, sharing)
 
 
 def test_the_command_places_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -578,6 +638,18 @@ def test_a_budget_is_that_of_the_arena(
     assert solution.plan is not None
     assert solution.arena.total_bytes == total
     assert says in solution.message
+
+
+def test_no_round_begins_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
+    solves = Fragmenting(graph, 3, 50, monkeypatch)  # an arena never fits
+
+    def slow(*given: Any) -> remat.Solution:
+        time.sleep(0.3)
+        return solves.solve(*given)
+
+    assert solve_with_arena(graph, 50, 0.5, slow).arena.excess_bytes == 3
+    assert len(solves.asked) == 2
 
 
 def test_what_is_saved_fits_its_schema(certificate: tuple[Graph, dict[str, Any]]) -> None:

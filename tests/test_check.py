@@ -126,7 +126,7 @@ def test_every_problem_of_a_graph_has_a_line(here: Path, capsys: pytest.CaptureF
 def test_every_problem_of_a_plan_has_a_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     altered("plan", steps=[["compute", 0], ["compute", 9], ["free"], ["free", 0, "fast"]], budget_bytes=-1)
     lines = [
-        "plan.json: 'budget_bytes' must be a non-negative integer or null",
+        "plan.json: 'budget_bytes' must be an integer from 0 to 1152921504606846976 or null",
         "plan.json: step 1: operation 9 does not exist (the graph has 4)",
         "plan.json: step 2: not a ['compute', operation] or ['free', value] pair: ['free']",
         "plan.json: step 3: a free has no implementation, but 'fast' is given",

@@ -18,7 +18,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from analysis.execution import draw_execution
+from analysis.charts import save
+from analysis.execution import figure
 from experiments import device, executed_steps, store
 from experiments.steps import measure, torch_sizes
 from experiments.steps.sizes import spec_at
@@ -85,7 +86,7 @@ def bare(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
     job = replace(executed_steps.STEPS["peers"].usual, model="gpt2", time_limit_s=1.0, rounds=3, fractions=[0.6, 0.8])
     rows = [job.case.what | row for row in measure.measured(**job.case.what)]
-    assert draw_execution(rows, tmp_path, "peers").stat().st_size > 10_000
+    assert save(figure(rows), tmp_path / "peers")[0].stat().st_size > 10_000
     assert {line[0].split()[0] for line in beside(rows)} == METHODS - {"portfolio"}
     measured = [row for row in rows if row["measured_peak_bytes"]]
     assert {row["method"] for row in measured} == METHODS

@@ -116,6 +116,8 @@ def test_a_copy_keeps_a_value(tmp_path: Path) -> None:
     given = {"INSTRUCTION": "COPY_FROM", "SRC": "b", "DST": "a"}
     graph = read(tmp_path, made, call("mm", [], {"b": (8, -1)}), given, release("b"))
     assert [value.keep for value in graph.values] == [False, True]
+    read(tmp_path, made, given | {"SRC": "a"}, call("mm", ["a"], {"b": (8, -1)}))  # onto itself
+    assert load_dtr_log(tmp_path / "step.log").program_peak_bytes == 16
 
 
 def test_what_is_written_over_is_copied(tmp_path: Path) -> None:

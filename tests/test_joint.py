@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import optimum, random_step, with_implementations
+from brute_force import optimum, random_budget, random_step, with_implementations
 from helpers import conv_relu
 from random_graphs import wrong_with
 
 import remat
-from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Value, simulate
+from remat import Graph, InvalidGraph, InvalidPlan, Operation, Plan, Scope, Value, simulate
 from remat.bounds.relax import relaxed
 from remat.implementation import Implementation
 from remat.plan import COMPUTE, FREE
@@ -18,6 +18,7 @@ from remat.programs import monet as monet_program
 from remat.programs.backends import Backend
 from remat.programs.highs import Answer
 from remat.search.choices import Choices
+from remat.search.exhaustive_choices import exhaustive_choices
 from remat.simulator import plain_peak
 from remat.solvers import choose as joint_search
 
@@ -233,6 +234,24 @@ def test_lifted_plans_cost_the_same_and_hold_no_more(seed: int) -> None:
         order = [k for calls in chosen.calls for k, _ in calls]
         assert simulate(easy, Plan.from_order(easy, order)).cost <= trace.cost
         assert simulate(easy, Plan.from_order(easy, order)).peak_bytes <= lifted.peak_bytes
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_very_small_graphs_with_implementations_are_solved_in_every_scope(scope: Scope) -> None:
+    rng, decided = np.random.default_rng(5), 0
+    for _ in range(40):
+        joint = with_implementations(random_step(rng, 5), rng)
+        if any(each.is_lossy for op in joint.operations for each in op.implementations):
+            continue
+        budget = random_budget(rng, joint, str(scope))
+        plan, bound, is_impossible = exhaustive_choices(joint, budget, 10**6, np.inf, scope)
+        best = optimum(joint, budget, str(scope))
+        assert (bound, is_impossible) == (best, best is None)
+        if plan is not None:
+            trace = simulate(joint, plan)
+            assert (trace.cost, trace.peak_bytes <= budget, scope.contains(plan.scope)) == (best, True, True)
+            decided += best is not None and best > joint.least_cost
+    assert decided
 
 
 def test_a_mask_is_made_only_by_the_run_before_its_reader() -> None:

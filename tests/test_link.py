@@ -108,6 +108,68 @@ def test_a_link_without_bandwidth_is_none() -> None:
     assert [parse_link(link) for link in ("0GB/s", Link(0, 10**9), None)] == [None] * 3
 
 
+def test_a_link_of_numpys_numbers_is_kept_in_a_file(tmp_path: Path) -> None:
+    link = Link(np.int64(10**9), np.float64(5e8), np.float32(0), host_bytes=np.int64(9), duplex=np.float32(1))  # pyright: ignore[reportArgumentType]
+    Plan.from_steps(STEP, AWAY, link=link).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json", STEP).link == replace(SLOW, host_bytes=9)
+
+
+def test_a_link_may_be_text_wherever_there_is_one() -> None:
+    plan = Plan.from_steps(STEP, AWAY, link="1GB/s,0.5GB/s")
+    assert plan.link == replace(SLOW, latency_s=plan.link.latency_s if plan.link else 0)
+    assert simulate(STEP, plan, link="pcie5").cost < simulate(STEP, plan, link="1MB/s").cost
+    with refused("needs a link"):
+        simulate(STEP, Plan.from_steps(STEP, AWAY, link="0GB/s"))
+
+
+@pytest.mark.parametrize(("strategy", "seconds"), [("portfolio", 2), ("search", 2), ("checkmate_milp", 60)])
+def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str, seconds: float) -> None:
+    plan = Plan.from_steps(STEP, AWAY, link=SLOW)
+    solution = remat.solve(
+        STEP, 7, strategy, link=replace(SLOW, host_bytes=3), warm_start=plan, time_limit_s=seconds, threads=1
+    )
+    assert solution.status is not remat.Status.FAILED
+    assert solution.plan is not None
+    assert not solution.plan.has_copies
+
+
+@pytest.mark.parametrize(
+    ("strategy", "status", "says"),
+    [
+        ("offload_all", "NO_PLAN", "does not fit the host: step 5"),
+        ("offload_greedy", "NO_PLAN", "does not fit the host"),
+        ("search", "FEASIBLE", ""),
+        ("portfolio", "FEASIBLE", ""),
+    ],
+)
+def test_rules_whose_copies_the_host_has_no_room_for_fail_no_solve(strategy: str, status: str, says: str) -> None:
+    graph = replace(chain(n=12), cost_unit="ns")
+    link = Link(10**9, 10**9, latency_s=0, host_bytes=2048)
+    solution = remat.solve(graph, int(0.8 * plain_peak(graph)), strategy, link=link, time_limit_s=1, threads=1)
+    assert solution.status == status
+    assert says in solution.message
+
+
+def test_a_link_that_takes_years_is_refused_by_solves_and_judged_exactly() -> None:
+    graph = replace(STEP, values=tuple(replace(value, bytes=value.bytes * 10**10) for value in STEP.values))
+    for strategy in ("portfolio", "offload_all"):
+        with refused("the link is too slow for 'step'"):
+            remat.solve(graph, 7 * 10**10, strategy, link="1B/s", time_limit_s=5)
+    trace = simulate(graph, Plan.from_steps(graph, AWAY, link=Link(1, 2, latency_s=0)))
+    assert trace.copies[:, 3].tolist() == [10 + 4 * 10**19, 10 + 4 * 10**19 + 10 + 2 * 10**19]
+    assert trace.cost == trace.copies[1, 3] + 10
+
+
+def test_a_host_without_room_for_any_value_is_refused() -> None:
+    with refused("host_bytes of 0 B hold no value of 'step', the smallest of which has 1 B"):
+        remat.solve(STEP, 7, link=replace(SLOW, host_bytes=0))
+
+
+def test_a_warm_start_that_cannot_be_executed_is_refused() -> None:
+    with refused("warm_start: step 2: computes operation 1"):
+        remat.solve(STEP, 7, warm_start=Plan.from_steps(STEP, [("compute", 0), ("free", 0), ("compute", 1)]))
+
+
 def test_a_plan_with_copies_is_kept_in_a_file(tmp_path: Path) -> None:
     plan = Plan.from_steps(STEP, AWAY, 7, SLOW)
     plan.save(tmp_path / "plan.json")

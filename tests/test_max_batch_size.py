@@ -290,7 +290,7 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     assert "| checkmate_milp |" in capsys.readouterr().out
     (settings,) = cli.check(asked, multirun=False)
     console = Console(quiet=True)
-    with SolveProgress(console, 1) as progress:
+    with SolveProgress(console) as progress:
         run = Solves(settings, Store(Path("runs/store")), no_engine(), progress, console)
         (document,) = max_batches(run, [settings])
     assert {key: row[key] for key in document} == document
@@ -318,7 +318,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (settings,) = cli.check(["time_limit=20"], multirun=False)
     settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
     console = Console(quiet=True)
-    with SolveProgress(console, 2) as progress, make_engine("local", 2) as engine:
+    with SolveProgress(console) as progress, make_engine("local", 2) as engine:
         yield Solves(settings, Store(tmp_path / "store"), engine, progress, console)
 
 

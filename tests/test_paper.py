@@ -45,9 +45,9 @@ def test_both_forms_of_the_published_milp_have_the_optimum_of_an_exhaustive_sear
     staged, free = (
         solve_published(graph, budget, frontier_advancing=advancing, time_limit_s=60) for advancing in (True, False)
     )
-    assert (staged.proven, free.proven) == (True, True)
-    assert optimum == round(staged.cost) == round(free.cost)  # of a chain: stages lose nothing
-    assert free.lp < staged.lp <= optimum + 1e-6
+    assert (staged["proven"], free["proven"]) == (True, True)
+    assert optimum == round(staged["cost"]) == round(free["cost"])  # of a chain: stages lose nothing
+    assert free["lp"] < staged["lp"] <= optimum + 1e-6
 
 
 def test_the_published_chain_has_the_published_integrality_gaps() -> None:
@@ -56,7 +56,7 @@ def test_the_published_chain_has_the_published_integrality_gaps() -> None:
     assert (len(graph), budget, optimum) == (17, 4, 26)
     for frontier_advancing, gap in ((True, 1.18), (False, 21.56)):
         found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=2)
-        assert round(optimum / found.lp, 2) == gap
+        assert round(optimum / found["lp"], 2) == gap
 
 
 LAYERS_1 = 12
@@ -127,7 +127,7 @@ def test_each_cell_of_table_1_is_what_the_strategy_does(strategy: str, column: i
 
 def test_nothing_fits_below_the_largest_working_set() -> None:
     answer = solve_published(unit_chain(3), 2, frontier_advancing=True, time_limit_s=20)
-    assert answer.cost is None
+    assert answer["cost"] is None
 
 
 def test_random_rounding_of_both_matrices_keeps_what_is_whole() -> None:

@@ -156,7 +156,7 @@ def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Gra
     subject = Subject(MIRROR, None, None, None, None, "file", "file")
     chosen = settings(strategies=("scripted",), options={"scripted": {}}, **changes)
     peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
-    with SolveProgress(make_console(), 1) as progress, engine:
+    with SolveProgress(make_console()) as progress, engine:
         graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
         return run_sweep(graph_run)[0], graph_run
 
@@ -219,7 +219,7 @@ def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budge
     """[strategy] its row of `Bench.run_budgets` at one budget."""
     subject = Subject(graph, None, None, None, None, "file", "file")
     chosen = settings(strategies=names, options={name: {} for name in names}, time_limit_s=60.0, threads=1)
-    with SolveProgress(make_console(), 1) as progress, engine:
+    with SolveProgress(make_console()) as progress, engine:
         graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, 5)
         return {name: rows[0] for name, rows in graph_run.run_budgets(names, [budget]).items()}
 
@@ -280,7 +280,7 @@ def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
 def test_a_certified_bound_is_handed_on_beside_a_higher_one_that_is_not_exact(tmp_path) -> None:
     subject = Subject(MIRROR, None, None, None, None, "file", "file")
     for target_gap, expected in ((1e-4, (7, "certificate")), (0.01, (8, "highs"))):
-        with SolveProgress(make_console(), 1) as progress, LocalEngine(1) as engine:
+        with SolveProgress(make_console()) as progress, LocalEngine(1) as engine:
             chosen = settings(strategies=("portfolio",), options={"portfolio": {}}, target_gap=target_gap)
             graph_run = GraphRun(subject, chosen, "test", Store(tmp_path), engine, progress, 5)
         row = graph_run.keep("key", remat.solve(MIRROR, 3))

@@ -148,6 +148,10 @@ def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     assert (solution.status, solution.cost) == (Status.OPTIMAL, 5)
 
 
+def test_an_infinite_time_limit_kills_no_worker():
+    assert solve(DIAMOND, 9, "checkmate_milp", time_limit_s=float("inf"), threads=1).cost == 5
+
+
 def test_the_hard_limit_is_inside_the_promise():
     for limit_s in (0.1, 1, 60, 3600):
         assert hard_limit_s(limit_s) < limit_s * 1.05 + 2

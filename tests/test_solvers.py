@@ -120,7 +120,6 @@ def test_growth_is_drawn() -> None:
     cases = solvers.growth.cases(layered=[30], chains=[20, 40], time_limit=1.0)
     drawing = solvers.growth_page([measured(case) for case in cases])
     assert "| layered | search | 30 | " in drawing.text
-    assert drawing.figures["growth"].stat().st_size > 5000
 
 
 def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +137,4 @@ def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch
     assert 1 <= found["bound"] <= found["offline"] <= found["online"]["exact"]
     drawing = dtr.page(rows)
     assert "| U-Net | 0.71 | 1.141 | 1." in drawing.text
-    assert drawing.figures["dtr"].is_file()
+    assert drawing.figures["dtr"].axes[0].has_data()

@@ -139,7 +139,7 @@ def test_what_a_strategy_compiles_is_compiled_before_the_first_solve(
         ready[name] = True
 
     monkeypatch.setattr(remat, "solve_sweep", solve_sweep)
-    with SolveProgress(make_console(), 1) as progress:
+    with SolveProgress(make_console()) as progress:
         solving.compile_first(["fastsa", "chen_sqrtn", "fastsa", "rotor"], progress.note)
         solving.compile_first(["fastsa"], progress.note)
     assert asked == [("fastsa", solving.COMPILE_S)]

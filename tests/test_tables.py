@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import documents, tables
 from experiments.documents import DOCS, ROOT, TABLES, Drawing, LongTable, command_of, marks
@@ -73,16 +74,20 @@ def test_columns_of_a_table_are_formats_with_units_or_functions() -> None:
         "| a 25% | 2.5 | 0.00 GB | x |", "| b 50% |  |  | x |",
     ]  # fmt: skip
     assert documents.long_table_of("t", rows, columns).rows[1] == ["b 50%", "", "", "x"]
+    twice = [("s", "{of[s]:.1f}"), ("s", "{of[t]:.1f}")]  # heads may be equal, and values nested
+    assert documents.table_of([{"of": {"s": 1, "t": None}}], twice) == "| s | s |\n| --- | --: |\n| 1.0 |  |"
+    assert documents.table_of([], columns) == documents.table_by_heads([]) == ""
+    assert documents.table_by_heads([{"a": "1", "b": "2"}]) == "| a | b |\n| --- | --: |\n| 1 | 2 |"
 
 
 def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DOCS", "TABLES"):
         monkeypatch.setattr(documents, name, tmp_path)
+    monkeypatch.chdir(tmp_path)  # runs/ is here
     (tmp_path / "figures").mkdir()
-    (tmp_path / "drawn").write_bytes(b"png")
     page = tmp_path / "page.md"
     page.write_text("\n".join(["# Page", *marks(command_of("x")), "after\n"]))
-    drawing = Drawing("text", [LongTable("t", ["a", "b"], [["1", "2"]])], {"f": tmp_path / "drawn"})
+    drawing = Drawing("text", [LongTable("t", ["a", "b"], [["1", "2"]])], {"f": Figure((1.0, 1.0))})
     for _ in range(2):
         documents.write_drawing("x", page, drawing)
         assert page.read_text() == f"# Page\n{marks(command_of('x'))[0]}\n\ntext\n\n<!-- end of tables -->\nafter\n"
@@ -93,7 +98,8 @@ def test_a_drawing_becomes_a_page_its_tables_and_figures(tmp_path: Path, monkeyp
     with pytest.raises(InvalidInput, match="experiment=y"):
         documents.write_drawing("y", page, drawing)
     assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n"
-    assert (tmp_path / "figures" / "f.png").read_bytes() == b"png"
+    assert (tmp_path / "figures" / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (tmp_path / "runs" / "x" / "figures").iterdir()} == {"f.png", "f.pdf"}
 
 
 def test_the_age_of_rows_is_that_of_the_code_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,6 +398,7 @@ def test_a_block_that_changes_its_input_is_left_out() -> None:
     [
         ({"language": "policy"}, "unknown language 'policy'"),
         ({"blocks": ["layers.7"]}, "unknown block 'layers.7'"),
+        ({"blocks": [["layers.0"]]}, r"unknown block '\['layers.0'\]'"),
         ({"blocks": []}, "no block was found"),
         ({"blocks": "layers.0"}, "blocks must be a list of names of modules, not 'layers.0'"),
         ({"blocks": ["layers.0", "layers.0.up"]}, "the block 'layers.0.up' is inside of another"),
@@ -418,6 +419,8 @@ def test_refusals_are_one_line(options: dict[str, Any], message: str, monkeypatc
 def test_what_is_not_a_rematerialized_module_is_refused() -> None:
     with refused("takes the module that rematerialize returns"):
         rt.checkpoints(Net(), ARGS)  # pyright: ignore[reportArgumentType]
+    with refused("sample_args must be a tuple"):
+        rt.checkpoints(rematerialize(Net(), ARGS, 0.7), ARGS[0])
 
 
 def test_a_batch_norm_in_a_block_is_refused() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from torch_helpers import (
     IMAGES,
     MARKS,
@@ -177,6 +179,13 @@ def parted(self: Any, x: Tensor) -> Tensor:
     return squares(self.b(x))
 
 
+def redrawn(self: Any, x: Tensor) -> Tensor:
+    """A buffer that is read and then drawn anew, before other draws."""
+    x = torch.tanh(self.a(x * self.noise))
+    self.noise.normal_()
+    return F.dropout(self.b(x), 0.5)
+
+
 def written(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     x = torch.sin(self.a(x)) + 0
     x[2] = 0.0
@@ -230,6 +239,7 @@ SITUATIONS: dict[str, Callable[[], tuple[Any, ...]]] = {  # (model, arguments, b
     "drifting": lambda: (Applies(drifting, 64, level=torch.ones(64)), rows(256, 64), 0.9, {}),
     "spectral": lambda: (spectral(), rows(256, 64), 0.97, {}),
     "parted": lambda: (Applies(parted, 64, levels=torch.rand(2, 64)), rows(512, 64), 0.7, {"loss_of": Tensor.clone}),
+    "redrawn": lambda: (Applies(redrawn, 64, noise=torch.ones(64)), rows(256, 64), "1GB", {}),
     "written": lambda: (
         Applies(written, 64), rows(8, 64), "1GB", {"loss_of": lambda out: out[0].sum() + out[1].square().sum()}
     ),
@@ -336,6 +346,26 @@ def test_an_optimizer_that_was_not_counted_is_told_of(optimizer: Any, told: int,
     assert all("optimizer=optimizer" in message for message in messages)
 
 
+class Summing(torch.optim.Optimizer):
+    """Keeps a number of its own, and the sum of all gradients."""
+
+    def __init__(self, parameters: Any):
+        super().__init__(parameters, {"lr": 0.1})
+        self.times = 2
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("sum", torch.zeros_like(p)).add_(p.grad, alpha=self.times)
+            p.sub_(self.state[p]["sum"])
+
+
+def test_the_state_of_an_optimizer_with_numbers_of_its_own_is_counted() -> None:
+    model = nn.Linear(8, 8)
+    made = rematerialize(model, rows(2, 8), optimizer=Summing(model.parameters())).plan
+    assert made.fixed["optimizer state"] == 4 * (64 + 8)
+
+
 def test_an_ordinary_loop() -> None:
     """Accumulation, two forwards and one backward, retain_graph, eval, no_grad, a smaller last batch, clipping."""
     x = torch.randn(IMAGES)
@@ -381,6 +411,43 @@ def test_it_is_the_model_in_every_other_respect() -> None:
     assert_same_steps(twin, ours, *images())
 
 
+def test_batch_norms_in_checkpoints_move_once_which_is_said() -> None:
+    """PyTorch moves their statistics in each of both runs."""
+    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh())
+    model, x = Applies(lambda self, x: checkpoint(self.layers, x, use_reentrant=False), layers=layers), rows(4, 8)[0]
+    (message,) = said(lambda: rematerialize(model, (x,)), "move their statistics once")
+    assert "torch.utils.checkpoint" in message
+    ours = rematerialize(model, (x,))
+    step(ours, (x,))
+    assert layers[1].num_batches_tracked == 1
+    norms = Applies(lambda self, x: self.norm(checkpoint(self.a, x, use_reentrant=False)), 8, norm=nn.BatchNorm1d(8))
+    assert not said(lambda: check(norms, (x,), "1GB"), "statistics")
+
+
+class Counts(nn.Linear):
+    """Keeps a number in its state."""
+
+    n = 1
+
+    def get_extra_state(self) -> Any:
+        return {"n": self.n}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+def test_state_that_is_no_tensor_and_hooks_on_state_are_the_models_own() -> None:
+    model, seen = Counts(4, 4), list[str]()
+    whole = nn.Sequential(rematerialize(model, rows(2, 4)))
+    whole[0].register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    whole[0].register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    state, model.n = whole.state_dict(), 5
+    whole.load_state_dict(state)
+    assert model.n == 1
+    whole[0].load_state_dict(whole[0].state_dict())
+    assert seen == ["saved", "loaded"] * 2
+
+
 def test_a_backward_pass_that_failed_leaves_nothing_to_the_next() -> None:
     x, net = torch.randn(2, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
     halves = Applies(lambda self, x: (self.a(x).tanh(), self.b(x).tanh()), 4)
@@ -413,6 +480,35 @@ def test_what_the_loss_does_not_depend_on_gets_no_gradient_and_adds_nothing(used
     for name, value in theirs.items():
         assert torch.equal(value.nan_to_num(-1), mine[name].nan_to_num(-1)), name
         assert bool(value.isnan().any()) == (name == "gradient of a.weight" and 1 in used)
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Tensor
+    scale: float = 2.0
+
+
+@dataclass
+class Made:
+    roots: Tensor
+    tanh: Tensor
+
+
+def test_arguments_and_outputs_may_be_in_dataclasses() -> None:
+    """As in a tuple: the plain peak counts the backward pass, and what the loss does not read gets no gradient."""
+
+    def in_a_tuple(self: Any, x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        h = F.linear(x, self.a.weight).square() * scale
+        return h.sqrt(), torch.tanh(self.b(h))
+
+    x = torch.randn(8, 16)
+    x[0] = 0
+    plain = Applies(lambda self, batch: Made(*in_a_tuple(self, batch.x, batch.scale)))
+    ours = rematerialize(copy.deepcopy(plain), (Batch(x.to("meta")),), 1.0)
+    assert ours.plan.plain_peak_bytes == rematerialize(Applies(in_a_tuple), (x, 2.0), 1.0).plan.plain_peak_bytes
+    assert_same_steps(plain, ours, Batch(x), loss_of=lambda made: made.tanh.sum())
+    with pytest.raises(remat.InvalidInput, match="create_graph=True"):
+        torch.autograd.grad(ours(Batch(x)).tanh.sum(), [*ours.parameters()], create_graph=True, allow_unused=True)
 
 
 def test_the_same_step_has_the_same_fingerprint_again() -> None:

@@ -342,6 +342,8 @@ LLAMA_OF_8 = "width=8 hidden=8 n_layers=1 vocabulary=9 n_heads=2"
         (f"{LLAMA_OF_8} --gpu v100 --shard 1000000", "shard=1000000 is more than the model's"),
         ("--gpu v100 --time-limit 0", "time limit must be a positive number"),
         ("width=8 --gpu v100 batch_size=0", "batch_size must be"),  # arguments may stand behind options
+        ("--gpu v100 --batch 4 batch_size=8", "batch_size is given twice; give it once"),
+        ("--gpu v100 width={[]:1}", "raised TypeError"),  # text that Python cannot evaluate stays text
         ("remat.torch.networks.llama:LAYERS --gpu v100", "LAYERS"),
         ("remat.torch.networks.resnet:resnet50 --gpu v100", "give input_size"),
     ],

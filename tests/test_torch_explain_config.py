@@ -139,6 +139,8 @@ def test_many_gpus_at_once(tmp_path) -> None:
         (LLAMA, "--gpus h100 --price 2.5/h", "write one for each GPU, e.g. --price h100=2.5/h"),
         (LLAMA, "--price h100=2.5/h", "--price goes with --gpus"),
         (LLAMA, "--gpus all --out page.html", "--out is for one GPU"),
+        (LLAMA, "--gpus all --implementations joint", "--implementations is for one GPU"),
+        (LLAMA | {"architectures": 5}, "--gpu h100 --length 0", "length must be a positive integer"),
         (GPT2, "--gpu h100 --length 65", "has a table of 64 positions; length=65 needs more"),
     ],
 )

@@ -42,6 +42,7 @@ from torch_helpers import (
 )
 
 import remat.torch as rt
+from remat.torch.internals.operators import FakeTensorMode
 from remat.torch.measuring.measure import difference_of_steps
 
 pytestmark = MARKS
@@ -266,6 +267,26 @@ def test_steps_in_another_thread() -> None:
     for run in (lambda thread: thread.run(), lambda thread: (thread.start(), thread.join())):
         run(threading.Thread(target=compare))
     assert found == [0, 0]
+
+
+def test_two_threads_may_begin_at_once() -> None:
+    """What is replaced in PyTorch while a step is captured is so for all threads, and is put back."""
+    (x,), dispatch = rows(2, 3, 8, 8), FakeTensorMode.dispatch
+    args, meet, found = (x.to(memory_format=torch.channels_last),), threading.Barrier(2), list[float]()
+
+    def run() -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3))
+        plain = copy.deepcopy(model.to(memory_format=torch.channels_last))
+        meet.wait()
+        found.append(difference_of_steps(plain, rematerialize(model, args), args, {}, "cpu"))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [0, 0]
+    assert FakeTensorMode.dispatch is dispatch
 
 
 # Last bits

@@ -101,6 +101,10 @@ def written(x: Tensor) -> Tensor:
     return x * 2 if marks.sum() > 0 else x  # here
 
 
+def conditional(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y.tanh(), lambda y: y.sin(), (x,))  # here
+
+
 SIZE, BRANCH = ("size of a tensor", PARTS), ("one graph: Data-dependent ", PARTS)
 LINES = [
     (masked, SIZE),
@@ -111,6 +115,7 @@ LINES = [
     (lambda x: x * 2 if x.sum() > 0 else x, BRANCH),
     (scaled, ("reads a number", ".item()", PARTS)),
     (branched, ("a branch or a size depends on values", PARTS)),
+    (conditional, ("no plan can follow cond, which runs a graph of its own", "torch.where", PARTS)),
     pytest.param(
         lambda x: opt_einsum.contract("bi,ij,jk->bk", x, x.T @ x, x.T @ x),
         ("which reaches line ", "of opt_einsum/paths.py"),

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import OF_ANY_KIND
 
 import remat
 from remat.implementation import Implementation
@@ -22,18 +21,7 @@ BOUND = remat.BoundCertificate(
 )  # fmt: skip
 
 
-class Odd:
-    def __repr__(self) -> str:
-        return "two\nlines"
-
-
-WRONG: tuple[Any, ...] = (
-    None, True, False, 0, -1, 7, 1.5, float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), 10**5000,
-    2**31, 2**63, 2**64, "", "x", "\ud800", "\0", "\x1b[31m\n", "5GiB", "8" * 5000, b"x", [], [1], [-1], ["a"], [True],
-    [1.5], [None], [[0, 1]], [(0, 0)], [(0, 1, 2)], [(7, 0)], [10**30], (), {}, {"a": 1}, set(), range(3), object(),
-    Odd(), len, int, np.int64(3), np.float64(2), np.bool_(True), np.array([1, 2]), np.array(3), Fraction(1, 3),
-    Decimal(2), 1j, PLAN, GRAPH, Path("x"), "/", "..",
-)  # fmt: skip
+WRONG = (*OF_ANY_KIND, PLAN, GRAPH)
 OPERATION = {
     "name": "a", "kind": "k", "inputs": (), "outputs": (0,), "cost": 1, "workspace_bytes": 0, "is_backward": False,
     "run_once": False, "work": None, "implementations": (),

@@ -1,7 +1,5 @@
 """The figures and tables of ``experiment=paper`` from its rows; never runs a solver."""
 
-from __future__ import annotations
-
 from analysis.paper import claims
 from analysis.paper.sizes import fig6, memory_part, throughput
 from analysis.paper.solving import rounding, solver_time, stages

@@ -1,7 +1,5 @@
 """The headline numbers of the paper beside ours, each with its denominator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

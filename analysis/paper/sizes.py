@@ -1,7 +1,5 @@
 """What fits and what it is worth: largest batches (Figure 6), samples a second, sizes, a GiB's price, memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,20 +8,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import memory
-from analysis.batches import (
-    ENCODERS,
-    SPEED_HEADS,
-    TRIAL_HEADS,
-    continuous,
-    draw,
-    max_found,
-    network_label,
-    plot,
-    speed_rows,
-    summary,
-    trial_rows,
-)
+from analysis import batches, memory
 from analysis.charts import legend_below, panels, points
 from analysis.matrices import COLOURS, MOST_CELLS, NOTHING, RESIDENT, cells
 from analysis.paper.sweeps import USEFUL
@@ -36,17 +21,16 @@ from remat.graph import Graph
 def fig6(document: Mapping[str, Any], _: Study) -> Part:
     """What came out; the figure and the batches of every strategy are on a page of their own."""
     documents = document["documents"]
-    others = {ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in ENCODERS}
+    others = {batches.ENCODERS[d["network"]]: d["network"] for d in documents if d["network"] in batches.ENCODERS}
     networks = {others.get(d["network"], d["network"]) for d in documents}  # one with two encoders counts once
     open_ = {
         others.get(d["network"], d["network"]) for d in documents
-        if any(max_found(d, rule["name"]) != d["proven"][rule["name"]] for rule in d["rules"])
+        if any(batches.max_found(d, rule["name"]) != d["proven"][rule["name"]] for rule in d["rules"])
     }  # fmt: skip
-    real = ", ".join(f"{network_label(d)} {continuous(d):.4f}" for d in documents)
+    real = ", ".join(f"{batches.network_label(d)} {batches.continuous(d):.4f}" for d in documents)
     return Part(
         *prose("fig6", closed=len(networks - open_), networks=len(networks), real=real),
-        [("fig6", "Largest batches, found, proven and published", draw(documents))] if documents else [],
-        [("fig6", *summary(documents))] if documents else [],
+        tables=[("fig6", *batches.summary(documents))] if documents else [],
     )  # fmt: skip
 
 
@@ -60,23 +44,25 @@ def throughput(document: Mapping[str, Any], _: Study) -> Part:
         limit = f"{s['ruled_out_label']} is proven impossible" if s["ruled_out"] else "no limit was proven"
         found.append(f"The largest {s['what']} at batch {s['batch']}: {s['found_label'] or 'none found'}; {limit}.")
     tables = [
-        ("throughput", SPEED_HEADS, [row for d in networks for row in speed_rows(d, network_label(d))]),
+        ("throughput", batches.SPEED_HEADS,
+         [row for d in networks for row in batches.speed_rows(d, batches.network_label(d))]),
         ("memory_price", ("network", "batch", "ms for each GiB", "bound of a step, ms"), _prices(networks)),
-        *((f"largest_model_{n}", TRIAL_HEADS, trial_rows(search)) for n, search in enumerate(searches, 1)),
-    ]
+        *((f"largest_model_{n}", batches.TRIAL_HEADS, batches.trial_rows(search))
+          for n, search in enumerate(searches, 1)),
+    ]  # fmt: skip
     return Part(
         *prose("throughput", searches=" ".join(found), closed=_names(d for d in at_plain if _is_closed(d)),
             open=_names(d for d in at_plain if not _is_closed(d)),
             beyond=_names(d for d in networks if d["best"] > d["plain_batch"]),
         ),
-        [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs", _curves(networks))]
-        if networks else [],
+        [("throughput", f"Samples a second against batch size, {document['gpu']}, roofline costs",
+          batches.curves(networks))] if networks else [],
         [table for table in tables if table[-1]],
     )  # fmt: skip
 
 
 def _names(documents: Iterable[Mapping[str, Any]]) -> str:
-    return ", ".join(map(network_label, documents)) or "none"
+    return ", ".join(map(batches.network_label, documents)) or "none"
 
 
 def _is_closed(document: Mapping[str, Any]) -> bool:
@@ -85,18 +71,9 @@ def _is_closed(document: Mapping[str, Any]) -> bool:
     return all(point["most_per_s"] <= best * (1 + 1e-9) for point in document["points"])
 
 
-def _curves(networks: Sequence[Mapping[str, Any]]) -> Figure:
-    figure, grid = panels(len(networks), (2.9, 2.6), 3, xlabel="batch size", ylabel="samples / s")
-    for axes, document in zip(grid, networks, strict=True):
-        plot(axes, document)
-        axes.set_title(network_label(document), fontweight="bold")
-    legend_below(figure)
-    return figure
-
-
 def _prices(networks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [
-        [network_label(d), str(p["batch"]), *(
+        [batches.network_label(d), str(p["batch"]), *(
             ("not solved in time", "") if p["ms_per_gib"] is None
             else (f"{p['ms_per_gib']:.3f}", f"{p['bound_ns'] / 1e6:.2f}")
         )]

@@ -1,7 +1,5 @@
 """How the solvers do: seconds to a plan and to the proof, the form of the MILP with stages, rounded relaxations."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +17,6 @@ from analysis.style import BLACK, BLUE, GREEN, ORANGE, OURS, PALE, PURPLE, WINE,
 from remat.incumbent import is_closed
 
 LEAST_S = 0.05  # dots of faster solves are drawn here
-Dots = Mapping[str, Sequence[tuple[str, float | None]]]  # [form] (network, seconds or None) of each solve
 
 
 def reached(steps: Iterable[tuple[float, int]], cost: int | None, wall_s: float, at_most: float | None) -> float | None:
@@ -30,35 +27,6 @@ def reached(steps: Iterable[tuple[float, int]], cost: int | None, wall_s: float,
     if cost is None or (at_most is not None and cost > at_most):
         return None
     return min((s for s, found in steps if at_most is None or found <= at_most), default=wall_s)
-
-
-def seconds_figure(
-    grids: Mapping[str, Dots], looks: Mapping[str, tuple[str, str]], networks: Sequence[str], limit_s: float,
-    size: tuple[float, float],
-) -> Figure:  # fmt: skip
-    """A panel for each entry of `grids`: networks down, seconds across; `looks` are (colour, marker) of each form.
-
-    Solves that had no such plan within the limit stand in the grey strip at the right.
-    """
-    figure, all_axes = panels(len(grids), size, xlabel="Seconds", sharey=True)
-    apart = 0.66 / len(looks)
-    seen = (s for dots in grids.values() for found in dots.values() for _, s in found if s is not None)
-    least = max(LEAST_S, min(seen, default=LEAST_S))
-    for axes, (title, dots) in zip(all_axes, grids.items(), strict=True):
-        for number, (form, (colour, marker)) in enumerate(looks.items()):
-            shift = apart * (number - (len(looks) - 1) / 2)
-            hit = [(max(s, LEAST_S), networks.index(name) + shift) for name, s in dots[form] if s is not None]
-            missed = [(1.6 * limit_s, networks.index(name) + shift) for name, s in dots[form] if s is None]
-            points(axes, hit, colour, marker, label=form)
-            points(axes, missed, colour, marker, mfc="none")
-        axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0,
-                     label=f"hollow: not reached in {limit_s:g} s")  # fmt: skip
-        axes.set(xscale="log", xlim=(0.8 * least, 2.6 * limit_s), title=title)
-        log_numbers(axes.xaxis, *((1.0, 3.0) if limit_s < 100 else (1.0,)))
-    all_axes[0].set_yticks(range(len(networks)), networks)
-    all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
-    legend_below(figure, 4 if len(looks) < 4 else 3)
-    return figure
 
 
 FORMS = {
@@ -142,13 +110,30 @@ def solver_cases(document: Mapping[str, Any], study: Study) -> list[dict[str, An
 
 
 def _seconds(cases: list[dict[str, Any]]) -> Figure:
-    grids = {
-        mark: {form: [(case["network"], case[mark]) for case in cases if case["form"] == form] for form in FORMS}
-        for mark in MARKS
-    }
+    """A panel for each of `MARKS`: networks down, seconds across, a mark for each solve by a form.
+
+    Solves that had no such plan within the limit stand in the grey strip at the right.
+    """
     networks = list(dict.fromkeys(case["network"] for case in cases))
-    limit = max((case["limit_s"] for case in cases), default=1.0)
-    return seconds_figure(grids, FORMS, networks, limit, (1.95, 2.8))
+    limit_s = max((case["limit_s"] for case in cases), default=1.0)
+    figure, all_axes = panels(len(MARKS), (1.95, 2.8), xlabel="Seconds", sharey=True)
+    apart = 0.66 / len(FORMS)
+    seen = (case[mark] for case in cases for mark in MARKS if case["form"] in FORMS and case[mark] is not None)
+    least = max(LEAST_S, min(seen, default=LEAST_S))
+    for axes, mark in zip(all_axes, MARKS, strict=True):
+        for number, (form, (colour, marker)) in enumerate(FORMS.items()):
+            shift = apart * (number - (len(FORMS) - 1) / 2)
+            dots = [(case[mark], networks.index(case["network"]) + shift) for case in cases if case["form"] == form]
+            points(axes, [(max(s, LEAST_S), y) for s, y in dots if s is not None], colour, marker, label=form)
+            points(axes, [(1.6 * limit_s, y) for s, y in dots if s is None], colour, marker, mfc="none")
+        axes.axvspan(1.3 * limit_s, 2.6 * limit_s, color=PALE, alpha=0.5, lw=0,
+                     label=f"hollow: not reached in {limit_s:g} s")  # fmt: skip
+        axes.set(xscale="log", xlim=(0.8 * least, 2.6 * limit_s), title=mark)
+        log_numbers(axes.xaxis, *((1.0, 3.0) if limit_s < 100 else (1.0,)))
+    all_axes[0].set_yticks(range(len(networks)), networks)
+    all_axes[0].set_ylim(len(networks) - 0.5, -0.5)
+    legend_below(figure, 4)
+    return figure
 
 
 def stages(document: Mapping[str, Any], _: Study) -> Part:

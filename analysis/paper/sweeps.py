@@ -1,7 +1,5 @@
 """Overhead against budget, a figure for each network (Figure 5), cost over the optimum (Table 2), cost models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,7 +34,7 @@ class Sweep:
     label: str
     source: str
     run: Run
-    artifact: Run | None = None
+    artifact: Run
 
 
 def sweeps(document: Mapping[str, Any], study: Study) -> Iterator[Sweep]:
@@ -89,9 +87,8 @@ def largest_gain(
         Gain(heuristic[0] / cost, sweep, budget, heuristic[1])
         for sweep in group
         for budget, (cost, _) in best_costs(sweep.run).items()
-        if (run := sweep.artifact if artifact else sweep.run) is not None
-        and budget_bytes in (None, budget)
-        and (heuristic := best_heuristic(run, budget))
+        if budget_bytes in (None, budget)
+        and (heuristic := best_heuristic(sweep.artifact if artifact else sweep.run, budget))
         and heuristic[0] <= useful * sweep.run.total_cost
     ]
     return max(gains, key=lambda gain: gain.ratio, default=None)
@@ -224,8 +221,6 @@ def ratio_rows(sweep: Sweep) -> list[list[str]]:
     rows, n_budgets = [], len(decided_costs(sweep.run))
     published = PUBLISHED.get(sweep.label, {})
     for run, words in ((sweep.run, ""), (sweep.artifact, ", as the artifact counts")):
-        if run is None:
-            continue
         for name in run.strategies:
             values, every = ratios(sweep.run, name, run), ratios(sweep.run, name, run, every=True)
             does_not_apply = set(run.rows.loc[run.rows["strategy"] == name, "status"]) == {"SKIPPED"}

@@ -1,7 +1,5 @@
 """Checkmate's networks, their graphs, published and extracted, and their solves as the figures read them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +169,7 @@ def published(context: Context, network: Network) -> Subject | None:
     return _build(context, replace(context.settings, spec=None, graph_file=file, cost="file"))
 
 
-def published_or_extracted(context: Context, network: Network) -> Subject:
+def subject_of(context: Context, network: Network) -> Subject:
     """The published graph if its file is there, else the extracted one."""
     return published(context, network) or extracted(context, network)
 

@@ -1,15 +1,12 @@
 """Two-phase rounding of both relaxations: thresholds against random samples, at one budget of each network."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from experiments.paper.graphs import Context, budgets_at, panel_of, published_or_extracted
-from experiments.solving import GraphRun
+from experiments.paper.graphs import Context, budgets_at, panel_of, subject_of
 from experiments.store import code_version
 from remat import min_budget
 from remat.bounds.lp import solve_relaxation
@@ -29,7 +26,7 @@ def run(context: Context) -> dict[str, Any]:
     """Solve by both roundings as published (nothing repaired), and by the portfolio."""
     shown = []
     for network in [n for n in context.networks if n.name in NETWORKS] or context.networks[:1]:
-        subject = published_or_extracted(context, network)
+        subject = subject_of(context, network)
         slow = context.scale.rounding_s if network.has_slow_lp else context.scale.time_limit_s
         limit, budget, panels = max(20.0, slow), 0, dict[str, Any]()
         for relaxation in RELAXATIONS:
@@ -39,7 +36,9 @@ def run(context: Context) -> dict[str, Any]:
                 subject, "paper/rounding", strategies=(*options, "portfolio"), options=options, time_limit_s=limit,
                 time_limits={"portfolio": context.scale.time_limit_s},
             )  # fmt: skip
-            budget = budget or rounding_budget(graph_run)
+            if not budget:  # with recomputation; the relaxation can have a solution without the published epsilon of it
+                fixed, least = subject.graph.fixed_bytes, min_budget(subject.graph, graph_run.settings.scope).bytes
+                budget = budgets_at(graph_run, [SHARE], fixed + math.ceil((least - fixed) / (1 - EPSILON)))[0]
             found = graph_run.run_budgets(graph_run.settings.strategies, [budget]).values()
             title = f"{network.label}: rounding of the {relaxation} relaxation"
             panels[relaxation] = panel_of(graph_run, [row for (row,) in found], [], title)
@@ -52,16 +51,6 @@ def run(context: Context) -> dict[str, Any]:
         )
         shown.append({"panels": panels, "label": network.label, "naive_samples": samples, "naive_feasible": feasible})
     return {"panels": shown}
-
-
-def rounding_budget(graph_run: GraphRun) -> int:
-    """A budget with recomputation, whose relaxation can have a solution without the published epsilon of the budget.
-
-    It lies `SHARE` tenths of the way to checkpoint-all's peak.
-    """
-    fixed = graph_run.subject.graph.fixed_bytes
-    least = min_budget(graph_run.subject.graph, graph_run.settings.scope).bytes
-    return budgets_at(graph_run, [SHARE], fixed + math.ceil((least - fixed) / (1 - EPSILON)))[0]
 
 
 AT_ONCE = 500

@@ -1,7 +1,5 @@
 """What fits, and what it is worth: largest batches (Figure 6), throughput, larger models, memory (Figures 1, 3, 7)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,11 +1,9 @@
 """Frontier-advancing stages: the published MILP with and without them on the paper's chain of 8 layers."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from analysis.parts import DOCUMENT
@@ -43,11 +41,10 @@ def cases(limit_s: float) -> Iterator[Case]:
 def measure(layers: int, budget: int, form: str, limit_s: float, **_: Any) -> Iterator[Row]:
     """Relaxation and MILP of one form; A*, which is neither of the forms, gives the optimum."""
     graph = unit_chain(layers)
-    answer = solve_published(graph, budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(answer).items()}
+    found = solve_published(graph, budget, frontier_advancing=FORMS[form], time_limit_s=limit_s)
     optimum = {scope: exhaustive(graph, budget, scope).bound for scope in ("staged", "fixed_order")}
     row = {"budget": budget, "form": form, "optimum": optimum["staged"], "optimum_fixed_order": optimum["fixed_order"],
-           "total": graph.total_cost, "limit_s": limit_s / 2, **finite}  # fmt: skip
+           "total": graph.total_cost, "limit_s": limit_s / 2, **found}  # fmt: skip
     yield {"kind": DOCUMENT, "document": row}
 
 
@@ -57,29 +54,15 @@ def merged(rows: Iterable[Row]) -> dict[str, Any]:
     return {"rows": list(found.values()), "layers": LAYERS, "operations": 2 * LAYERS + 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The results of one form of the MILP within its time.
+def solve_published(
+    graph: Graph, budget_bytes: int, *, frontier_advancing: bool, time_limit_s: float
+) -> dict[str, Any]:  # fmt: skip
+    """Solve the relaxation and the MILP of a form within the budget, each in at most half of the time.
 
-    Attributes:
-        columns, rows: of the model.
-        lp: value of the relaxation, in the graph's cost unit; None if it was not solved.
-        cost, bound: of the MILP; None if there is none.
-        proven: whether the MILP was solved to its optimum.
+    Returns:
+        The size of the model (columns, rows); the value of the relaxation (lp), and cost and bound of the MILP, in the
+        graph's cost unit, None where there is none; seconds of both; whether the MILP was solved to its optimum.
     """
-
-    columns: int
-    rows: int
-    lp: float | None
-    lp_s: float
-    cost: float | None
-    bound: float | None
-    seconds: float
-    proven: bool
-
-
-def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool, time_limit_s: float) -> Answer:
-    """Solve the relaxation and the MILP of `graph` within the budget, each in at most half of the time."""
     equations = build(graph, frontier_advancing=frontier_advancing)
     program = equations.program((budget_bytes - graph.fixed_bytes) // equations.unit_bytes)
     options = {"time_limit": time_limit_s / 2, "threads": 1}
@@ -89,10 +72,10 @@ def solve_published(graph: Graph, budget_bytes: int, *, frontier_advancing: bool
     lp_s = time.monotonic() - began
     began = time.monotonic()
     solved = solve_program(program, options)
-    seconds = time.monotonic() - began
-    return Answer(
-        len(program.cost), len(program.row_lower),
-        float(program.cost @ relaxed.x) * unit if relaxed.x is not None and relaxed.optimal else None, lp_s,
-        None if solved.x is None else float(program.cost @ solved.x) * unit, solved.bound * unit, seconds,
-        solved.optimal,
-    )  # fmt: skip
+    return {
+        "columns": len(program.cost), "rows": len(program.row_lower),
+        "lp": float(program.cost @ relaxed.x) * unit if relaxed.x is not None and relaxed.optimal else None,
+        "lp_s": lp_s, "cost": None if solved.x is None else float(program.cost @ solved.x) * unit,
+        "bound": solved.bound * unit if math.isfinite(solved.bound) else None, "seconds": time.monotonic() - began,
+        "proven": solved.optimal,
+    }  # fmt: skip

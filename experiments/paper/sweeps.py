@@ -1,7 +1,5 @@
 """Solves at several budgets: overhead against budget (Figure 5), solver times, and cost models compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,15 +8,7 @@ from analysis.paper.sweeps import SOURCE
 from analysis.results import PAPERS_HEURISTICS
 from experiments.budget_sweep import family_keys, run_sweep, sweep_rows
 from experiments.build import Subject
-from experiments.paper.graphs import (
-    Context,
-    Network,
-    budgets_at,
-    extracted,
-    panel_of,
-    published,
-    published_or_extracted,
-)
+from experiments.paper.graphs import Context, Network, budgets_at, extracted, panel_of, published, subject_of
 from experiments.solving import Asked, GraphRun, solve_each
 from experiments.store import Row
 from remat.plan import Plan
@@ -118,7 +108,7 @@ def solver_time(context: Context) -> dict[str, Any]:
     asked: list[Asked] = []
     of: list[dict[str, str]] = []
     for network in context.networks:
-        subject = published_or_extracted(context, network)
+        subject = subject_of(context, network)
         budgets: list[int] = []
         for label, strategy, options in FORMS:
             graph_run = context.graph_run(

@@ -1,7 +1,5 @@
 """The words between `experiments.steps.measure` and a framework's adapter: jobs, subjects, methods and candidates."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +25,7 @@ class Job:
         steps: ``torch``; ``offload``: with copies to the host over `link`; ``peers``: with the methods of others and
             plans at the peak of each; ``keras`` (loss and gradients); ``keras_applications`` (`fit_within`).
         rounds: timed steps of each method; 0 for none.
-        fractions: budgets, as shares of the activation memory, see `fractions_of_activations`.
+        fractions: budgets, as shares of the activation memory, see `share_of_activations`.
         choices: what plans may choose from; with more than the default, errors of gradients are measured, too.
     """
 
@@ -98,6 +96,7 @@ class Subject(ABC):
         fixed_bytes: see `experiments.steps.measure`.
     """
 
+    job: Job
     batch: int | None
     graph: remat.Graph
     fixed_bytes: int
@@ -110,9 +109,14 @@ class Subject(ABC):
         """The methods of others."""
         return ()
 
-    @abstractmethod
-    def budgets(self, known: Sequence[Row]) -> Iterable[tuple[str, int]]:
+    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """(label, bytes) of the budgets that need plans; `known` are the rows of the plain step and the peers."""
+        return self.fractions(peak_of(next(row for row in known if row["method"] == PLAIN)))
+
+    def fractions(self, peak_bytes: int) -> Iterator[tuple[str, int]]:
+        """(label, bytes) of the job's fractions of the activation memory, see `share_of_activations`."""
+        for fraction in self.job.fractions:
+            yield f"{fraction:g}", share_of_activations(fraction, self.fixed_bytes, peak_bytes)
 
     @abstractmethod
     def best_within(self, budget_bytes: int) -> Method:
@@ -131,26 +135,9 @@ class Subject(ABC):
         return {}
 
 
-def peaks_of_others(known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of the peaks of the plain step and of every peer, the largest first."""
-    for peak in sorted({_peak_of(row) for row in known if row["method"] != PORTFOLIO} - {None}, reverse=True):
-        yield f"as {peak / 1e6:.1f} MB", peak
-
-
-def plain_peak_of(known: Sequence[Row]) -> int:
-    """Bytes of the plain step's peak."""
-    return _peak_of(next(row for row in known if row["method"] == PLAIN))
-
-
-def _peak_of(row: Row) -> Any:
+def peak_of(row: Row) -> Any:
     """The predicted peak, or else the measured one."""
     return row["predicted_peak_bytes"] or row["measured_peak_bytes"]
-
-
-def fractions_of_activations(job: Job, fixed_bytes: int, peak_bytes: int) -> Iterator[tuple[str, int]]:
-    """(label, bytes) of the job's fractions, see `share_of_activations`."""
-    for fraction in job.fractions:
-        yield f"{fraction:g}", share_of_activations(fraction, fixed_bytes, peak_bytes)
 
 
 def share_of_activations(fraction: float, fixed_bytes: int, peak_bytes: int) -> int:

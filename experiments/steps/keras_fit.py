@@ -4,8 +4,6 @@ Each network has the smallest input that it accepts, random weights, and a budge
 recomputation. That peak is below the plain `tf.function`'s.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ import numpy as np
 
 import remat.tf as rtf
 from experiments.registry import Row
-from experiments.steps.job import Job, Method, Subject, fractions_of_activations
+from experiments.steps.job import Job, Method, Subject
 from experiments.steps.keras_models import CLASSES, LOSS, functions_run_eagerly, graphs_run_as_written
 
 SMALLEST = 32  # pixels; the smallest input of most networks
@@ -56,7 +54,7 @@ def trained(model: Any, data: tuple[np.ndarray, np.ndarray], samples: int) -> tu
 class KerasFit(Subject):
     """A network in ``fit``; `Method.run` measures its step."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, _implementations: str):
         self.job = job
         self.batch = BATCH
         self.model, self.data = built(job.model), batch_of(job.model, BATCH)
@@ -75,7 +73,7 @@ class KerasFit(Subject):
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
         """Of the peak without recomputation, because the plain step's is measured only."""
-        return fractions_of_activations(self.job, self.fixed_bytes, self.whole_peak_bytes)
+        return self.fractions(self.whole_peak_bytes)
 
     def best_within(self, budget_bytes: int) -> Method:
         self.model = built(self.job.model)  # again, because `same_as` trained the last one

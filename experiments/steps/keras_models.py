@@ -1,7 +1,5 @@
 """Keras models for measurements of execution: built small, with a batch to run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

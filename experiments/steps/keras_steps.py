@@ -4,10 +4,8 @@ Fresh processes measure peaks and times, with the allocators of such a process. 
 CPU time is of all threads.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +14,7 @@ import keras
 import tensorflow as tf
 
 import remat.tf as rtf
-from experiments.registry import Row
-from experiments.steps.job import Candidate, Job, Method, Subject, fractions_of_activations, plain_peak_of
+from experiments.steps.job import Candidate, Job, Method, Subject
 from experiments.steps.keras_models import LOSS, Sample, build, functions_run_eagerly
 from remat.errors import InvalidInput
 from remat.tf.adapter import executed_as_written
@@ -41,7 +38,7 @@ class Run:
 class KerasSteps(Subject):
     """A model of `keras_models`; `Method.run` is a `Run`."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, _implementations: str):
         self.job = job
         self.sample = build(job.model)
         self.batch = self.sample.specs[0].shape[0]
@@ -69,9 +66,6 @@ class KerasSteps(Subject):
                 raise InvalidInput(str(error)) from None
 
         yield Candidate("tf.recompute_grad", f"{segments} blocks", make)
-
-    def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        return fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
 
     def best_within(self, budget_bytes: int) -> Method:
         job = self.job

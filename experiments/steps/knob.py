@@ -1,7 +1,5 @@
 """Plans under Inductor beside PyTorch's knob for compiled steps, ``activation_memory_budget``, at sizes for a CPU."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time
@@ -78,7 +76,8 @@ def compared(model: str, rounds: int, time_limit_s: float, threads: int) -> list
     beside.add(plain, {"variant": "plain"})
     beside.add(module, {"variant": "eager"})
     failed = [row for solver in SOLVERS for share in SHARES for row in _knob(beside, module, share, solver)]
-    held = _held_before(module, args)
+    tensors = [*module.parameters(), *module.buffers(), *args]  # a budget counts them beside a step's peak
+    held = sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
     for peak in _budgets(beside.rows):
         began = time.perf_counter()
         try:
@@ -106,12 +105,6 @@ def _knob(beside: Beside, module: nn.Module, share: float, solver: str) -> Itera
             beside.add(_Compiled(module), {"variant": solver, "share": share})
         except Exception as error:
             yield {"variant": solver, "share": share, "message": f"{type(error).__name__}: {headline(error)}"}
-
-
-def _held_before(module: nn.Module, args: tuple[Any, ...]) -> int:
-    """Bytes of parameters, buffers and arguments, which a budget counts beside a step's peak."""
-    tensors = [*module.parameters(), *module.buffers(), *args]
-    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
 
 
 def _budgets(rows: Sequence[dict[str, Any]]) -> list[int]:

@@ -20,12 +20,11 @@ Bytes are totals, fixed bytes included. Times are of one step. Columns, None whe
     note: why there is no measurement, or a remark.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from experiments.registry import Row
@@ -34,6 +33,7 @@ from experiments.steps.offers import offered
 from remat.cost import CostWarning
 from remat.errors import InvalidInput, InvalidPlan
 
+ADAPTERS = {"keras": ("keras_steps", "KerasSteps"), "keras_applications": ("keras_fit", "KerasFit")}
 NOTHING: Mapping[str, Any] = dict.fromkeys((
     "predicted_peak_bytes", "predicted_ns", "predicted_overhead", "measured_peak_bytes", "plain_s", "measured_s",
     "measured_ratio", "ratio_quartiles", "as_written_s", "plain_cpu_s", "as_written_cpu_s", "measured_cpu_s",
@@ -70,17 +70,8 @@ def _add_rows(job: Job, implementations: str, rows: list[Row]) -> None:
 
 def _subject(job: Job, implementations: str) -> Subject:
     """The model in its framework; this imports only that framework."""
-    if job.steps in ("torch", "offload", "peers"):
-        from experiments.steps.torch_steps import TorchSteps
-
-        return TorchSteps(job, implementations)
-    if job.steps == "keras":
-        from experiments.steps.keras_steps import KerasSteps
-
-        return KerasSteps(job)
-    from experiments.steps.keras_fit import KerasFit
-
-    return KerasFit(job)
+    module, name = ADAPTERS.get(job.steps, ("torch_steps", "TorchSteps"))
+    return getattr(import_module(f"experiments.steps.{module}"), name)(job, implementations)
 
 
 def _candidates(subject: Subject, rows: list[Row]) -> Iterator[Candidate]:

@@ -1,7 +1,5 @@
 """A PyTorch step under a plan: what is promised, and what is measured beside the plain step."""
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping

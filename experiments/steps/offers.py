@@ -1,7 +1,5 @@
 """The offers of implementations to a model's graph, and the bytes held where they could run."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Iterable, Iterator
@@ -74,14 +72,14 @@ class _Choice:
     kept_bytes: int
     running_bytes: tuple[int, ...]
 
-    def no_better_than(self, other: _Choice) -> bool:
+    def no_better_than(self, other: "_Choice") -> bool:
         """Whether `other`, for the same operations, is as good in everything; of equals only the default counts."""
         running = zip(self.running_bytes, other.running_bytes, strict=True)
         same = (self.ns, self.kept_bytes, self.running_bytes) == (other.ns, other.kept_bytes, other.running_bytes)
         no_better = self.ns >= other.ns and self.kept_bytes >= other.kept_bytes and all(a >= b for a, b in running)
         return no_better and (other.name == DEFAULT or not same)
 
-    def default(self) -> _Choice:
+    def default(self) -> "_Choice":
         """The default implementations of the same operations."""
         return _Choice(DEFAULT, self.operations, (), self.default_ns, self.default_ns, 0, (0,) * len(self.operations))
 
@@ -90,8 +88,9 @@ def _offer(mine: list[_Choice], rivals: dict[tuple[int, ...], list[_Choice]], gr
     needed, left = 0, []
     worse: collections.Counter[str] = collections.Counter()
     for choice in mine:
-        if _overwrites_what_is_read(choice, graph):
-            needed += 1
+        both = zip(choice.operations, choice.implementations, strict=True)
+        if any(one.overwrites is not None and any(user > k for user in graph.users[one.overwrites]) for k, one in both):
+            needed += 1  # it overwrites what is read
             continue
         others = (choice.default(), *rivals[choice.operations])
         better = next((other for other in others if choice.no_better_than(other)), None)
@@ -153,10 +152,3 @@ def _only_read_by(
         for v in one.inputs if not graph.operations[graph.producer[v]].is_backward
     }  # fmt: skip
     return sum(graph.values[v].bytes for v in inputs if not readers[v] - {*operations})
-
-
-def _overwrites_what_is_read(choice: _Choice, graph: Graph) -> bool:
-    return any(
-        one.overwrites is not None and any(user > k for user in graph.users[one.overwrites])
-        for k, one in zip(choice.operations, choice.implementations, strict=True)
-    )

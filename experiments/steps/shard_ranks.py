@@ -1,7 +1,5 @@
 """A small Llama divided over ranks by FSDP2 on a CPU: promised and measured peak of each rank, and the gradients."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Sizes of the PyTorch networks: plain data, read on machines that have PyTorch alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns of tables of executed steps, whose rows are those of `experiments.steps.measure`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from experiments.documents import Column

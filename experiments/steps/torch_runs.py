@@ -1,7 +1,5 @@
 """Real steps of PyTorch models: random arguments, and times of steps. Needs nothing but PyTorch."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 import time

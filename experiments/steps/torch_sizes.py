@@ -1,7 +1,5 @@
 """PyTorch models by name, and at sizes for a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from experiments.arguments import one_of
@@ -41,8 +39,3 @@ def for_a_cpu(spec: ModelSpec) -> ModelSpec:
     """The same model at its size of `ON_A_CPU`, if it has one."""
     size = ON_A_CPU.get(spec.name.removeprefix("torch_"), {})
     return replace(spec, **{**size, "options": spec.options | size.get("options", {})})
-
-
-def spec_on(device: str, name: str) -> ModelSpec:
-    """The model `torch_model` at its size for a device."""
-    return for_a_cpu(torch_model(name)) if device == "cpu" else torch_model(name)

@@ -1,7 +1,5 @@
 """The harness's adapter for PyTorch: a model's captured step with costs, its plans and its peers."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import functools
@@ -19,26 +17,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import remat
 from experiments.registry import Row
 from experiments.settings import RUNS_FOLDER
-from experiments.steps.job import (
-    PLAIN,
-    Candidate,
-    Job,
-    Method,
-    Subject,
-    fractions_of_activations,
-    peaks_of_others,
-    plain_peak_of,
-)
+from experiments.steps.job import PLAIN, PORTFOLIO, Candidate, Job, Method, Subject, peak_of
 from experiments.steps.offers import held_by_those_who_offer
-from experiments.steps.torch_runs import built, sharing_copy, step_seconds, times_beside
-from experiments.steps.torch_sizes import spec_on
+from experiments.steps.torch_runs import built, sharing_copy, times_beside
+from experiments.steps.torch_sizes import for_a_cpu, torch_model
 from remat.execution import PlanOptions, find_plan
 from remat.link import parse_link
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
 from remat.torch.frontend import graphs as frontend
 from remat.torch.measuring.measure import peak_of_step
-from remat.torch.measuring.plain import FollowedStep, plain_step
+from remat.torch.measuring.plain import plain_step
 from remat.torch.planning.book import PlanBook
 from remat.torch.planning.capturing import captured_step, default_gpu
 from remat.torch.planning.eager import Eager
@@ -69,7 +58,8 @@ class TorchSteps(Subject):
         if job.device == "cuda":
             torch.cuda.empty_cache()
         self.job = job
-        spec = spec_on(job.device, job.model)
+        spec = torch_model(job.model)
+        spec = for_a_cpu(spec) if job.device == "cpu" else spec
         self.batch = spec.batch_size
         torch.set_num_threads(job.threads)
         self.module, self.args = built(spec, job.device)
@@ -120,10 +110,11 @@ class TorchSteps(Subject):
         return plans
 
     def budgets(self, known: Sequence[Row]) -> Iterator[tuple[str, int]]:
-        """The peaks of the peers, if the job wants them, then the fractions of the activation memory."""
+        """The peaks of plain step and peers, if the job wants them, then the fractions of the activation memory."""
         if self.job.steps == "peers":
-            yield from peaks_of_others(known)
-        yield from fractions_of_activations(self.job, self.fixed_bytes, plain_peak_of(known))
+            peaks = {peak_of(row) for row in known if row["method"] != PORTFOLIO} - {None}
+            yield from ((f"as {peak / 1e6:.1f} MB", peak) for peak in sorted(peaks, reverse=True))
+        yield from super().budgets(known)
 
     def best_within(self, budget_bytes: int) -> Method:
         """It costs no more than any known plan that fits."""
@@ -156,13 +147,10 @@ class TorchSteps(Subject):
             plain = plain_step(without_random, self.args, {})
         except RuntimeError as error:  # e.g. a checkpoint's own checks need real tensors
             return Method(module, note=f"cannot be predicted: {str(error).splitlines()[0]}")
-        peak, ns = self._predict(plain)
-        return Method(module, peak, ns, ns / self.graph.total_cost - 1)
-
-    def _predict(self, plain: FollowedStep) -> tuple[int, int]:
         of = self.planner.weigh_calls(plain.signatures, self.graph)
-        peak = plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
-        return self.fixed_bytes + peak, sum(of[s][1] for s in plain.signatures if s)
+        peak = self.fixed_bytes + plain.peak_bytes({signature: size for signature, (size, _) in of.items()})
+        ns = sum(of[s][1] for s in plain.signatures if s)
+        return Method(module, peak, ns, ns / self.graph.total_cost - 1)
 
     def peak_bytes(self, method: Method) -> int:
         return self.fixed_bytes + peak_of_step(method.run, self.args, {}, self.job.device)
@@ -210,10 +198,6 @@ class TorchSteps(Subject):
             columns["chosen"] = dict(collections.Counter(name for name in method.plan.choices if name).most_common())
             columns["held"] = held_by_those_who_offer(self.graph, method.plan)
         return columns
-
-    def seconds(self, module: nn.Module) -> float:
-        """Seconds of one forward and backward pass, without the optimizer's step."""
-        return step_seconds(module, self.args, self.job.device)
 
     def gradients(self, module: nn.Module) -> dict[str, Tensor]:
         """[parameter] a copy of its gradient after one step, if it has one."""

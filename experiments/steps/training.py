@@ -1,7 +1,5 @@
 """Small models from transformers: whether they train under a plan, with the bits of the plain steps."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

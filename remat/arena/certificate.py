@@ -17,7 +17,7 @@ from remat.errors import InvalidInput, InvalidPlan, shown
 from remat.files import UnknownKeys, digest_of, read_json, write_text
 from remat.graph import Graph, text_problem
 from remat.plan import PLAN_FORMAT, PLAN_FORMAT_COPIES, Plan, plan_problems
-from remat.simulator import Sharing
+from remat.simulator import Sharing, check_sharing
 from remat.units import MAX_BYTES, format_size, parse_size
 
 ARENA_FORMAT = "remat-arena/1"
@@ -193,6 +193,10 @@ def arena_of_document(document: Any, graph: Graph, where: str) -> Arena:
         if document["graph_sha256"] != graph.sha256():
             raise InvalidInput(f"was made for graph {document['graph']!r:.80}, not for this '{graph.name}'")
         own = Plan.from_document(document["plan"], graph, "'plan'")
+        if document["plan"].get("graph_sha256") not in (None, own.graph_sha256):
+            raise InvalidInput("'plan' was made for another graph")
+        if document["plan"].get("scope") not in (None, str(own.scope)):
+            raise InvalidInput(f"'plan' says scope {document['plan']['scope']}, but its steps are {own.scope}")
         if digest_of(document["plan"]["steps"]) != document["plan_sha256"]:
             raise InvalidInput("'plan_sha256' is not the hash of the steps of its plan")
         return _checked(document, graph, own)
@@ -265,12 +269,12 @@ def checked_sharing(rows: Any, graph: Graph) -> Sharing:
         return ()
     if not isinstance(rows, list) or len(rows) != len(graph):
         raise InvalidInput(f"'sharing' must be a list for each of the {len(graph)} operations")
-    for op, pairs in zip(graph.operations, rows, strict=True):
-        for pair in pairs if isinstance(pairs, list) else [pairs]:
-            is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(v) is int for v in pair)
-            if not is_pair or pair[0] not in op.inputs or pair[1] not in op.outputs:
-                raise InvalidInput(f"'sharing': {shown(pair)} is no input and output of '{op.name}'")
-    return tuple(tuple((source, target) for source, target in pairs) for pairs in rows)
+    for pair in (pair for pairs in rows for pair in (pairs if isinstance(pairs, list) else [pairs])):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(type(v) is int for v in pair):
+            raise InvalidInput(f"'sharing': {shown(pair)} is no pair of an input and an output")
+    sharing = tuple(tuple((source, target) for source, target in pairs) for pairs in rows)
+    check_sharing(graph, sharing)
+    return sharing
 
 
 def _offsets_of_buffers(intervals: Intervals, offsets: Sequence[Sequence[int]]) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name
 from remat.files import read_json
 from remat.link import LINKS, Link, parse_link
 
@@ -121,9 +121,8 @@ def describe_gpu(name: str) -> dict[str, Any]:
         UnknownName: with the nearest names.
         InvalidInput: the file does not describe a device.
     """
-    name = str(name).lower()
-    if name not in gpu_names():
-        raise unknown_name("gpu", name, gpu_names())
+    name = name.lower() if isinstance(name, str) else name
+    check_name("gpu", name, gpu_names())
     path = GPU_FOLDER / f"{name}.json"
     content = read_json(path)
     names = {f.name for f in fields(Gpu)}
@@ -143,7 +142,7 @@ def link_of(gpu: Gpu, link: Link | str | None) -> Link | None:
     Raises:
         InvalidInput: no link, or the GPU has none.
     """
-    if link != "auto":
+    if not (isinstance(link, str) and link == "auto"):
         return parse_link(link)
     if not gpu.link:
         raise InvalidInput(f"gpu '{gpu.name}' has no link to a host; write e.g. link=12GB/s")

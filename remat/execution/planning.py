@@ -17,18 +17,18 @@ from remat.bounds.min_budget import DESCRIBE_SECONDS, min_budget
 from remat.cost import COST_MODELS
 from remat.cost.gpu import Gpu, load_gpu
 from remat.cost.profile import cpu_count
-from remat.errors import InvalidInput, RematError, unknown_name
+from remat.errors import InvalidInput, RematError, check_name
 from remat.execution.kept import keep_plan, kept_plan, path_of
 from remat.execution.step_plan import StepPlan
 from remat.graph import Graph
 from remat.link import Link
 from remat.plan import Plan, parse_scope
-from remat.problem import check_gap
+from remat.problem import SolveOptions, check_gap
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solution import Ending, Solution, Status
 from remat.solving.api import solve
-from remat.units import check_time_limit, format_size, parse_size
+from remat.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -126,14 +126,15 @@ def check_options(budget: Any, plan: Any, options: PlanOptions) -> None:
         raise InvalidInput(f"plan must be the .plan of a module or the path of a saved one, not {type(plan).__name__}")
     if budget is not None:
         parse_budget(budget, Peaks(2**40))  # with any plain peak, so that a fraction can be checked
-    if plan is None or options.strategy != DEFAULT_STRATEGY:  # a plan can be followed without any solver installed
+    is_default = isinstance(options.strategy, str) and options.strategy == DEFAULT_STRATEGY
+    if plan is None or not is_default:  # a plan can be followed without any solver installed
         get_strategy(options.strategy)
     parse_scope(options.scope)
-    check_time_limit(options.time_limit_s)
+    threads = 1 if options.threads is None else options.threads
+    SolveOptions(time_limit_s=options.time_limit_s, seed=options.seed, threads=threads).checked()
     if options.target_gap is not None:
         check_gap("target_gap", options.target_gap)
-    if options.cost not in COST_MODELS:
-        raise unknown_name("cost model", str(options.cost), COST_MODELS)
+    check_name("cost model", options.cost, COST_MODELS)
 
 
 def default_cache() -> Path:

@@ -85,7 +85,7 @@ def damaged_in(path: str | Path) -> Iterator[None]:
 
 def graph_of(document: Mapping[str, Any], level: str, set_name: str | None = None) -> Graph:
     """As `load_costs`, from its document."""
-    theirs = level.removesuffix(KEPT_INDICES)
+    theirs = str(level).removesuffix(KEPT_INDICES)
     if theirs not in MODES:
         raise unknown_name("level", level, MODES)
     costs = set_of(document["sets"], MODES[theirs], set_name)
@@ -303,10 +303,12 @@ def load_schedules(path: str | Path) -> Iterator[Schedule]:
     document = read_json(path)
     if not isinstance(document, Mapping) or document.get("format") != "monet-solutions":
         raise InvalidInput(f"{path}: is no file of format 'monet-solutions'")
-    measured = read_costs(Path(path).with_name(str(document.get("costs"))))
+    with damaged_in(path):
+        measured = read_costs(Path(path).with_name(str(document.get("costs"))))
+        solutions = [*document.get("solutions", ())]
     levels = {mode: level for level, mode in MODES.items()}
     graphs: dict[str, Graph] = {}
-    for each in document.get("solutions", ()):
+    for each in solutions:
         with damaged_in(path):
             if each["program"] == "checkmate":
                 continue

@@ -200,8 +200,9 @@ class _Reader:
 
     def copy_from(self, line: Mapping[str, Any]) -> None:
         source, target = self._storage(_text(line, "SRC")), _text(line, "DST")
-        self._unbind(target)
-        self._bind(target, source)
+        if self._storage(target) is not source:  # else its bytes would be given up
+            self._unbind(target)
+            self._bind(target, source)
 
     def release(self, line: Mapping[str, Any]) -> None:
         name = _text(line, "NAME")

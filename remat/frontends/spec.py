@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, first_line
+from remat.errors import InvalidInput, first_line, plain
 
 FRAMEWORKS = ("keras", "torch", "synthetic")
 GRANULARITIES = ("layer", "operation")
@@ -99,7 +99,7 @@ def load_target(target: str) -> Any:
     """The object that ``package.module:name`` names; raises `InvalidInput`, naming the missing part."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise InvalidInput(f"target '{target}' must look like package.module:factory")
+        raise InvalidInput(f"target '{plain(target)}' must look like package.module:factory")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

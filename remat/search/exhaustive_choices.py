@@ -7,21 +7,21 @@ import itertools
 import time
 
 from remat.graph import Graph
-from remat.plan import Plan
+from remat.plan import Plan, Scope
 from remat.search.exhaustive import bit_set
 
-State = tuple[int, int, int]  # next first computation, last repeat in this stage, resident values (a bit set)
+State = tuple[int, int, int]  # operations done (a bit set), last repeat in this stage, resident values (a bit set)
 Step = tuple[int, str]
 
 
 def exhaustive_choices(
-    full: Graph, budget_bytes: int, max_states: int, deadline: float
+    full: Graph, budget_bytes: int, max_states: int, deadline: float, scope: Scope = Scope.STAGED
 ) -> tuple[Plan | None, int | None, bool]:
-    """(cheapest staged plan, its cost as a bound, whether no plan exists); (None, None, False) if undecided.
+    """(cheapest plan of the scope, its cost as a bound, whether none exists); (None, None, False) if undecided.
 
     A move computes one operation, or drops one value at no cost.
     """
-    n, keep = len(full), bit_set(v for v, value in enumerate(full.values) if value.keep)
+    n, every, keep = len(full), (1 << len(full)) - 1, bit_set(v for v, value in enumerate(full.values) if value.keep)
     size = [value.bytes for value in full.values]
     implementations = [
         [
@@ -42,8 +42,8 @@ def exhaustive_choices(
         if state in done:
             continue
         done.add(state)
-        following, last, resident = state
-        if following == n and not keep & ~resident:
+        ran, last, resident = state
+        if ran == every and not keep & ~resident:
             return _plan(full, came, state, budget_bytes), cost, False
         if len(done) > max_states or (len(done) % 1000 == 0 and time.monotonic() > deadline):
             return None, None, False
@@ -54,8 +54,11 @@ def exhaustive_choices(
                 came[new] = state, step
                 heapq.heappush(queue, (price, next(counter), new, bytes_held))
 
-        for k in range(last + 1, min(following + 1, n)) if following < n else ():
-            if k < following and full.operations[k].run_once:
+        following = (~ran & (ran + 1)).bit_length() - 1  # the first operation that has not run
+        for k in range(last + 1, n):
+            is_new = not ran >> k & 1
+            may_run = k == following or scope is Scope.FREE if is_new else not full.operations[k].run_once
+            if not may_run or (scope is Scope.STAGED and ran == every):
                 continue
             for name, price, inputs, outputs, single, workspace, over, born in implementations[k]:
                 if inputs & ~resident or (single and outputs & resident):
@@ -65,11 +68,12 @@ def exhaustive_choices(
                     continue
                 doubled = sum(size[v] for v in range(len(size)) if outputs & resident & (1 << v))
                 after = (resident | outputs) & ~(0 if over is None else 1 << over)
-                new = (following + 1, -1, after) if k == following else (following, k, after)
+                repeated = k if scope is Scope.STAGED and not is_new else -1
+                new = (ran | 1 << k, repeated, after)
                 go(new, cost + price, during - doubled, (k, name))
         for v in range(len(size)):
             if resident & (1 << v):  # even a kept one, which can be made again
-                go((following, last, resident & ~(1 << v)), cost, held - size[v], None)
+                go((ran, last, resident & ~(1 << v)), cost, held - size[v], None)
     return None, None, True
 
 

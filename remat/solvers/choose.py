@@ -74,13 +74,13 @@ def choose_and_solve(context: Context, strategy: Strategy, options: Mapping[str,
     if context.repeats:
         ready_by(context.deadline, too=is_joint_ready if prepared is not None else is_ready)
     begin_compiling(context.remaining_s(), too=is_joint_ready if prepared is not None else is_ready)
-    if context.problem.scope is Scope.FREE:
-        return _solve_free(context, strategy, options)
     proves = bool(strategy.members)  # only a strategy that combines others has time for more than plans
     if proves and len(context.problem.graph) <= EXHAUSTIVE_OPERATIONS:
         outcome = _exhaust(context)
         if outcome is not None:
             return outcome
+    if context.problem.scope is Scope.FREE:
+        return _solve_free(context, strategy, options)
     search = _ChoiceSearch(context)
     repeats = context.repeats
     prover = _Prover(context) if proves else None
@@ -518,13 +518,13 @@ def _used(context: Context) -> dict[str, int]:
 
 
 def _exhaust(context: Context) -> Outcome | None:
-    """The optimum of a very small graph; None if it was not decided, or the scope is not staged."""
-    is_lossy = any(w.is_lossy for op in context.problem.graph.operations for w in op.implementations)
-    if context.problem.scope is not Scope.STAGED or is_lossy:
+    """The optimum of a very small graph; None if it was not decided."""
+    problem = context.problem
+    if any(w.is_lossy for op in problem.graph.operations for w in op.implementations):
         return None
     states = context.steps_in(STATES_PER_S, EXHAUSTIVE_STATES) if context.repeats else EXHAUSTIVE_STATES
     deadline = context.share_ends(EXHAUSTIVE_SHARE)
-    plan, bound, impossible = exhaustive_choices(context.problem.graph, context.problem.budget_bytes, states, deadline)
+    plan, bound, impossible = exhaustive_choices(problem.graph, problem.budget_bytes, states, deadline, problem.scope)
     if impossible:
         return Outcome(infeasible=True)
     if plan is None:

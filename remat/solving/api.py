@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from remat.errors import InvalidInput, shown
+from remat.errors import HostFull, InvalidInput, InvalidPlan, shown
 from remat.graph import Graph, check_graph
 from remat.link import Link, parse_link
 from remat.plan import Plan, parse_scope
-from remat.problem import Problem, SolveOptions, check_accounting
+from remat.problem import Problem, SolveOptions, check_accounting, check_host
 from remat.registry import Strategy, get_strategy
+from remat.simulator import simulate
 from remat.solution import Member, Solution, candidates_of
 from remat.solving.arenas import solve_with_arena
 from remat.solving.budgets import share, solve_ascending
@@ -99,6 +100,9 @@ def solve_sweep(
     if how.warm_start is not None and how.warm_start.has_copies and way is None:
         raise InvalidInput("warm_start copies values to the host; give the solve a link, too, e.g. link=12GB/s")
     checked = _checked(graph, how.warm_start)
+    check_host(checked, way, f"'{graph.name}'", "link=")
+    if how.warm_start is not None:
+        _check_warm_start(checked, how.warm_start, way)
     question = Problem(checked, 0, parse_scope(scope), check_accounting(accounting), link=way)
     if isolate is not None and not isinstance(isolate, bool):
         raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
@@ -133,6 +137,16 @@ def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
     if warm_start is not None and warm_start.graph_sha256 != graph.sha256():
         raise InvalidInput(f"warm_start was made for another graph ('{warm_start.graph_name}'), not for '{graph.name}'")
     return graph
+
+
+def _check_warm_start(graph: Graph, warm_start: Plan, link: Link | None) -> None:
+    """Raise `InvalidPlan` if it cannot be executed; one that does not fit is not wrong."""
+    try:
+        simulate(graph, warm_start, link=link)
+    except HostFull:
+        pass
+    except InvalidPlan as error:
+        raise error.of_file("warm_start") from None
 
 
 def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:

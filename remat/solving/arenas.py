@@ -58,16 +58,17 @@ def solve_with_arena(
             if has_fit or (not missed and prover and (n_before or found.status is Status.OPTIMAL)):
                 break
             if missed:
-                counted = min(counted - 1, budget_bytes - (arena.total_bytes - found.peak_bytes))
+                counted = max(0, min(counted - 1, budget_bytes - (arena.total_bytes - found.peak_bytes)))
         elif nearest is None:
             if counted == budget_bytes:
                 return found
             counted = budget_bytes
         else:  # too small: what is between
             counted = (counted + budget_bytes) // 2
-        seconds = max(0.1, SHARE * (deadline - time.monotonic()))
-        if nearest is not None and seconds < 0.02 * time_limit_s:
+        left_s = SHARE * (deadline - time.monotonic())
+        if nearest is not None and left_s < 0.02 * time_limit_s:
             break
+        seconds = max(0.1, left_s)
     assert nearest is not None
     return _restated(*nearest, prover)
 

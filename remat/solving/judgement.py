@@ -11,7 +11,7 @@ from typing import Any
 
 from remat.bounds.min_budget import describe_minimum
 from remat.context import Context
-from remat.errors import RematError, shortened
+from remat.errors import HostFull, RematError, shortened
 from remat.graph import Graph
 from remat.incumbent import is_closed, is_proven, relative_gap
 from remat.plan import Plan, Scope
@@ -37,11 +37,15 @@ def judge(
         if not problem.scope.contains(plan.scope):
             rejected = f"its plan is {plan.scope}, but {problem.scope} was asked for"
         else:
-            trace: Trace = simulate(problem.graph, plan, link=problem.link)
-            members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
-            on_member(members[-1])
-            finder = str(candidate.parameters.get("from", who))
-            context.incumbent.take(plan, trace.cost, trace.peak_bytes, finder)
+            try:
+                trace: Trace = simulate(problem.graph, plan, link=problem.link)
+            except HostFull as error:
+                rejected = f"a plan of it does not fit the host: {error}"
+            else:
+                members.append(Member(plan, trace.cost, trace.peak_bytes, candidate.parameters))
+                on_member(members[-1])
+                finder = str(candidate.parameters.get("from", who))
+                context.incumbent.take(plan, trace.cost, trace.peak_bytes, finder)
         if time.monotonic() > context.deadline:
             rejected = rejected or cut_after(members)
             break
@@ -174,7 +178,10 @@ def at_least(solution: Solution, problem: Problem, warm_start: Plan) -> Solution
     """The solution, or the warm start if that is cheaper and fits."""
     if solution.status in (Status.FAILED, Status.SKIPPED) or not problem.scope.contains(warm_start.scope):
         return solution
-    trace = simulate(problem.graph, warm_start, link=problem.link)
+    try:
+        trace = simulate(problem.graph, warm_start, link=problem.link)
+    except HostFull:
+        return solution
     if trace.peak_bytes > problem.budget_bytes or (solution.cost is not None and solution.cost <= trace.cost):
         return solution
     known = Outcome(

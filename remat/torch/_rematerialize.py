@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from remat import zoo
-from remat.cost import load_gpu
+from remat.cost import COST_MODELS, load_gpu
 from remat.cost.profile import one_child
-from remat.errors import InvalidInput, InvalidPlan, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, check_name, shown
 from remat.execution import (
     Peaks,
     PlanOptions,
@@ -46,6 +47,7 @@ from remat.torch.planning.eager import Eager
 from remat.torch.planning.inductor import Inductor
 from remat.torch.planning.planner import Backend, Planner, there_before
 from remat.torch.resident.in_backward import BY_THE_LOOP, OPTION, InBackward
+from remat.torch.resident.optimizer import state_bytes
 from remat.torch.resident.residents import Resident
 from remat.torch.resident.shard import WHOLE, Sharding, check_shard, check_whole
 from remat.torch.step import aot
@@ -166,12 +168,15 @@ def rematerialize(
             option is wrong; a plan was made for another step.
         MissingPackage: this PyTorch is newer than any tested one, and a plan changes the results of a small step.
     """
-    _check(model, sample_args, backend, mode, gpu, cost, cache_folder, loss)
+    _check(model, sample_args, backend, mode, gpu, cost, cache_folder, loss, optimizer)
+    _check_switches(
+        accumulate=accumulate, verify=verify, optimizer_in_backward=optimizer_in_backward, retain_graph=retain_graph
+    )  # fmt: skip
     if shard is not None:
         check_shard(model, shard, optimizer, accumulate, verify)
         parts = repeated_blocks(model) if parts is None else parts
     given_plan, plan = plan, zoo.resolved(plan)
-    options = PlanOptions(str(strategy), scope, cost, time_limit_s, seed, threads, target_gap)
+    options = PlanOptions(strategy, scope, cost, time_limit_s, seed, threads, target_gap)
     check_options(budget, plan, options)
     implementations = _implementations(implementations, backend, plan)
     kwargs = keywords(sample_kwargs)
@@ -197,7 +202,7 @@ def rematerialize(
     check_untested_version(device)
     inputs = describe_inputs((sample_args, kwargs))
     options = replace(
-        options, link=link, scope=scope, gpu=load_gpu(gpu) if gpu else default_gpu(device),
+        options, link=link, scope=scope, gpu=default_gpu(device) if gpu is None else load_gpu(gpu),
         cache_folder=Path(cache_folder) if cache_folder else options.cache_folder,
     )  # fmt: skip
     how: Backend = Eager(implementations, updates, retain_graph) if backend == "eager" else Inductor()
@@ -299,7 +304,8 @@ def _verified(
 
 
 def _check(
-    model: Any, sample_args: Any, backend: str, mode: Any, gpu: str | None, cost: str, cache_folder: Any, loss: Any
+    model: Any, sample_args: Any, backend: str, mode: Any, gpu: str | None, cost: str, cache_folder: Any, loss: Any,
+    optimizer: Any,
 ) -> None:  # fmt: skip
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -309,12 +315,12 @@ def _check(
     if not isinstance(sample_args, tuple):
         raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     aot.check_that_calls_are_compiled()
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
-    if mode not in (None, "default"):
+    check_name("backend", backend, BACKENDS)
+    check_name("cost model", cost, COST_MODELS)
+    if mode is not None and not (isinstance(mode, str) and mode == "default"):
         raise InvalidInput(
-            f"mode={mode!r} is not supported, only 'default': the other modes record CUDA graphs, whose memory pools "
-            "keep what a plan frees, or choose kernels that no plan has seen"
+            f"mode={shown(mode)} is not supported, only 'default': the other modes record CUDA graphs, whose memory "
+            "pools keep what a plan frees, or choose kernels that no plan has seen"
         )
     if backend == "inductor" and inductor.records_cuda_graphs():
         raise InvalidInput(
@@ -322,20 +328,27 @@ def _check(
             "set torch._inductor.config.triton.cudagraphs = False"
         )
     if gpu is not None and cost != "roofline":
-        raise InvalidInput(f"gpu={gpu!r} is of cost='roofline'; cost={cost!r} does not use it")
+        raise InvalidInput(f"gpu={shown(gpu)} is of cost='roofline'; cost={cost!r} does not use it")
     if not isinstance(cache_folder, (str, os.PathLike, type(None))):
-        raise InvalidInput(f"cache_folder must be the path of a folder, not {cache_folder!r:.60}")
+        raise InvalidInput(f"cache_folder must be the path of a folder, not {shown(cache_folder)}")
     if loss is not None and not callable(loss):
         raise InvalidInput(
             f"loss must be a function of the module's outputs, e.g. lambda out: F.cross_entropy(out, labels), not "
-            f"{loss!r:.60}"
+            f"{shown(loss)}"
         )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        state_bytes(optimizer, ())  # an unknown name is refused before the capture
+
+
+def _check_switches(**options: Any) -> None:
+    for name, value in options.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise InvalidInput(f"{name} must be True or False, not {shown(value)}")
 
 
 def _implementations(implementations: str, backend: str, plan: Any) -> str:
     """The implementations to choose from: those asked for, or those of a given plan."""
-    if implementations not in CHOICES:
-        raise unknown_name("implementations", str(implementations), CHOICES)
+    check_name("implementations", implementations, CHOICES)
     if isinstance(plan, StepPlan):
         implementations = plan.implementations
     elif plan is not None:

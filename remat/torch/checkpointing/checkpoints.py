@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from remat.errors import InvalidInput, headline, unknown_name
+from remat.errors import InvalidInput, headline, shown, unknown_name
 from remat.execution import StepPlan
 from remat.files import write_text
 from remat.torch.checkpointing.languages import LANGUAGES, Kept, Language, language_named
@@ -114,6 +114,8 @@ def checkpoints(
     """
     if not issubclass(type(module), Rematerialized):  # isinstance asks the model's class
         raise InvalidInput("checkpoints takes the module that rematerialize returns")
+    if not isinstance(sample_args, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
     return _Search(module, sample_args, keywords(sample_kwargs), blocks, language_named(language)).best()
 
 
@@ -161,10 +163,10 @@ class _Search:
     def _checked(self, blocks: Sequence[str] | None) -> list[str]:
         known = dict(self.model.named_modules())
         if isinstance(blocks, str) or not isinstance(blocks, (Sequence, type(None))):
-            raise InvalidInput(f"blocks must be a list of names of modules, not {blocks!r:.60}")
+            raise InvalidInput(f"blocks must be a list of names of modules, not {shown(blocks)}")
         names = self._default_blocks() if blocks is None else list(blocks)
         for name in names:
-            if name not in known or not name:
+            if not isinstance(name, str) or name not in known or not name:
                 raise unknown_name("block", name, [other for other in known if other])
             if any(name.startswith(f"{other}.") for other in names):
                 raise InvalidInput(f"the block '{name}' is inside of another; give either")

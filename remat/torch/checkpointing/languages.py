@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name
 from remat.torch.checkpointing import checkpointed, for_fsdp2, for_torch_remat, for_torchtitan, for_transformers
 
 Kept = Mapping[str, tuple[tuple[Any, ...], bool]]
@@ -77,8 +77,7 @@ LANGUAGES = {
 
 def language_named(name: str) -> Language:
     """The language; raises `InvalidInput` if it is unknown, or its package is missing."""
-    if name not in LANGUAGES:
-        raise unknown_name("language", name, [*LANGUAGES])
+    check_name("language", name, LANGUAGES)
     package = LANGUAGES[name].package
     if package and find_spec(package) is None:
         raise InvalidInput(f"language='{name}' needs the package {package}: pip install {package}")

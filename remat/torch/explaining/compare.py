@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from remat.cost import Gpu, gpu_names, link_of, load_gpu
-from remat.errors import InvalidInput, plain, unknown_name
+from remat.errors import InvalidInput, plain, shown, unknown_name
 from remat.graph import Graph
-from remat.link import Link
+from remat.link import Link, parse_link
+from remat.problem import SolveOptions
 from remat.simulator import simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.gpu_kernels import kernel_family
@@ -21,7 +22,7 @@ from remat.torch.explaining.holding import Holding
 from remat.torch.explaining.largest import KnownPlans
 from remat.torch.explaining.training import Training
 from remat.torch.resident.optimizer import state_bytes
-from remat.units import check_time_limit, format_size
+from remat.units import format_size
 
 PRICE = re.compile(r"(\d+\.?\d*|\.\d+)/h")
 
@@ -96,7 +97,14 @@ def compare(
 
     Raises: as `explain`.
     """
-    check_time_limit(time_limit_s)
+    SolveOptions(time_limit_s=time_limit_s, threads=threads).checked()
+    if isinstance(gpus, str) or not isinstance(gpus, Sequence):
+        raise InvalidInput(f"gpus must be a list of names, e.g. ['h100', 'l40s'], not {shown(gpus)}")
+    if not isinstance(prices, (Mapping, type(None))):
+        raise InvalidInput(f"prices must be a dict, e.g. {{'h100': 2.5}}, not {shown(prices)}")
+    is_own_link = isinstance(link, str) and link == "auto"
+    if not is_own_link:
+        link = parse_link(link)
     devices = [load_gpu(name) for name in gpus or [name for name in gpu_names() if name != "cpu"]]
     names = [device.name for device in devices]
     per_hour = {name: _per_hour(name, price) for name, price in (prices or {}).items()}
@@ -132,7 +140,7 @@ def compare(
         for gpu in those:
             graph, peak = graphs[gpu.name], holding[gpu.name].framework_peak(graphs[gpu.name].fixed_bytes, known.needs)
             need = min(peak, least + graph.fixed_bytes - first.fixed_bytes)
-            over = None if link is None or (link == "auto" and not gpu.link) else link_of(gpu, link)
+            over = None if link is None or (is_own_link and not gpu.link) else link_of(gpu, link)
             with_copies = plans if over is None else plans.over(over)
             if over is not None:
                 need = min(need, with_copies.least_copying(graph))

@@ -126,7 +126,8 @@ def _class_of(content: dict[str, Any], file: Path) -> Any:
         if kind in modeling_auto.MODEL_MAPPING_NAMES:
             raise InvalidInput(f"{file}: {kind} is no language model; write a factory that makes it with its inputs")
         raise unknown_name("model_type of a language model", kind, types)
-    named = content.get("architectures") or []
+    given = content.get("architectures")
+    named = given if isinstance(given, list) else [given]
     found = next((name for name in named if name in known), known[0])
     return getattr(transformers, found)
 

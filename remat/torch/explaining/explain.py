@@ -13,11 +13,12 @@ from torch import nn
 
 from remat.arena import places_in_words
 from remat.cost import Gpu, link_of, load_gpu
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name
 from remat.files import write_bytes, write_text
 from remat.graph import Graph
 from remat.link import Link
 from remat.plan import Plan
+from remat.problem import SolveOptions
 from remat.simulator import plain_peak, simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.gpu_kernels import library_bytes
@@ -29,7 +30,7 @@ from remat.torch.explaining.snapshot import snapshot_of
 from remat.torch.explaining.training import Training
 from remat.torch.planning.replay import group_of, held_values
 from remat.torch.resident.optimizer import state_bytes
-from remat.units import check_time_limit, format_size, parse_size
+from remat.units import format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
 OVERHEADS = (0.0, 0.05, 0.1, 0.2)
@@ -177,14 +178,13 @@ def explain(
     """
     if gpu is None and budget is None:
         raise InvalidInput("name a GPU or a budget, e.g. gpu=h100 or budget=24GB")
-    check_time_limit(time_limit_s)
-    device = load_gpu(gpu or "h100")
+    SolveOptions(time_limit_s=time_limit_s, threads=threads).checked()
+    device = load_gpu("h100" if gpu is None else gpu)
     copies_over = link_of(device, link)
     budget_bytes = device.memory_bytes if budget is None else parse_size(budget)
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
-    if implementations not in IMPLEMENTATIONS:
-        raise unknown_name("implementations", str(implementations), IMPLEMENTATIONS)
+    check_name("implementations", implementations, IMPLEMENTATIONS)
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}

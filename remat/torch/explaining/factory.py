@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from remat.cost import Gpu
-from remat.errors import InvalidInput, RematError, first_line
+from remat.errors import InvalidInput, RematError, first_line, shown
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.graph import Graph
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
@@ -48,7 +48,7 @@ class StepFactory:
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         if not callable(self.make) or isinstance(self.make, nn.Module):
-            raise InvalidInput(f"give a function that makes the model, not {factory!r:.60}")
+            raise InvalidInput(f"give a function that makes the model, not {shown(factory)}")
         self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
         self.training, self.n_chunks = training or Training(), n_chunks
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
@@ -63,12 +63,15 @@ class StepFactory:
     def _check_sizes(self) -> None:
         shape = self.options.get("input_size", ())
         if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n > 0 for n in shape):
-            raise InvalidInput(f"input_size must be whole numbers, e.g. (3,224,224), not {shape!r:.60}")
+            raise InvalidInput(f"input_size must be whole numbers, e.g. (3,224,224), not {shown(shape)}")
         for name in ("batch_size", *LENGTHS):
             size = self.options.get(name, 1)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise InvalidInput(f"{name} must be a positive integer, not {size!r:.60}")
-        takes = inspect.signature(self.make).parameters
+                raise InvalidInput(f"{name} must be a positive integer, not {shown(size)}")
+        try:
+            takes = inspect.signature(self.make).parameters
+        except ValueError:  # of what Python is made of
+            raise InvalidInput(f"give a function that makes the model, not {shown(self.make)}") from None
         if "batch_size" in takes and takes["batch_size"].default is inspect.Parameter.empty:
             if "batch_size" not in self.options:
                 raise InvalidInput(f"{self.name} takes batch_size; give it, e.g. batch_size=8")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name, shown
 from remat.torch.step.blocks import blocks_in_rows
 
 # Name -> type of the parameters, type in which matrix products are computed (None: the same)
@@ -33,12 +33,12 @@ class Training:
     lora: int | None = None
 
     def __post_init__(self) -> None:
-        if self.precision is not None and self.precision not in PRECISIONS:
-            raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.precision is not None:
+            check_name("precision", self.precision, PRECISIONS)
         rank = self.lora
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 < rank <= MOST_RANK):
             raise InvalidInput(
-                f"lora must be the rank of the adapters, a positive integer such as 16, not {rank!r:.60}"
+                f"lora must be the rank of the adapters, a positive integer such as 16, not {shown(rank)}"
             )
 
     @property

@@ -111,7 +111,7 @@ class InOneGraph:
             updates.watch(node)
             self.sums.watch(node)
 
-        aot.leave_unread_gradients_out(outputs, watch)
+        aot.leave_unread_gradients_out(own.made, watch)
         return outputs
 
 
@@ -120,11 +120,13 @@ class _Call:
 
     Attributes:
         inputs: name the plan.
+        made: what the compiled step returned, in whatever the model's outputs hold it.
         plan: that is compiled in this call.
     """
 
     def __init__(self, of: InOneGraph, values: Values, inputs: str):
         self.of, self.values, self.inputs = of, values, inputs
+        self.made: Any = ()
         self.plan: StepPlan | None = None
         self.began = time.perf_counter()
 
@@ -137,7 +139,8 @@ class _Call:
         compiled = self.of.compiled.get(step)
         if compiled is None:
             compiled = self.of.compiled[step] = step.with_halves(self.halves_of(step.on(args)))
-        return compiled(args)
+        self.made = compiled(args)
+        return self.made
 
     def halves_of(self, training_graph: TrainingGraph) -> Halves:
         began, planner = time.perf_counter(), self.of.planner

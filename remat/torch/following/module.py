@@ -15,7 +15,7 @@ from remat.errors import InvalidInput, warn
 from remat.execution import Planned, StepPlan
 from remat.torch.following.in_one_graph import Following
 from remat.torch.internals import autograd
-from remat.torch.internals.autograd import share_tables, storage_key
+from remat.torch.internals.autograd import load_own_state, share_tables, storage_key
 from remat.torch.planning.capturing import keywords, with_storages
 from remat.torch.planning.planner import Planner
 from remat.torch.resident import optimizer
@@ -131,6 +131,9 @@ class Rematerialized(Planned, nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         return self.model.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:  # where this module is a part of another
+        load_own_state(self.model, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

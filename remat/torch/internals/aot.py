@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._ops import OpOverload
 
-from remat.torch.internals.operators import replaced
+from remat.torch.internals.operators import patched
 
 
 def gradients_without_holes() -> AbstractContextManager[None]:
@@ -38,7 +38,7 @@ def gradients_without_holes() -> AbstractContextManager[None]:
                 return without_holes, type(layout).from_tensor(without_holes), True
         return gradient, layout, is_other
 
-    return replaced(collect_metadata_analysis, coerce_tangent_and_suggest_memory_format=dense)
+    return patched(collect_metadata_analysis, coerce_tangent_and_suggest_memory_format=dense)
 
 
 Boxed = Callable[[list[Any]], Any]
@@ -75,7 +75,7 @@ def second_stage_later(
 
         return begin(finish), state.fw_metadata
 
-    return replaced(aot_autograd, aot_stage2_compile=stage)
+    return patched(aot_autograd, aot_stage2_compile=stage)
 
 
 def _copied_metadata(metadata: Any) -> Any:

@@ -74,9 +74,16 @@ def backward_hooks(module: nn.Module | None = None) -> bool:
 
 
 def share_tables(module: nn.Module, model: nn.Module) -> None:
-    """Let `module` share the parameters, buffers and submodules of `model`, also those that are added later."""
-    for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+    """Let `module` share the parameters, buffers and submodules of `model`, also those that are added later, and the
+    hooks that see its state."""
+    hooks = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+    for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", *hooks):
         module.__dict__[shared] = getattr(model, shared)
+
+
+def load_own_state(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Load a module's state without that of its children, as its parent does."""
+    module._load_from_state_dict(*args, **kwargs)
 
 
 def has_own_hooks(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.notes import Modules, _named, example_of
-from remat.torch.internals.operators import outside_modes, replaced, schema_of
+from remat.torch.internals.operators import outside_modes, patched, schema_of
 
 
 def tracing_shown(traced_at: Iterable[Place] | None = None) -> AbstractContextManager[None]:
@@ -45,7 +45,7 @@ def tracing_shown(traced_at: Iterable[Place] | None = None) -> AbstractContextMa
         place = _in_models((frame.f_code.co_filename, at) for frame, at in traceback.walk_stack(sys._getframe(1)))
         return traced_at is None or any(place[: len(each)] == each for each in places)
 
-    return replaced(torch.compiler, is_compiling=answer)
+    return patched(torch.compiler, is_compiling=answer)
 
 
 def _in_models(place: Iterable[tuple[str, int]]) -> Place:

@@ -16,7 +16,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
 from remat.torch.internals.aot import PartitionFn, second_stage_later
-from remat.torch.internals.operators import outside_modes, replaced
+from remat.torch.internals.operators import outside_modes, patched, replaced
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]
 Partition = Callable[[fx.GraphModule, int], Halves]
@@ -240,7 +240,6 @@ def _shown(finish: Finish, halves: Halves) -> list[LoweredHalf]:
     from torch._inductor.scheduler import Scheduler
 
     found, groups, new = list[LoweredHalf](), list[Any](), list[Any]()
-    fuse, generate, end = Scheduler.fuse_nodes, GraphLowering.codegen, CompiledFxGraph.post_compile
 
     def fuse_nodes(self: Any, nodes: Any) -> Any:
         is_all = nodes is self.nodes  # else the nodes of one group, which it may fuse alone
@@ -263,11 +262,13 @@ def _shown(finish: Finish, halves: Halves) -> list[LoweredHalf]:
     def load(_key: str, path: str, *_: Any, **__: Any) -> Any:
         return SimpleNamespace(call=_uncompiled, __file__=path)
 
-    with (
-        replaced(Scheduler, fuse_nodes=fuse_nodes), replaced(GraphLowering, codegen=codegen),
-        replaced(CompiledFxGraph, post_compile=post_compile), replaced(PyCodeCache, load_by_key_path=load),
-    ):  # fmt: skip
-        finish(lambda *_: halves)
+    with patched(PyCodeCache, load_by_key_path=load):
+        fuse, generate, end = Scheduler.fuse_nodes, GraphLowering.codegen, CompiledFxGraph.post_compile
+        with (
+            replaced(Scheduler, fuse_nodes=fuse_nodes), replaced(GraphLowering, codegen=codegen),
+            replaced(CompiledFxGraph, post_compile=post_compile),
+        ):  # fmt: skip
+            finish(lambda *_: halves)
     return found
 
 

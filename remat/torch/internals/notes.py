@@ -13,6 +13,7 @@ from torch._functorch._aot_autograd.descriptors import (
     SavedForBackwardsAOTOutput,
     ViewBaseAOTInput,
 )
+from torch.utils.checkpoint import CheckpointPolicy
 
 Modules = Sequence[tuple[str, str]]  # (path from the traced function, class) of nested modules, the outermost first
 
@@ -68,6 +69,11 @@ def pass_of(node: fx.Node) -> dict[str, str]:
 
 def is_in_forward(node: fx.Node) -> bool:
     return node.meta.get("partitioner_tag") in (FORWARD, "must_be_in_forward")
+
+
+def is_checkpointed(node: fx.Node) -> bool:
+    """Whether a call is inside of a checkpoint of the model's, which PyTorch runs again in the backward pass."""
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def is_in_backward(node: fx.Node) -> bool:

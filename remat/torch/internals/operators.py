@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +30,31 @@ from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, 
 
 ASKS_DEVICE = torch.ops.prim.device.default  # the call behind ``.device`` of a tensor without contents
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
+
+
+def fields_of(x: Any) -> dict[str, Any]:
+    """What a dataclass holds, which PyTorch's trees take for a leaf; nothing of another value."""
+    if isinstance(x, type) or not dataclasses.is_dataclass(x):
+        return {}
+    return {field.name: getattr(x, field.name) for field in dataclasses.fields(x) if hasattr(x, field.name)}
+
+
+def with_tensors(function: Callable[[Tensor], Any], structure: Any) -> Any:
+    """A structure with what `function` makes of its tensors, also of those in dataclasses."""
+
+    def of(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return function(x)
+        held = fields_of(x)
+        made = {name: with_tensors(function, y) for name, y in held.items()}
+        if all(made[name] is y for name, y in held.items()):
+            return x
+        copied = copy.copy(x)
+        for name, y in made.items():
+            object.__setattr__(copied, name, y)  # it may be frozen
+        return copied
+
+    return tree_map(of, structure)
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -52,6 +80,19 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+_PATCHING = threading.RLock()
+
+
+@contextmanager
+def patched(owner: Any, **attributes: Any) -> Iterator[None]:
+    """As `replaced`, of PyTorch's own, in one thread at a time: what is replaced is so for all threads.
+
+    Else a thread would put back what another one still needs, and then the other one that of the first.
+    """
+    with _PATCHING, replaced(owner, **attributes):
+        yield
+
+
 def fakes_hidden() -> AbstractContextManager[None]:
     """Let code outside of PyTorch that asks for `torch._subclasses.FakeTensor` recognise no tensor as one."""
 
@@ -63,7 +104,7 @@ def fakes_hidden() -> AbstractContextManager[None]:
         def __subclasscheck__(cls, kind: type) -> bool:
             return issubclass(kind, FakeTensor)
 
-    return replaced(torch._subclasses, FakeTensor=Hidden("FakeTensor", (), {}))
+    return patched(torch._subclasses, FakeTensor=Hidden("FakeTensor", (), {}))
 
 
 _TRACED_INSTEAD = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
@@ -98,36 +139,35 @@ def kernels_instead(instead: Mapping[OpOverload, Callable[..., Any] | None]) -> 
 
     This replaces only calls of the model, not calls that another formula makes.
     """
-    removed, cache = [], FakeTensorMode.cache
-    FakeTensorMode.cache = _CACHES[1]
-    try:
-        for op, function in instead.items():
-            removed.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
-            if function is not None:
-                composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-                keys = _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
-                op.py_kernels.update(dict.fromkeys(keys, function))
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        FakeTensorMode.cache = cache
-        for op, kernels in removed:
-            for key in _TRACED_INSTEAD:
-                op.py_kernels.pop(key, None)
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+    with patched(FakeTensorMode, cache=_CACHES[1]):
+        removed = []
+        try:
+            for op, function in instead.items():
+                removed.append((op, {key: op.py_kernels.pop(key) for key in _TRACED_INSTEAD if key in op.py_kernels}))
+                if function is not None:
+                    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+                    keys = _TRACED_INSTEAD if composite else _TRACED_INSTEAD[:1]
+                    op.py_kernels.update(dict.fromkeys(keys, function))
+                op._dispatch_cache.clear()
+            yield
+        finally:
+            for op, kernels in removed:
+                for key in _TRACED_INSTEAD:
+                    op.py_kernels.pop(key, None)
+                op.py_kernels.update(kernels)
+                op._dispatch_cache.clear()
 
 
+@contextmanager
 def corrected_fakes(
     correct: Callable[[FakeTensorMode, Any, Any, Any], Any], instead: Callable[[Any, Any], Callable[..., Any] | None]
-) -> AbstractContextManager[None]:
+) -> Iterator[None]:
     """Let `correct` change the results of operators on tensors without contents.
 
     Args:
         correct: (mode, operator, arguments, PyTorch's result) -> the right result.
         instead: (operator, arguments) -> what makes the result where PyTorch cannot; None elsewhere.
     """
-    dispatch, entry_of = FakeTensorMode.dispatch, FakeTensorMode._make_cache_entry
 
     def checked(self: FakeTensorMode, state: Any, key: Any, func: Any, args: Any, kwargs: Any, output: Any) -> Any:
         if not _is_made_alike(func, args, output):
@@ -140,7 +180,10 @@ def corrected_fakes(
                 return make(*args, **(kwargs or {}))
         return correct(self, func, args, dispatch(self, func, types, args, kwargs))
 
-    return replaced(FakeTensorMode, dispatch=corrected, _make_cache_entry=checked, cache=_CACHES[0])
+    with patched(FakeTensorMode, cache=_CACHES[0]):
+        dispatch, entry_of = FakeTensorMode.dispatch, FakeTensorMode._make_cache_entry
+        with replaced(FakeTensorMode, dispatch=corrected, _make_cache_entry=checked):
+            yield
 
 
 class _Cache(dict[Any, Any]):

@@ -52,7 +52,9 @@ def workspaces(known: Graph, graph: Graph, cache_folder: Path, device: str) -> l
     ends = time.monotonic() + MEASURE_S
 
     def measure(signature: str) -> int | None:
-        return None if time.monotonic() > ends or profiler_is_on() else measured_here(signature, device)
+        with timing.profiler_alone(waits=False) as is_alone:
+            may_measure = is_alone and time.monotonic() <= ends and not profiler_is_on()
+            return measured_here(signature, device) if may_measure else None
 
     sizes, _ = profile_workspaces(Graph(graph.name, tuple(operations), ()), cache_folder, device, measure)
     found = dict(zip(order, sizes, strict=True))

@@ -35,6 +35,7 @@ from remat.torch.internals.operators import (
     schema_of,
     tree_leaves,
     tree_map,
+    with_tensors,
 )
 from remat.torch.measuring.measure import undone
 from remat.torch.step.branches import is_readable
@@ -60,6 +61,7 @@ class FollowedStep:
         left_bytes: of the tensors that the step leaves in the model's attributes.
         loss: what a loss outside of the module was taken to need, for people.
         returns_loss: the module's outputs have the loss.
+        has_backward: outputs were found that need a gradient, so that there is a backward pass.
     """
 
     signatures: tuple[str, ...]
@@ -68,6 +70,7 @@ class FollowedStep:
     left_bytes: int = field(default=0, kw_only=True)
     loss: str = field(default="", kw_only=True)
     returns_loss: bool = field(default=False, kw_only=True)
+    has_backward: bool = field(default=True, kw_only=True)
 
     def peak_bytes(self, workspaces: Mapping[str, int]) -> int:
         """Most bytes that the step holds above those held before it; `workspaces`: [signature] bytes."""
@@ -135,7 +138,7 @@ def _on_fakes(
     def bare(x: Tensor) -> Tensor:
         return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
-    fake_args, fake_kwargs = tree_map(lambda x: bare(x) if isinstance(x, Tensor) else x, (args, dict(kwargs)))
+    fake_args, fake_kwargs = with_tensors(bare, (args, dict(kwargs)))
     both = zip(tree_leaves((fake_args, fake_kwargs)), tree_leaves((args, dict(kwargs))), strict=True)
     readable = [(fake, x) for fake, x in both if is_readable(x)]
 
@@ -174,6 +177,7 @@ def _step(
     with follower, seen or nullcontext():
         outputs = model(*args, **kwargs)
         returns_loss = outside.knowing(outputs) is not outside
+        has_backward = outside.given is not None or bool(differentiated(outputs))
         outside.backward_from(outputs, loss)
         del outputs
     check_buffers(model)
@@ -184,6 +188,7 @@ def _step(
         left_bytes=sum(follower.alive[key] for key in left),
         loss="".join(each.text for each in taken),
         returns_loss=returns_loss,
+        has_backward=has_backward,
     )
 
 
@@ -260,7 +265,7 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
 
     outputs = iter(_Standing.apply(begins, start, *(x.detach() for x in found)) if found else ())  # pyright: ignore[reportArgumentType]
     standing = {id(x): next(outputs) for x in found}
-    stands_for = tree_map(lambda x: standing.get(id(x), x), made)
+    stands_for = with_tensors(lambda x: standing.get(id(x), x), made)
     del made
     with follower:
         loss = outside.loss(stands_for)

@@ -6,7 +6,8 @@ import contextlib
 import operator
 import os
 import runpy
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ _INDEX_LIMITS: dict[str, Callable[[list[Any]], int]] = {
 
 # Position of the tensor that the operation just before usually made: the gradient or the input; by default the first.
 _MADE_LAST = {"aten.addmm.default": 1, "aten.baddbmm.default": 1, "aten.embedding.default": 1}
+
+_PROFILER = threading.RLock()  # PyTorch's is one for all threads: two that begin at once crash the process
 
 
 def time(description: dict[str, Any], device: str) -> Timing:
@@ -65,6 +68,17 @@ def _asked_for(made: Any, description: dict[str, Any]) -> Any:
     return made
 
 
+@contextlib.contextmanager
+def profiler_alone(*, waits: bool = True) -> Iterator[bool]:
+    """Whether no other thread of remat profiles in here; `waits` until that is so."""
+    is_alone = _PROFILER.acquire(blocking=waits)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            _PROFILER.release()
+
+
 def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
     """(the result of `run`, the most bytes that PyTorch's allocator held during the run above those held before)."""
     if device == "cuda":
@@ -76,7 +90,7 @@ def peak_of(run: Callable[[], Any], device: str) -> tuple[Any, int]:
         return made, torch.cuda.max_memory_allocated() - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes two lines to stderr at each use
     # `torch.profiler` is the same profiler, but imports the compiler.
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+    with profiler_alone(), torch.autograd.profiler.profile(profile_memory=True) as profiler:
         made = run()
     held = peak = 0
     for event in memory_events(profiler):

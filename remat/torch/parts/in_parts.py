@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, shown, unknown_name
 from remat.execution import Peaks, StepPlan, parse_budget
 from remat.torch.following.in_one_graph import InOneGraph
 from remat.torch.following.module import Rematerialized
@@ -95,7 +95,7 @@ def checked_parts(model: nn.Module, parts: Any) -> list[str]:
         InvalidInput: they are no modules of the model, or one is inside of another.
     """
     if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
-        raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {parts!r:.60}")
+        raise InvalidInput(f"parts must be a list of names of submodules, e.g. ['encoder'], not {shown(parts)}")
     known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for name in parts:
         if name not in known:

@@ -18,7 +18,7 @@ from remat.errors import InvalidInput
 from remat.link import Link, parse_link
 from remat.torch.internals.autograd import hooks_of_all_modules, parameters_of, storage_key
 from remat.torch.internals.dynamo import TraceSettings
-from remat.torch.internals.operators import is_fake, tree_map
+from remat.torch.internals.operators import is_fake, with_tensors
 from remat.torch.measuring.plain import plain_step
 from remat.torch.planning.planner import Backend
 from remat.torch.step.branches import Arguments, NewBranches, Values
@@ -228,7 +228,7 @@ def offload_link(offload: str | Link | bool | None, device: str) -> Link | None:
     """
     if offload is False or offload is None:
         return None
-    if offload is not True and offload != AUTO:
+    if offload is not True and not (isinstance(offload, str) and offload == AUTO):
         return parse_link(offload)
     if device == "cpu":
         return None
@@ -259,10 +259,10 @@ def with_storages(arguments: Any, device: str) -> Any:
     Integers are 0, a valid index.
     """
 
-    def real(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not is_fake(x):
+    def real(x: Tensor) -> Tensor:
+        if not is_fake(x):
             return x
         empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device if x.is_meta else x.device)
         return empty.requires_grad_(x.requires_grad) if x.is_floating_point() or x.is_complex() else empty.zero_()
 
-    return tree_map(real, arguments)
+    return with_tensors(real, arguments)

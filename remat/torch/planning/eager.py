@@ -14,6 +14,7 @@ from remat.execution import Peaks, StepPlan, cheapest_fitting, find_plan
 from remat.execution.phases import MEASURING, SEARCH
 from remat.graph import Graph
 from remat.plan import Plan
+from remat.problem import check_host
 from remat.registry import get_strategy
 from remat.simulator import simulate
 from remat.solving.api import solve
@@ -86,6 +87,8 @@ class Eager(Backend):
             raise
         except Exception as error:  # fake tensors do not support everything that compiles
             return Peaks(None, f"the model does not run on tensors without contents ({first_line(error)})")
+        if not plain.has_backward:
+            return Peaks(None, "no output that needs a gradient was found: return it in a tuple, dict or dataclass")
         is_kept = planner.outside.given is None
         if is_kept:
             known[planner.outside] = plain
@@ -138,7 +141,7 @@ class _Search:
         graph, fixed, budget = self.own.graph, self.own.fixed, planner.budget_bytes
         workspaces = planner.workspaces(graph)
         graph = with_workspaces(graph, step, workspaces)
-        self._check_host(graph)
+        check_host(graph, planner.options.link, "this step", "offload=")
         is_sample = not (planner.plans or self.in_loop)
         plan, strategy, costs, noise = _once(graph, budget), AS_IT_IS, "", None
         fits = planner.peak(graph, plan, fixed) <= budget
@@ -149,15 +152,6 @@ class _Search:
         graph = with_workspaces(graph, step, workspaces, plan)
         plain = planner.plain.plain_bytes if is_sample else None
         return self._planned(graph, plan, strategy, costs, plain_peak_bytes=plain, noise=noise)
-
-    def _check_host(self, graph: Graph) -> None:
-        """Refuse a link to a host that has no room for any value."""
-        link, least = self.planner.options.link, min((v.bytes for v in graph.values if v.bytes), default=0)
-        if link is not None and link.host_bytes is not None and link.host_bytes < least:
-            raise InvalidInput(
-                f"the link's host_bytes of {format_size(link.host_bytes)} hold no value of this step, the smallest of "
-                f"which has {format_size(least)}; give more, or leave offload= out"
-            )
 
     def carried(self) -> StepPlan | None:
         """The plan of another shape for this one, made cheaper by a moment of search; None if no plan is found so.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput, InvalidPlan, headline
+from remat.errors import InvalidInput, InvalidPlan, headline, shown
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import replaced, tree_map
@@ -162,7 +162,8 @@ class InBackward:
     def __init__(self, optimizer: Any, model: nn.Module):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InvalidInput(
-                f"{OPTION} needs optimizer=, a torch.optim.Optimizer over the model's parameters, not {optimizer!r:.60}"
+                f"{OPTION} needs optimizer=, a torch.optim.Optimizer over the model's parameters, not "
+                f"{shown(optimizer)}"
             )
         self.optimizer, self.model = optimizer, weakref.ref(model)
         self.name = type(optimizer).__name__

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from remat.errors import InvalidInput, unknown_name, warn
+from remat.errors import InvalidInput, shown, unknown_name, warn
 from remat.torch.step.work import local_part, tensors_of
 from remat.units import format_size, parse_size
 
@@ -53,7 +53,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | str | int | None, parameters:
     if not isinstance(optimizer, (str, int)):
         raise InvalidInput(
             "optimizer must be a torch.optim.Optimizer, a name (e.g. 'adam') or a size (e.g. '2GB'), "
-            f"not {optimizer!r:.60}"
+            f"not {shown(optimizer)}"
         )
     return parse_size(optimizer)
 
@@ -121,7 +121,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
 
 def _made_by_a_step(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], device: str) -> int:
     """Bytes of the state that a step makes for copies of parameters on a device."""
-    tried = copy.copy(optimizer)
+    tried = copy.copy(optimizer)  # without what its class adds
+    vars(tried).update({name: x for name, x in vars(optimizer).items() if isinstance(x, (int, float, str, type(None)))})
     tried.state = collections.defaultdict(dict)
     tried.param_groups = [{**group, "params": [_copy_of_ones(p, device) for p in group["params"]]} for group in groups]
     for group in tried.param_groups:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, shown
 from remat.torch.internals.autograd import after_backward, storage_key
 from remat.torch.internals.operators import tree_map
 from remat.torch.measuring.plain import Follower
@@ -214,10 +214,10 @@ Division = Whole | Sharding
 def check_ranks(model: nn.Module, ranks: Any) -> None:
     """Refuse a number of ranks that makes no sense."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {ranks!r:.60}")
+        raise InvalidInput(f"shard must be a number of ranks, 1 or more, not {shown(ranks)}")
     n = sum(p.numel() for p in model.parameters())
     if ranks > n:
-        raise InvalidInput(f"shard={ranks} is more than the model's {n} parameters")
+        raise InvalidInput(f"shard={shown(ranks)} is more than the model's {n} parameters")
 
 
 def check_shard(model: nn.Module, ranks: Any, optimizer: Any, accumulate: bool, verify: bool) -> None:

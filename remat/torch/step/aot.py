@@ -125,7 +125,7 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
     """Let outputs into which no gradient flows have none, where AOT autograd would make zeros.
 
     Args:
-        outputs: of a compiled module.
+        outputs: of a compiled step.
         watch: gets the node of the autograd graph that stands for the backward half.
     """
     todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from remat.torch.internals.dynamo import Calculation
-from remat.torch.internals.operators import is_fake, tree_flatten
+from remat.torch.internals.operators import fields_of, is_fake, tree_flatten
+from remat.torch.step.work import tensors_of
 
 MOST_BRANCHES = 6  # of one step; each may double the number of graphs
 
@@ -56,8 +57,10 @@ def describe_inputs(args: Any) -> str:
 def _described(x: Any) -> str:
     if isinstance(x, Tensor):
         return _described_tensor(x.dtype, tuple(x.shape), x.device.type)
-    plain = isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None)))
-    return repr(x)[:40] if plain else type(x).__name__  # other representations may hold an address
+    if isinstance(x, (bool, int, float, complex, str, torch.dtype, type(None))):
+        return repr(x)[:40]
+    held = tensors_of(fields_of(x))  # other representations may hold an address
+    return type(x).__name__ + (f"({', '.join(map(_described, held))})" if held else "")
 
 
 @functools.lru_cache(maxsize=1024)

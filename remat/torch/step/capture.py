@@ -30,7 +30,7 @@ from remat.torch.step.features import Watched, detached_apart, used_features
 from remat.torch.step.layouts import layouts_of_kernels
 from remat.torch.step.numbers import NumbersChange, numbers_apart
 from remat.torch.step.recurrent import replace_recurrent
-from remat.torch.step.refusals import MOST_GRAPHS, check_functions, check_sizes, refusals
+from remat.torch.step.refusals import MOST_GRAPHS, check_functions, check_sizes, check_subgraphs, refusals
 from remat.torch.step.runners import EAGER, Runner
 
 T = TypeVar("T")
@@ -251,7 +251,8 @@ def compiler_settings(numbers: Collection[str] = ()) -> Iterator[None]:
     Args:
         numbers: in attributes, which are no constants.
     """
-    with dynamo.compiler_settings(MOST_GRAPHS), layouts_of_kernels(), dynamo.numbers_open(numbers):
+    # The layouts come first: they let one thread at a time in.
+    with layouts_of_kernels(), dynamo.compiler_settings(MOST_GRAPHS), dynamo.numbers_open(numbers):
         yield
 
 
@@ -301,6 +302,7 @@ def read_training_graph(
     _drop_unread_statistics(module)
     _mark_backward(module.graph, n_forward_outputs, runner)
     check_sizes(module)
+    check_subgraphs(module)
     runner.complete(module)
     mutated = map(notes.mutated_input, notes.descriptions_of_outputs(module.graph))
     training_graph = TrainingGraph(

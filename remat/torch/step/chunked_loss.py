@@ -106,6 +106,8 @@ def _forward_calls(picked: fx.Node) -> _Loss | None:
     chain = _up_to_product(logarithms.args[0])
     if chain is None or logarithms.meta["val"].dim() != 2 or logarithms.meta["val"].dtype not in TYPES:
         return None
+    if logarithms.args[1] not in (1, -1):
+        return None
     product, lead, cut, calls = chain
     smoothed = _smoothed(picked, logarithms, labels, ignored, reduction)
     end, factor, more, masks = smoothed or (first, 1.0, set[fx.Node](), set[fx.Node]())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from remat.errors import InvalidInput
 from remat.torch.internals.autograd import base_of
-from remat.torch.internals.operators import make_contiguous_strides_for
+from remat.torch.internals.operators import fields_of, make_contiguous_strides_for
 from remat.torch.step.work import dense_bytes, tensors_of
 from remat.units import format_size
 
@@ -114,9 +114,9 @@ class Outside:
 
     def knowing(self, outputs: Any) -> Outside:
         """The same; a scalar that outputs hold as ``loss`` is the given one if none is given (transformers' models)."""
-        loss = outputs.get("loss") if self.given is None and isinstance(outputs, Mapping) else None
+        loss = _own_loss(outputs) if self.given is None else None
         is_own = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
-        return replace(self, given=lambda outputs: outputs["loss"]) if is_own else self
+        return replace(self, given=_own_loss) if is_own else self
 
     def backward_from(self, outputs: Any, meanwhile: Meanwhile) -> None:
         """Differentiate a module's outputs as the loop does; `meanwhile` stands for a loss that is not given."""
@@ -133,6 +133,11 @@ class Outside:
             if self.retains:
                 loss.backward(retain_graph=True)
             loss.backward()
+
+
+def _own_loss(outputs: Any) -> Any:
+    """What a mapping or a dataclass holds as ``loss``."""
+    return (outputs if isinstance(outputs, Mapping) else fields_of(outputs)).get("loss")
 
 
 OWN_LOSS = Needs(

@@ -155,6 +155,18 @@ def check_sizes(module: fx.GraphModule) -> None:
     raise InvalidInput(f"{_ONE_GRAPH}: {what}{where}; {instead}, or {PARTS}")
 
 
+def check_subgraphs(module: fx.GraphModule) -> None:
+    """Refuse a training graph with calls that run graphs of their own, e.g. `torch.cond`."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(module, str(node.target), None), fx.GraphModule):
+            call = next(iter(node.users))
+            where = place_of(call.stack_trace or "", modules_of(call))
+            raise InvalidInput(
+                f"{_ONE_GRAPH}: no plan can follow {call.target}, which runs a graph of its own{where}; leave it out "
+                f"(e.g. torch.where in place of torch.cond), or {PARTS}"
+            )
+
+
 def check_functions(graph: fx.GraphModule) -> None:
     """Refuse outputs that are views made by a `torch.autograd.Function` of another output or of an argument.
 

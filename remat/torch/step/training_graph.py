@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, warn
 from remat.graph import Graph, Operation, Value, Work
 from remat.implementation import Implementation
 from remat.torch.implementations.logits import scaled_gradient
@@ -93,6 +93,7 @@ def split_graph_of(
     old contents the backward pass reads is copied first. So is a gradient that PyTorch would copy itself,
     because two parameters share it or its layout is not the parameter's.
     """
+    _warn_of_checkpointed_norms(training_graph)
     _copy_what_backward_reads(training_graph)
     _copy_what_accumulation_would(training_graph)
     return _Builder(training_graph, splits=True).build(name, fixed_tensors)
@@ -191,7 +192,10 @@ class _Builder:
         return with_inputs([*self.training_graph.outputs, *always])
 
     def _update_nodes(self) -> set[fx.Node]:
-        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter)."""
+        """Calls that read only fixed tensors and make only new buffer contents (batch norm's counter).
+
+        Draws are left out: these keep their place among the other draws.
+        """
         fresh = set(self.training_graph.outputs[: self.training_graph.n_mutations])
         rest = set(self.training_graph.outputs[self.training_graph.n_mutations :])
         return {
@@ -200,6 +204,7 @@ class _Builder:
             if node is not None
             and node.op == "call_function"
             and node.target is not operator.getitem
+            and not is_random(node)
             and node not in rest
             and all(source.op == "placeholder" for source in node.all_input_nodes)
             and all(user.op == "output" for user in node.users)
@@ -283,10 +288,7 @@ class _Builder:
 
     def _reads_stale(self, node: fx.Node) -> bool:
         """Whether a repetition after the buffers are written back would give another result."""
-        at = _STATISTICS_ONLY.get(kind_of(node))
-        if at is not None and (at < 0 or node.args[at] is True):
-            return False
-        return not self.stale.isdisjoint(node.all_input_nodes)
+        return not _moves_statistics(node) and not self.stale.isdisjoint(node.all_input_nodes)
 
     def _roots(self, node: fx.Node) -> Iterator[int]:
         yield from (v for v in tree_iter(self.storage[node]) if isinstance(v, int))
@@ -305,6 +307,21 @@ class _Builder:
                 sizes[storage_key(tensor)] = storage_bytes(tensor)
         tangents = () if self.splits else self.training_graph.tangents
         return sum(sizes.values()) + sum(storage_bytes(n.meta["val"]) for n in tangents)
+
+
+def _warn_of_checkpointed_norms(training_graph: TrainingGraph) -> None:
+    """Warn if batch norms are inside of a checkpoint of the model's: PyTorch moves their statistics twice."""
+    if any(_moves_statistics(node) and notes.is_checkpointed(node) for node in training_graph.module.graph.nodes):
+        warn(
+            "batch norms inside of the model's torch.utils.checkpoint move their statistics once in a planned step, "
+            "and twice in PyTorch's own: leave these checkpoints out, which a plan does not need"
+        )
+
+
+def _moves_statistics(node: fx.Node) -> bool:
+    """Whether a call is a batch norm in training."""
+    at = _STATISTICS_ONLY.get(kind_of(node))
+    return at is not None and (at < 0 or node.args[at] is True)
 
 
 def _copy_what_backward_reads(training_graph: TrainingGraph) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from remat.graph import Work
-from remat.torch.internals.operators import OpOverload, tree_iter
+from remat.torch.internals.operators import OpOverload, fields_of, tree_iter
 from remat.torch.step import flop_rules
 
 GENERATED = "generated"  # the operator in the signature of a kernel that Inductor generated
@@ -31,7 +31,13 @@ def tensors_of(structure: Any) -> list[torch.Tensor]:
         return [t for x in structure if type(x) not in NO_TENSORS for t in tensors_of(x)]
     if kind is dict:
         return tensors_of([*structure.values()])
-    return [t for t in tree_iter(structure) if isinstance(t, torch.Tensor)]
+    found = list[torch.Tensor]()
+    for x in tree_iter(structure):
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif held := fields_of(x):
+            found += tensors_of(held)
+    return found
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
