@@ -43,7 +43,8 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
     rates_of: dict[tuple[str, float], set[float]] = {}
     for row in rows:
         rates_of.setdefault((row["network"], row["budget"]), set()).update({row["rate"]} - {0.0})
-    problems = [problem for problem, rates in rates_of.items() if len(rates) > 1]
+    several = [problem for problem, rates in rates_of.items() if len(rates) > 1]
+    problems = sorted(several, key=lambda problem: (problem[0], -problem[1]))
     figure, grid = panels(max(1, len(problems)), (2.5, 2.1), 4, xlabel="GB/s each way", ylabel="overhead (%)")
     for axes, (network, budget) in zip(grid, problems, strict=False):
         own = [row for row in rows if (row["network"], row["budget"]) == (network, budget)]
@@ -60,7 +61,7 @@ def offload(rows: Sequence[Mapping[str, Any]]) -> Figure:
             points(axes, sorted(known), colour, marker, line, label=label, size=4.5)
         if plain is not None and rates:
             axes.plot([rates[0], rates[-1]], [100 * plain] * 2, color=GREY, linestyle="--", label="recompute only")
-        size = f"{budget:.0%} of the peak" if budget < 1 else f"{budget:g} GiB"
+        size = f"{budget:.0%}" if budget < 1 else f"{budget:g} GiB"
         axes.set(title=f"{label_of(network)}, {size}", xscale="log")
         axes.set_ylim(bottom=0, top=None if not plain else 115 * plain)
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
