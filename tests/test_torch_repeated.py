@@ -74,9 +74,18 @@ def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})  # another size
     step, args = build.loss_step(more, args, None)
     deep = plain_step(step, args, {})
-    with Row(more, "blocks").cut_to(repeated.SHALLOW):
+    assert made.repeated.copies.n_blocks < repeated.SHALLOW
+    with Row(more, "blocks").cut_to(made.repeated.copies.n_blocks):
         shallow = plain_step(step, args, {})
     assert made.repeated.copies.deepened(shallow.held_bytes) == [*deep.held_bytes]
+
+
+def test_more_blocks_are_followed_where_few_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "FEWEST", 1)  # its block reads the input, further ones a block
+    made = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated
+    assert made is not None
+    assert made.copies is not None
+    assert made.copies.n_blocks == repeated.SHALLOW
 
 
 class Deep(nn.Module):

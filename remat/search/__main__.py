@@ -11,7 +11,7 @@ from remat.frontends.synthetic import chain
 from remat.graph import Graph
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy, strategies
-from remat.search.anneal import minimise_cost
+from remat.search.anneal import compile_annealing
 from remat.search.joint import compile_joint
 from remat.search.offload import compile_offload
 from remat.search.online import online_plan
@@ -25,7 +25,7 @@ def main() -> None:
     """Compile everything that `search` and `portfolio` use and keep it in the cache."""
     began = time.monotonic()
     graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
-    minimise_cost(graph, 6, work_limit=100)
+    compile_annealing()
     anneal_orders(graph, 6, work_limit=100)
     online_plan(graph, 6)
     Sequencer(graph, 6, STAGED, 0).cool(100, 1.0, time.monotonic() + 1, lambda: False)

@@ -261,6 +261,12 @@ def minimise_cost(
     return best
 
 
+def compile_annealing() -> None:
+    """Compile what annealing calls, or load it from Numba's cache; the first time takes half a minute."""
+    chain = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
+    minimise_cost(chain, 6, work_limit=100)
+
+
 class Reporter:
     """Reports plans that fit to `on_order`, see `Calls`.
 

@@ -22,6 +22,7 @@ from remat.torch.explaining.holding import Holding
 from remat.torch.explaining.largest import KnownPlans
 from remat.torch.explaining.training import Training
 from remat.torch.resident.optimizer import state_bytes
+from remat.torch.step.aot import no_collection
 from remat.units import format_size
 
 PRICE = re.compile(r"(\d+\.?\d*|\.\d+)/h")
@@ -82,6 +83,7 @@ class Comparison:
         return "\n".join(_lines(self))
 
 
+@no_collection()  # captured steps are a million objects each
 def compare(
     factory: str | Callable[..., Any], gpus: Sequence[str] = (), *, prices: Mapping[str, str | float] | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,

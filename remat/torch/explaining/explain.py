@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -30,6 +31,7 @@ from remat.torch.explaining.snapshot import snapshot_of
 from remat.torch.explaining.training import Training
 from remat.torch.planning.replay import group_of, held_values
 from remat.torch.resident.optimizer import state_bytes
+from remat.torch.step.aot import no_collection
 from remat.units import format_size, parse_size
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the plain peak
@@ -142,6 +144,7 @@ class Explanation:
         return "\n".join(_lines(self))
 
 
+@no_collection()  # captured steps are a million objects each
 def explain(
     factory: str | Callable[..., Any], *, gpu: str | None = None, budget: int | str | None = None,
     optimizer: str | int | None = "adamw", batch_size: int | None = None, shard: int | None = None,
@@ -200,10 +203,13 @@ def explain(
     holding = holding_of(model)
     graph = holding.costed(holding.held(step.graph))
     plain_peak_bytes = holding.framework_peak(graph.fixed_bytes, known.needs)
-    plans = KnownPlans(graph, time_limit_s, threads)
+    growing = _Sizes(made, holding, budget_bytes)
+    with ThreadPoolExecutor(1) as pool:  # compiled code looks for plans of a block, while Python captures other sizes
+        searched = pool.submit(KnownPlans, graph, time_limit_s, threads)
+        growing.capture()
+    plans = searched.result()
     least = min(plans.least(graph), plain_peak_bytes)
     shares = {share: round(share * plain_peak_bytes) for share in SHARES}
-    growing = _Sizes(made, holding, budget_bytes)
     found, largest, refused = _answers(graph, shares, least, plans, growing, OVERHEADS)
     copying = None
     if copies_over is not None:
@@ -250,6 +256,15 @@ class _Sizes:
     def __init__(self, made: StepFactory, holding: Holding, budget_bytes: int):
         self.made, self.holding, self.budget_bytes = made, holding, budget_bytes
         self.known = dict[tuple[str, bool], tuple[StepAtSizes, dict[int, Graph]]]()
+        self.refused = dict[str, str]()  # [what grows] why its sizes cannot be captured
+
+    def capture(self) -> None:
+        """Capture what `largest` reads, but for logits in chunks."""
+        for what, parameter, degree, unit in self.made.growing():
+            try:
+                self.known[what, False] = self.made.sized(parameter, degree, unit), {}
+            except InvalidInput as error:
+                self.refused[what] = str(error)
 
     def largest(
         self, plans: KnownPlans, overheads: Sequence[float], *, in_chunks: bool = False
@@ -261,10 +276,12 @@ class _Sizes:
         """
         largest, refused = dict[str, dict[float, int | None]](), dict[str, str]()
         for what, parameter, degree, unit in self.made.growing():
+            if what in self.refused:
+                refused[what] = self.refused[what]
+                continue
             try:
-                for chunked in {False, in_chunks}:
-                    if (what, chunked) not in self.known:
-                        self.known[what, chunked] = self.made.sized(parameter, degree, unit, in_chunks=chunked), {}
+                if (what, in_chunks) not in self.known:
+                    self.known[what, in_chunks] = self.made.sized(parameter, degree, unit, in_chunks=in_chunks), {}
                 (plain, _), (sized, steps) = self.known[what, False], self.known[what, in_chunks]
                 growing = Growing(
                     partial(self._graph_at, sized), None if in_chunks else partial(self._peak_at, sized),

@@ -18,7 +18,7 @@ from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
 from remat.torch.frontend.graphs import DescribedGraph, described_graph
-from remat.torch.frontend.repeated import SHALLOW, Copies, Repeated
+from remat.torch.frontend.repeated import Copies, Repeated
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
 from remat.torch.resident.shard import WHOLE, Sharding
@@ -115,7 +115,7 @@ class StepFactory:
             known_plain = made.followed if self.shard is None else None
             needs = _needs(known_plain) if known_plain else self._needs_of(model, made.step, made.args)
         graph, *other = (
-            replace(with_workspaces(each), fixed_bytes=each.fixed_bytes + beside_bytes)
+            with_workspaces(each).resized(fixed_bytes=each.fixed_bytes + beside_bytes)
             for each in (made.graph, made.in_chunks) if each is not None
         )  # fmt: skip
         self.in_chunks |= {self._key(sizes): each for each in other}
@@ -156,7 +156,7 @@ class StepFactory:
         """`StepAtSize.needs`; of many equal blocks a few are followed where that is known to suffice."""
         if self.copies is None or self.shard is not None:
             return _needs(self._followed(model, step, args))
-        with replace(self.copies.row, model=model).cut_to(SHALLOW):
+        with replace(self.copies.row, model=model).cut_to(self.copies.n_blocks):
             shallow = _needs(self._followed(model, step, args))
         return tuple(self.copies.deepened(shallow))
 

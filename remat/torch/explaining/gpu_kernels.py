@@ -207,7 +207,7 @@ def with_workspaces(graph: Graph) -> Graph:
     makes gradients of keys and values for every head (Dao, 2023; ``flash_api.cpp``). cuDNN's is taken to be as large.
     The rounding of lengths to 128 is left out, so that sizes stay polynomials.
     """
-    return replace(graph, operations=tuple(map(_with_workspace, graph.operations)))
+    return graph.resized([*map(_with_workspace, graph.operations)])
 
 
 def _with_workspace(op: Operation) -> Operation:

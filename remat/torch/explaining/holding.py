@@ -127,7 +127,7 @@ def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str 
             except InvalidInput:  # shard= says why
                 break
             fixed_bytes = captured.fixed_bytes - holding.beside_bytes + rank.beside_bytes
-            found[f"a rank of shard={ranks}"] = plain_peak(rank.held(replace(captured, fixed_bytes=fixed_bytes))) - peak
+            found[f"a rank of shard={ranks}"] = plain_peak(rank.held(captured.resized(fixed_bytes=fixed_bytes))) - peak
     return found
 
 

@@ -70,10 +70,12 @@ class KnownPlans:
 
     def learn_blocks(self, graph: Graph) -> None:
         """Look for plans of one block at the size of this graph, with costs."""
-        from remat.search.chain import BlockPlans  # imports Numba, which training does not need
+        from remat.search.anneal import compile_annealing  # imports Numba, which training does not need
+        from remat.search.chain import BlockPlans
 
         if not self.limit_s:
             return
+        compile_annealing()  # before the time of the search begins
         deadline = time.monotonic() + BLOCKS * self.limit_s
         found = BlockPlans.of(graph, threads=self.threads, deadline=deadline, known=self.of_blocks)
         if found is not None:

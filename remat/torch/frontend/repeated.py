@@ -27,6 +27,7 @@ from remat.torch.step.loss import Needs, Outside
 from remat.torch.step.work import storage_bytes, tensors_of
 
 SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
+FEWEST = 4  # blocks that are followed first: one at an end may run otherwise
 EQUAL = 3  # blocks between them that suffice where the form is known: the middle one has neighbours of its kind
 LEAST = 12  # blocks from which the shallow captures are faster than one of the whole model
 
@@ -134,17 +135,15 @@ class Repeated:
             InvalidInput: they may not, and why.
         """
         deep, followed = _calls(step, args)
-        with row.cut_to(SHALLOW):
-            shallow, few = _calls(step, args)
-        more = len(row.blocks) - SHALLOW
-        places = [_goes_on(a, b, more) for a, b in zip(shallow, deep, strict=True)]
-        forward, backward = places
-        if forward is None or backward is None:
+        few, is_known = None, False
+        for n_blocks in (FEWEST, SHALLOW):
+            few = _followed_few(row, n_blocks, deep, step, args) or few
+            is_known = few is not None and few[0].deepened(few[1]) == [*followed.held_bytes]
+            if is_known:
+                break
+        if few is None:
             raise InvalidInput("its blocks do not run the same operations")
-        (at, n), (at_back, n_back) = forward, backward
-        copies = Copies(row, more, (at - n // 2, n), (len(shallow[0]) + at_back - n_back // 2, n_back))
-        is_known = copies.deepened(few.held_bytes) == [*followed.held_bytes]
-        made = cls(row, capture, None, followed, copies if is_known else None)
+        made = cls(row, capture, None, followed, few[0] if is_known else None)
         if made.repeats is None:
             raise InvalidInput("its operations do not repeat")
         fewer = cls(row, capture, made)
@@ -181,7 +180,7 @@ class Repeated:
         deep, copied, moved = with_blocks(self.shallow, self.repeats, self.repeats.n_blocks + more)
         further = self.row.bytes_after(self.n_captured) - self.row.bytes_after(n_blocks)
         paths = self._paths(copied, moved, more)
-        return replace(deep, fixed_bytes=deep.fixed_bytes + further), paths
+        return deep.resized(fixed_bytes=deep.fixed_bytes + further), paths
 
     def _paths(self, copied: Sequence[int], moved: Sequence[int], more: int) -> tuple[str, ...]:
         """[value] path of its module, whose number moves as its block does."""
@@ -254,7 +253,10 @@ class _Calls(TorchDispatchMode):
         return made
 
 
-def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], list[_Call]], FollowedStep]:
+Passes = tuple[list[_Call], list[_Call]]  # calls of the forward pass, of the backward pass
+
+
+def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[Passes, FollowedStep]:
     """((calls of the forward pass, of the backward pass), the step).
 
     Raises:
@@ -275,15 +277,17 @@ def _calls(step: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[list[_Call], l
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The bytes that a deep step holds during each of its calls, from those of the shallow one.
+    """The bytes that a deep step holds during each of its calls, from those of a shallow one.
 
     Attributes:
+        n_blocks: of the shallow one.
         more: further blocks.
         forward, backward: (the call before which the copies stand, calls of a block) in each pass. The copies stand in
             the middle of a block: at its end the step holds what the code around the blocks holds.
     """
 
     row: Row
+    n_blocks: int
     more: int
     forward: tuple[int, int]
     backward: tuple[int, int]
@@ -298,6 +302,21 @@ class Copies:
                 deep += (n + offset + (i + 1) * each for n in held[end - n_block : end])
             start, offset = end, offset + self.more * each
         return [*deep, *(n + offset for n in held[start:])]
+
+
+def _followed_few(
+    row: Row, n_blocks: int, deep: Passes, step: nn.Module, args: tuple[Any, ...]
+) -> tuple[Copies, Sequence[int]] | None:
+    """(where the blocks of the deep step are, [calls] bytes of the shallow one), if the deep one goes on as it does."""
+    with row.cut_to(n_blocks):
+        shallow, followed = _calls(step, args)
+    more = len(row.blocks) - n_blocks
+    forward, backward = (_goes_on(a, b, more) for a, b in zip(shallow, deep, strict=True))
+    if forward is None or backward is None:
+        return None
+    (at, n), (at_back, n_back) = forward, backward
+    places = (at - n // 2, n), (len(shallow[0]) + at_back - n_back // 2, n_back)
+    return Copies(row, n_blocks, more, *places), followed.held_bytes
 
 
 def _goes_on(shallow: Sequence[_Call], deep: Sequence[_Call], more: int) -> tuple[int, int] | None:

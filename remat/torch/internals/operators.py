@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import (
+    _DISPATCH_META_HANDLERS,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as consis
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_unflatten
 
 ASKS_DEVICE = torch.ops.prim.device.default  # the call behind ``.device`` of a tensor without contents
+answers_device: Callable[[Any], torch.device] = _DISPATCH_META_HANDLERS[ASKS_DEVICE]  # of its arguments
 outside_modes, current_dispatch_mode = _disable_current_modes, _get_current_dispatch_mode
 
 

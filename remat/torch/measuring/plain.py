@@ -26,8 +26,10 @@ from remat.torch.internals.operators import (
     ASKS_DEVICE,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    answers_device,
     current_dispatch_mode,
     fakes_hidden,
     is_fake,
@@ -355,16 +357,19 @@ class Follower(TorchDispatchMode):
         if func is ASKS_DEVICE:  # two of three calls of a step: it has to be quick
             self.signatures.append("")
             self.held.append(self.total_bytes + self.extra_bytes)
-            return func(*args, **kwargs)
+            return answers_device(args) if isinstance(args[0], FakeTensor) else func(*args)
         if func is torch.ops.aten._local_scalar_dense.default and args[0] in self.constants:
             with outside_modes():
                 return self.constants[args[0]].item()  # the model branches on it
         self._note_outside(tensors_of((args, kwargs)))
-        signature = call_signature(func, args, kwargs)  # before the call, which may change shapes in place
+        is_mutable = schema_of(func).is_mutable
+        signature = call_signature(func, args, kwargs) if is_mutable else ""  # before shapes change in place
         made = func(*args, **kwargs)
         self._note_constant(func, args, kwargs, made)
         new = [self.follow(x) for x in tensors_of(made)]
-        self.signatures.append(signature if any(new) or schema_of(func).is_mutable else "")
+        if any(new) and not is_mutable:
+            signature = call_signature(func, args, kwargs)
+        self.signatures.append(signature)
         self.held.append(self.total_bytes + self.extra_bytes)
         return made
 
