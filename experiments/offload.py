@@ -18,6 +18,7 @@ NETWORKS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "unet": ("p100/unet_b11.json", (5, 6, 8)),
     "vgg16": ("p100/vgg16_b176.json", (8, 10)),
     "llama_32": ("results/graphs/llama_32.json.gz", (0.7, 0.5, 0.3)),
+    "llama_80": ("results/graphs/llama_80.json.gz", (0.5,)),
 }
 JOINT = "portfolio"
 RULES = ("offload_greedy", "offload_checkpoints", "capuchin", "torchtitan")
