@@ -182,7 +182,7 @@ def test_a_part_runs_is_drawn_and_is_not_measured_again(
         assert page.startswith("`scale=quick`: 3 budgets of a sweep, 2 s for each solve")
         assert "Cost over the optimum" in page  # Table 2, of the rows of Figure 5
         assert {path.stem for path in (here / "runs" / "paper").glob("*.csv")} > {"paper_table2", "paper_rounding"}
-        assert (here / "runs" / "paper" / "figures" / "memory_over_time.pdf").is_file()  # it replays plans
+        assert (here / "runs" / "paper" / "figures" / "paper_memory_over_time.pdf").is_file()  # it replays plans
     capsys.readouterr()
     assert cli.main(command) == 0
     assert "0 cases measured now" in capsys.readouterr().out
