@@ -14,6 +14,7 @@ from remat.units import MAX_BYTES, format_size, parse_size
 
 NS = 10**9
 LATENCY_S = 1e-5
+AUTO = "auto"  # in place of a link: that of the GPU
 # Rates that copies of pinned memory reach, in bytes per second: to the host, from the host. PCIe x16: about 78 % of
 # 15.75, 31.5 and 63 GB/s, which encoding leaves of 8, 16 and 32 GT/s a lane. c2c (GH200): as measured by Schieffer et
 # al., "Harnessing Integrated CPU-GPU System Memory for HPC" (arXiv:2407.07850), of 450 GB/s.
@@ -104,6 +105,11 @@ class Link:
             return cls(**document)
         except InvalidInput as error:
             raise InvalidPlan(f"'link': {error}") from None
+
+
+def is_auto(link: object) -> bool:
+    """Whether `AUTO` is given in place of a link."""
+    return isinstance(link, str) and link == AUTO
 
 
 def parse_link(link: Link | str | None) -> Link | None:

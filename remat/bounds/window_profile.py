@@ -14,14 +14,14 @@ HELD = 1e-3  # below it a fraction of a run is taken for none
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copies:
-    """What is copied in a stretch: [V] shares sent and fetched, and what of the latter is under way at its start and
-    its end; how long copies last, and the idle time.
+    """What is copied in a stretch: [V] shares sent and fetched, and of copies from the host those still to come at its
+    start and its end; how long copies last, and the idle time.
     """
 
     sent: np.ndarray
     fetched: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
+    rest_before: np.ndarray
+    rest_after: np.ndarray
     out_ns: np.ndarray
     in_ns: np.ndarray
     idle: float
@@ -114,7 +114,7 @@ def _interval(
         comes = np.minimum(copies.fetched, 1 - share) * old
         first = np.clip(first, start + 1, end)
         due = first - start - 1
-        due_ns = copies.in_ns * (copies.before + comes - np.where(last < first, copies.after, 0))
+        due_ns = copies.in_ns * (copies.rest_before + comes - np.where(last < first, copies.rest_after, 0))
         if end > start:
             late[start + 1 : end + 1] = np.cumsum(np.bincount(due, due_ns, end - start)) - begins[:-1]
         begun = start + 1 + _fetches(begins, due, copies.in_ns * comes)

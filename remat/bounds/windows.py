@@ -200,8 +200,8 @@ class WindowBound:
         """Boundaries, not too near to others, where a lazy plan of the point x [n] exceeds memory, the best ones first.
 
         They are ordered by the excess for each byte of room that the operation leaves. Without a link memory is the
-        same when an operation begins and ends, and boundaries are ends. Copies may also come too late for an operation:
-        the second one is its start.
+        same when an operation begins and ends, and boundaries are ends. If copies come too late for operations, the
+        second boundary is the start of the one for which they come latest.
         """
         a, n = model.arrays, len(model.arrays.graph)
         memory, near = model.budget_bytes - a.graph.fixed_bytes, int(NEAR * n)

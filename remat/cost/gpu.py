@@ -13,7 +13,7 @@ from typing import Any
 
 from remat.errors import InvalidInput, check_name
 from remat.files import read_json
-from remat.link import LINKS, Link, parse_link
+from remat.link import LINKS, Link, is_auto, parse_link
 
 GPU_FOLDER = Path(__file__).resolve().parent / "gpus"
 DEFAULT_GPU = "v100"
@@ -142,7 +142,7 @@ def link_of(gpu: Gpu, link: Link | str | None) -> Link | None:
     Raises:
         InvalidInput: no link, or the GPU has none.
     """
-    if not (isinstance(link, str) and link == "auto"):
+    if not is_auto(link):
         return parse_link(link)
     if not gpu.link:
         raise InvalidInput(f"gpu '{gpu.name}' has no link to a host; write e.g. link=12GB/s")

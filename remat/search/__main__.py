@@ -8,10 +8,9 @@ from remat.arena import compile_places
 from remat.compiled import is_compiled
 from remat.context import Context
 from remat.frontends.synthetic import chain
-from remat.graph import Graph
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy, strategies
-from remat.search.anneal import compile_annealing
+from remat.search.anneal import COMPILED_ON, compile_annealing
 from remat.search.joint import compile_joint
 from remat.search.offload import compile_offload
 from remat.search.online import online_plan
@@ -24,11 +23,10 @@ from remat.solution import candidates_of
 def main() -> None:
     """Compile everything that `search` and `portfolio` use and keep it in the cache."""
     began = time.monotonic()
-    graph = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
     compile_annealing()
-    anneal_orders(graph, 6, work_limit=100)
-    online_plan(graph, 6)
-    Sequencer(graph, 6, STAGED, 0).cool(100, 1.0, time.monotonic() + 1, lambda: False)
+    anneal_orders(COMPILED_ON, 6, work_limit=100)
+    online_plan(COMPILED_ON, 6)
+    Sequencer(COMPILED_ON, 6, STAGED, 0).cool(100, 1.0, time.monotonic() + 1, lambda: False)
     problem = Problem(chain(n=6), plain_peak(chain(n=6)) - 1)
     for chosen in map(get_strategy, strategies()):
         if chosen.gives_starts and chosen.compiles is not None and not is_compiled(chosen.compiles):

@@ -36,6 +36,7 @@ REPORT_SHARE = 20.0  # between two reports, in durations of a report
 LOW_PRICE, FIRST_PRICE = 0.001, 0.1
 MUCH_MORE = 1.05  # a thread keeps its own plan if the shared one, with less excess, costs more than so many times it
 NOTHING = 1 << 120  # cost and excess before there is a plan
+COMPILED_ON = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
 
 
 @dataclass(slots=True)
@@ -263,8 +264,7 @@ def minimise_cost(
 
 def compile_annealing() -> None:
     """Compile what annealing calls, or load it from Numba's cache; the first time takes half a minute."""
-    chain = Graph.from_nodes("chain", [[], [0], [1], [0, 2]], [2, 2, 2, 2], [1, 1, 1, 1])
-    minimise_cost(chain, 6, work_limit=100)
+    minimise_cost(COMPILED_ON, 6, work_limit=100)
 
 
 class Reporter:

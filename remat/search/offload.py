@@ -169,7 +169,7 @@ def lay_out(x: Instance, genes: Genes, work: Work, n_runs: int, fixed: int) -> i
 
 @njit(cache=True, nogil=True, inline="always")
 def note_away(at: np.ndarray, gap: np.ndarray, of: np.ndarray, j: int, v: int, start: int) -> None:
-    """Gap `j`, in which a value is away: it is copied to the host where it was made before its first one."""
+    """Gap `j`, in which a value is away. Its copy to the host may begin where it was made before its first one."""
     gap[FROM_NEXT, j], at[FROM_HEAD, start] = at[FROM_HEAD, start], j
     if of[LAST_FETCH, v] < 0:
         birth = of[BIRTH, v]
@@ -303,8 +303,9 @@ def next_fetch(work: Work, k: int, n: int) -> tuple[int, int, int, int]:
 
 @njit(cache=True, nogil=True)
 def send(x: Instance, work: Work, q: int, ends: int, steps: np.ndarray) -> None:
-    """Issue copies to the host, first of what is away first: those of what is away from `q` on or sooner, and those
-    that begin before `ends`.
+    """Issue copies to the host, in the order in which their values are first away.
+
+    Those go that are away once the computation at `q` has ended, and others whose copies begin before `ends`.
     """
     of, clock, unsent = work.of, work.clock, work.unsent
     while clock[UNSENT] > 0:

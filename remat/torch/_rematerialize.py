@@ -54,7 +54,7 @@ from remat.torch.step import aot
 from remat.torch.step.blocks import repeated_blocks
 from remat.torch.step.branches import describe_inputs
 from remat.torch.step.loss import Outside
-from remat.torch.step.refusals import check_given_tensors
+from remat.torch.step.refusals import check_given_tensors, check_sample_args
 from remat.torch.step.training_graph import CapturedStep
 from remat.torch.step.with_implementations import CHOICES
 from remat.units import format_size
@@ -312,8 +312,7 @@ def _check(
     if any(isinstance(module, Rematerialized) for module in model.modules()):
         raise InvalidInput("the model or a part of it is rematerialized already; pass the plain .model")
     check_whole(model)
-    if not isinstance(sample_args, tuple):
-        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    check_sample_args(sample_args)
     aot.check_that_calls_are_compiled()
     check_name("backend", backend, BACKENDS)
     check_name("cost model", cost, COST_MODELS)

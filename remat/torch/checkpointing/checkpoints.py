@@ -34,6 +34,7 @@ from remat.torch.planning.eager import Eager
 from remat.torch.planning.planner import START
 from remat.torch.step.blocks import blocks_in_rows, blocks_of, forwards_replaced
 from remat.torch.step.branches import describe_inputs
+from remat.torch.step.refusals import check_sample_args
 from remat.units import format_size
 
 MOST_CHOICES = 12  # that are followed
@@ -114,8 +115,7 @@ def checkpoints(
     """
     if not issubclass(type(module), Rematerialized):  # isinstance asks the model's class
         raise InvalidInput("checkpoints takes the module that rematerialize returns")
-    if not isinstance(sample_args, tuple):
-        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    check_sample_args(sample_args)
     return _Search(module, sample_args, keywords(sample_kwargs), blocks, language_named(language)).best()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from remat.cost import Gpu, gpu_names, link_of, load_gpu
 from remat.errors import InvalidInput, plain, shown, unknown_name
 from remat.graph import Graph
-from remat.link import Link, parse_link
+from remat.link import Link, is_auto, parse_link
 from remat.problem import SolveOptions
 from remat.simulator import simulate
 from remat.torch.explaining.factory import StepFactory
@@ -104,8 +104,7 @@ def compare(
         raise InvalidInput(f"gpus must be a list of names, e.g. ['h100', 'l40s'], not {shown(gpus)}")
     if not isinstance(prices, (Mapping, type(None))):
         raise InvalidInput(f"prices must be a dict, e.g. {{'h100': 2.5}}, not {shown(prices)}")
-    is_own_link = isinstance(link, str) and link == "auto"
-    if not is_own_link:
+    if not is_auto(link):
         link = parse_link(link)
     devices = [load_gpu(name) for name in gpus or [name for name in gpu_names() if name != "cpu"]]
     names = [device.name for device in devices]
@@ -142,7 +141,7 @@ def compare(
         for gpu in those:
             graph, peak = graphs[gpu.name], holding[gpu.name].framework_peak(graphs[gpu.name].fixed_bytes, known.needs)
             need = min(peak, least + graph.fixed_bytes - first.fixed_bytes)
-            over = None if link is None or (is_own_link and not gpu.link) else link_of(gpu, link)
+            over = None if link is None or (is_auto(link) and not gpu.link) else link_of(gpu, link)
             with_copies = plans if over is None else plans.over(over)
             if over is not None:
                 need = min(need, with_copies.least_copying(graph))

@@ -19,6 +19,7 @@ from remat.torch.internals.operators import (
     FakeTensorMode,
     tree_map,
 )
+from remat.torch.step.refusals import check_sample_args
 from remat.torch.step.state import replaced_tensors
 
 LOSSES = ("mean", "cross_entropy", "bce")
@@ -67,8 +68,7 @@ def loss_step(
     Args:
         autocast: type of matrix products in model and loss.
     """
-    if not isinstance(args, tuple):
-        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+    check_sample_args(args)
     if callable(loss_fn):
         return Step(model, loss_fn, len(args), autocast), args
     if loss_fn is not None and loss_fn not in LOSSES:

@@ -7,6 +7,7 @@ in the same order, so that the bits are the same, with ties and NaN, in any layo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +17,19 @@ Ints = Sequence[int]
 MOST_CELLS = 256  # of a window: a byte holds one offset
 
 
-def max_pool2d_values(
-    x: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-) -> Tensor:
+class _Window(NamedTuple):
+    """The arguments of ATen's operator behind the input; a graph leaves out those that are the default."""
+
+    kernel_size: Ints
+    stride: Ints = ()
+    padding: Ints = (0,)
+    dilation: Ints = (1,)
+    ceil_mode: bool = False
+
+
+def max_pool2d_values(x: Tensor, *window: Any) -> Tensor:
     """Max pooling of x [(N,) C, H, W] alone. Workspace: the indices, 8 bytes per output element, dropped at once."""
-    return aten.max_pool2d_with_indices.default(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
+    return aten.max_pool2d_with_indices.default(x, *_Window(*window))[0]
 
 
 def max_pool2d_backward_recomputed(
@@ -55,19 +59,13 @@ def max_pool2d_backward_from_indices(
     return out
 
 
-def max_pool2d_offsets(
-    x: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    dilation: Ints = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
+def max_pool2d_offsets(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     """(max pooling of x, uint8 of the output's shape: the cell of its window, counted row by row).
 
     An eighth of the int64 indices, for windows of up to 256 cells. Workspace: the indices and three times as much.
     """
-    y, indices = aten.max_pool2d_with_indices.default(x, kernel_size, stride, padding, dilation, ceil_mode)
+    kernel_size, stride, padding, dilation, _ = full = _Window(*window)
+    y, indices = aten.max_pool2d_with_indices.default(x, *full)
     rows, columns = _first_cells(y, kernel_size, stride, padding)
     width, (down, right) = x.shape[-1], _pair(dilation)
     offsets = indices.div(width, rounding_mode="floor").sub_(rows)

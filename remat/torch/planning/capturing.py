@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from remat.cost.gpu import DEFAULT_GPU, Gpu, gpu_names, load_gpu
 from remat.errors import InvalidInput
-from remat.link import Link, parse_link
+from remat.link import AUTO, Link, is_auto, parse_link
 from remat.torch.internals.autograd import hooks_of_all_modules, parameters_of, storage_key
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.internals.operators import is_fake, with_tensors
@@ -30,7 +30,6 @@ from remat.torch.step.state import State
 from remat.torch.step.training_graph import CapturedStep, split_graph_of
 from remat.torch.step.work import storage_bytes, tensors_of
 
-AUTO = "auto"
 _numbers = itertools.count()
 _settings: weakref.WeakKeyDictionary[nn.Module, TraceSettings] = weakref.WeakKeyDictionary()
 
@@ -228,7 +227,7 @@ def offload_link(offload: str | Link | bool | None, device: str) -> Link | None:
     """
     if offload is False or offload is None:
         return None
-    if offload is not True and not (isinstance(offload, str) and offload == AUTO):
+    if offload is not True and not is_auto(offload):
         return parse_link(offload)
     if device == "cpu":
         return None

@@ -132,6 +132,12 @@ def _is_of_the_language(file: str) -> bool:
     return file.startswith(_TORCH) or (file.startswith(_PYTHON) and not _INSTALLED.search(file))
 
 
+def check_sample_args(given: object) -> None:
+    """Refuse arguments of a model that are no tuple."""
+    if not isinstance(given, tuple):
+        raise InvalidInput("sample_args must be a tuple of the model's positional arguments, e.g. (x,)")
+
+
 def check_sizes(module: fx.GraphModule) -> None:
     """Refuse a training graph in which sizes, or numbers that both passes read, depend on values of tensors."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
