@@ -126,4 +126,4 @@ COLUMNS: Mapping[str, Column] = {
 def table(rows: Sequence[Row]) -> Drawing:
     """A line for each network, back-end and way to begin."""
     where = made(rows, "torch", threads="threads")
-    return Drawing(f"Seconds (processor seconds), {where}.\n\n{table_of(rows, COLUMNS)}")
+    return Drawing(f"Seconds (processor seconds), {where}.\n\n{table_of(rows, COLUMNS, 'lllrrrrrrl')}")
