@@ -23,7 +23,7 @@ from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
 from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
 from remat.arena.fit import sweep
 from remat.arena.intervals import load_of, members_of, sections_of
-from remat.arena.push import push
+from remat.arena.push import Buffers, push
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -178,9 +178,8 @@ def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> Non
     ]
     begins, weight = np.searchsorted(low, np.arange(len(first))), size * 1.0
     progress, best = np.array([np.inf, 0.0]), offsets.copy()
-    assert push(
-        100_000, level, offsets, low, high, size, first, members, begins, weight, weight.copy(), random, best, progress
-    )  # fmt: skip
+    buffers = Buffers(low, high, size, first, members, begins)
+    assert push(100_000, level, offsets, buffers, weight, weight.copy(), random, best, progress)
     assert (offsets >= 0).all()
     assert (offsets + size <= level).all()
     assert not overlapping(low, high, size, offsets)
