@@ -13,6 +13,7 @@ import remat
 from analysis.batches import draw, rows_of, summary
 from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, prose
+from analysis.published import PUBLISHED
 from experiments.arguments import names_of
 from experiments.config import group_options
 from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
@@ -172,26 +173,13 @@ ACCOUNTINGS = ("published", "exact")
 OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's largest working set
 
 
-# Table 1 of the paper: (general graphs, cost-aware, memory-aware), as our strategies behave; a test for each cell.
-TABLE_1 = {
-    "checkpoint_all": ("yes", "no", "no"), "griewank": ("partly", "no", "no"), "chen_sqrtn": ("yes", "no", "no"),
-    "chen_greedy": ("yes", "no", "partly"), "ap_sqrtn": ("partly", "no", "no"),
-    "ap_greedy": ("partly", "no", "partly"), "checkmate_milp": ("yes", "yes", "yes"),
-    "lp_rounding": ("yes", "yes", "yes"),
-}  # fmt: skip
-NOTEBOOK = (  # rows of the artifact's notebook: what, the strategy, its slots, cost in GFLOP and activations in MB
-    ("checkpoint all", "checkpoint_all", None, 58.896, 81.72), ("Chen sqrt(n)", "chen_sqrtn", None, 72.513, 69.45),
-    ("Griewank, 5 slots", "griewank", 5, 108.267, 51.38), ("optimal", "checkmate_milp", None, 58.983, 51.38),
-)  # fmt: skip
-
-
 @experiment(page=PAGE, measures=False)
 def published_numbers() -> Drawing:
     """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
     spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
     graph, rows = apply_cost(extract_in_child(spec, None), "flops", None), list[list[str]]()
-    for label, strategy, slots, gflop, megabytes in NOTEBOOK:
-        cells = [label, f"{gflop:.3f} / {megabytes:.2f}"]
+    for known in PUBLISHED["checkmate"]["notebook"]:
+        strategy, cells = known["strategy"], [known["what"], f"{known['gflop']:.3f} / {known['megabytes']:.2f}"]
         for accounting in ACCOUNTINGS:
             if not get_strategy(strategy).ignores_budget:  # the MILP frees at last use under either accounting
                 budget = OPTIMUM_BYTES + graph.fixed_bytes
@@ -201,13 +189,13 @@ def published_numbers() -> Drawing:
                 cost, peak = solution.cost, solution.peak_bytes
             else:
                 members = remat.family(graph, strategy, accounting=accounting)
-                member = next(m for m in members if slots in (None, m.parameters.get("slots")))
+                member = next(m for m in members if known.get("slots") in (None, m.parameters.get("slots")))
                 cost, peak = member.cost, member.peak_bytes
             cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
         rows.append(cells)
     notebook = markdown_table(
         ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"], rows
     )
-    abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"],
-                               [[f"`{name}`", *cells] for name, cells in TABLE_1.items()], "llll")  # fmt: skip
+    rows = [[f"`{name}`", *cells] for name, cells in PUBLISHED["checkmate"]["table_1"].items()]
+    abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"], rows, "llll")
     return Drawing(f"{notebook}\n\n{abilities}")

@@ -20,6 +20,7 @@ from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.parts import Study
+from analysis.published import PUBLISHED
 from analysis.results import PAPERS_HEURISTICS
 from analysis.style import OURS, label_of
 from experiments import checkmate, monet
@@ -123,7 +124,7 @@ def heuristics(study: Study) -> Iterator[Number]:
     """Checkmate's Table 2 as the artifact has it: V100 costs, checkpoints held to the end, every budget with a plan."""
     known = {sweep.label: sweep for sweep in sweeps.sweeps(study.document("fig5"), study)
              if sweep.source == "published"}  # fmt: skip
-    for label, of in sweeps.PUBLISHED.items():
+    for label, of in PUBLISHED["checkmate"]["table_2"].items():
         for name, published in of.items():
             what, sweep = f"{label}: cost / optimum of {name}", known.get(label)
             if sweep is None:

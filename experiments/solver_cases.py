@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from analysis.published import PUBLISHED
 from experiments.measure_solve import Source, graph_of, share_of_peak
 from remat import Graph, load_graph
 from remat.files import read_json
@@ -13,11 +14,6 @@ from remat.simulator import plain_peak
 
 S = TypeVar("S")
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
-# Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
-PUBLISHED = {
-    ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
-    ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
-}  # fmt: skip
 # Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
 # Graphs in results/graphs, as `model=torch_llama gpu=h100` stores them, without the work behind their costs: with
@@ -113,9 +109,9 @@ def published(folder: Path) -> Iterator[Instance]:
                       "record_s": r["solve_s"], "record_gap": gap}  # fmt: skip
             yield Instance(name, source, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record=record)
         for share in () if mine else SHARES.get(kind, SHARES["generated"]):
-            scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
-            for scope, overhead in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
-                record = {} if overhead is None else {"published_overhead": overhead}
+            known = PUBLISHED["layered"].get(path.stem, {}).get(share, {})
+            for scope in ("fixed_order", "free") if kind == "layered" else ("staged",):
+                record = {"published_overhead": known[scope]} if scope in known else {}
                 yield Instance(name, source, graph, share_of_peak(graph, share), f"{share:.0%}", scope, record)
 
 
