@@ -15,7 +15,7 @@ from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, prose
 from analysis.published import PUBLISHED
 from experiments.arguments import names_of
-from experiments.config import group_options
+from experiments.config import group_options, read_conf
 from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
 from experiments.paper.graphs import NETWORKS, Context, Scale, extract_all, instances_folder, network
@@ -36,18 +36,6 @@ PARTS: dict[str, Callable[[Context], dict[str, Any]]] = {
 }  # fmt: skip
 STAGES = "stages"
 PER_SAMPLE = ("fig6", "throughput", "memory", "cost_models")  # these parts need graphs of one and two samples
-QUICK = Scale(
-    points=5, time_limit_s=3.0, rounding_s=3.0, samples=60, naive_samples=5_000, solver_points=1,
-    unpartitioned_s=40.0, batches=2, refinements=0, price_limit_s=4.0, sizes=6,
-)  # fmt: skip
-STUDY = Scale(
-    points=10, time_limit_s=30.0, rounding_s=300.0, samples=1000, naive_samples=50_000, solver_points=3,
-    unpartitioned_s=600.0, batches=4, refinements=1, price_limit_s=60.0, sizes=10,
-)  # fmt: skip
-FULL = Scale(
-    points=32, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
-    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12, as_artifact=True,
-)  # fmt: skip
 
 
 @experiment(page=PAGE, has_graphs=True)
@@ -65,13 +53,10 @@ def paper(
         spec = configured_model(network(name).name)
         if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
             raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
-    amount = replace(FULL, points=points, time_limit_s=time_limit, rounding_s=time_limit)
-    less = {"study": STUDY, "quick": QUICK}.get(scale)
-    if less is not None:
-        amount = replace(
-            less, points=min(points, less.points), time_limit_s=min(time_limit, less.time_limit_s),
-            rounding_s=min(time_limit, less.rounding_s),
-        )  # fmt: skip
+    given, usual = {"points": points, "time_limit_s": time_limit, "rounding_s": time_limit}, read_conf("paper")[scale]
+    if scale != "full":
+        given = {key: min(value, usual[key]) for key, value in given.items()}
+    amount = Scale(**usual | given)
     settings = replace(settings, points=amount.points, time_limit_s=amount.time_limit_s)
     what = {"networks": names, "scale": scale, "amount": asdict(amount), "settings": settings.determining(),
             "has_published": instances_folder(settings) is not None}  # fmt: skip

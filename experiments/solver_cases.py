@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from analysis.published import PUBLISHED
+from experiments.config import read_conf
 from experiments.measure_solve import Source, graph_of, share_of_peak
 from remat import Graph, load_graph
 from remat.files import read_json
-from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
 
 S = TypeVar("S")
@@ -21,22 +21,7 @@ LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
 LLAMAS = ("llama_32", "llama_80")
 ACTIVATIONS = (0.7, 0.5, 0.3)  # budgets of the Llamas: parameters, gradients, and a share of what is beside them
 
-# (gap after 60 s, gap after 600 s) that is asked for.
-SOLVED = (GAP_TOLERANCE, GAP_TOLERANCE)
-GOALS = {
-    **{("p100/resnet50_b184", f"{size} GiB"): SOLVED for size in (7, 8, 9, 10)},
-    ("p100/resnet50_b184", "6 GiB"): (1e-3, 5e-4), ("p100/resnet50_b184", "5 GiB"): (5e-3, 3e-3),
-    ("p100/unet_b11", "5 GiB"): (5e-3, 3e-3),
-    **{("p100/unet_b11", f"{size} GiB"): (6e-4, 2e-4) for size in (6, 7)},
-    **{("p100/unet_b11", f"{size} GiB"): SOLVED for size in (8, 9, 10)},
-    **{("p100/vgg16_b176", f"{size} GiB"): SOLVED for size in (8, 9, 10)},
-    ("layered/layered_n250", "90%"): SOLVED, ("layered/layered_n250", "80%"): (6e-3, 3.5e-3),
-    **{(f"large/layered_n{n}_s{seed}", "90%"): (5e-4, 3e-4) for n in (500, 1000) for seed in SEEDS},
-    **{(f"large/layered_n{n}_s{seed}", "80%"): (4e-3, 2.5e-3) for n in (500, 1000) for seed in SEEDS},
-    **{(f"large/{name}", f"{share:.0%} of activations"): (5e-3, 3e-3) for name in LLAMAS for share in ACTIVATIONS},
-}  # fmt: skip
-# (share after 60 s, share after 600 s) by which the bound is to exceed the cost of running everything once.
-BOUND_GOALS = {("large/layered_n16000", "90%"): (0.015, 0.019)}
+GOALS = read_conf("goals")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +50,7 @@ class Instance:
 def goals(instance: str, budget: str, scope: str, time_limit_s: float) -> tuple[float | None, float | None]:
     """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""
     late, is_asked = int(time_limit_s >= 600), scope != "free" and time_limit_s >= 60
-    gap, bound = GOALS.get((instance, budget)), BOUND_GOALS.get((instance, budget))
+    gap, bound = (GOALS[kind].get(instance, {}).get(budget) for kind in ("gaps", "bounds"))
     return (gap[late] if is_asked and gap else None), (bound[late] if is_asked and bound else None)
 
 
