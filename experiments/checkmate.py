@@ -15,6 +15,7 @@ from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, prose
 from analysis.published import PUBLISHED
 from experiments.arguments import names_of
+from experiments.build import extracted
 from experiments.config import group_options, read_conf
 from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
@@ -25,7 +26,6 @@ from experiments.solving import Solves, contradictions
 from experiments.store import Table, code_of
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
-from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.registry import get_strategy
 
@@ -162,7 +162,7 @@ OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's larg
 def published_numbers() -> Drawing:
     """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
     spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
-    graph, rows = apply_cost(extract_in_child(spec, None), "flops", None), list[list[str]]()
+    graph, rows = apply_cost(extracted(spec, None), "flops", None), list[list[str]]()
     for known in PUBLISHED["checkmate"]["notebook"]:
         strategy, cells = known["strategy"], [known["what"], f"{known['gflop']:.3f} / {known['megabytes']:.2f}"]
         for accounting in ACCOUNTINGS:

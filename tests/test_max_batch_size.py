@@ -350,12 +350,12 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(
 def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = surroundings.settings
 
-    def extract(spec: ModelSpec, _cache: Path) -> Graph:
+    def extracted(spec: ModelSpec) -> Graph:
         if "blocks" in spec.options:
             return worked(training_graph(3 + spec.options["blocks"][2]), 4)
         return worked(training_graph(5), (spec.input_size[0] // 32) ** 2)
 
-    monkeypatch.setattr(largest_module, "extract_in_child", extract)
+    monkeypatch.setattr(largest_module, "extracted", extracted)
     settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
     document = largest_module.largest_models(surroundings, settings, max_trials=5)
     resolution, depth = document["searches"]
