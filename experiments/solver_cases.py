@@ -1,9 +1,9 @@
 """What the solvers are asked: published instances with recorded results, and graphs of the same kinds and larger."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from analysis.published import PUBLISHED
 from experiments.config import read_conf
@@ -12,7 +12,6 @@ from remat import Graph, load_graph
 from remat.files import read_json
 from remat.simulator import plain_peak
 
-S = TypeVar("S")
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
 # Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
@@ -67,11 +66,6 @@ def asked_for(row: Mapping[str, Any]) -> tuple[str, bool | None]:
 def above_once(row: Mapping[str, Any]) -> float:
     """By which share the bound exceeds the cost of running everything once."""
     return max(0.0, (row["bound"] or 0) / max(1, row["total_cost"]) - 1)
-
-
-def median_of(solves: Sequence[S], gap: Callable[[S], float | None]) -> S:
-    """The solve of the median gap, of one case with several seeds; a solve without a gap counts as the widest."""
-    return sorted(solves, key=lambda solve: (gap(solve) is None, gap(solve) or 0.0))[(len(solves) - 1) // 2]
 
 
 def instances(folder: Path | None) -> Iterator[Instance]:
