@@ -130,9 +130,7 @@ def page(stored: Sequence[Row]) -> Drawing:
     """The tables and the figure."""
     networks = networks_of(stored)
     rows = [{**row, "network": name} for name, network in networks.items() for row in network["rows"]]
-    heuristics: dict[str, Column] = {
-        name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS
-    }  # fmt: skip
+    heuristics: dict[str, Column] = {name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS}
     titled = {_title(name): network for name, network in networks.items()}
     where = made(stored, threads="threads", time_limit_s="s for each search of the portfolio")
     parts = [f"{where}.", table_of(networks.values(), LOGS, "llrrrrrl"),

@@ -16,9 +16,7 @@ from remat.implementation import Implementation
 
 GRAPH = remat.Graph.from_nodes("tiny", [[], [0], [1], [0, 2]], [2, 2, 3, 2], [1, 5, 1, 1], cost_unit="unit")
 PLAN = remat.Plan.from_order(GRAPH, range(4))
-BOUND = remat.BoundCertificate(
-    "tiny", GRAPH.sha256(), 8, remat.Scope.STAGED, 0, 1, {"edge": [[0, 0, 1, 1]]}
-)  # fmt: skip
+BOUND = remat.BoundCertificate("tiny", GRAPH.sha256(), 8, remat.Scope.STAGED, 0, 1, {"edge": [[0, 0, 1, 1]]})
 
 
 WRONG = (*OF_ANY_KIND, PLAN, GRAPH)

@@ -144,10 +144,7 @@ def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
     cuts = cut_points(model)
     chosen = [cuts[len(cuts) * i // n_segments] for i in range(1, n_segments)] if cuts else []
     chosen = list({id(t): t for t in chosen}.values())
-    parts = [
-        keras.Model(a, b)
-        for a, b in zip([model.inputs[0], *chosen], [*chosen, model.outputs[0]], strict=True)
-    ]  # fmt: skip
+    parts = [keras.Model(a, b) for a, b in zip([model.inputs[0], *chosen], [*chosen, model.outputs[0]], strict=True)]
 
     def forward(x: Any) -> Any:
         for part in parts[:-1]:
