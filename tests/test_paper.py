@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -32,11 +31,9 @@ FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategi
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
+def here(here: Path) -> Path:
     register()
-    return tmp_path
+    return here
 
 
 @pytest.mark.parametrize("budget", [3, 4, 5])

@@ -77,8 +77,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_wrong_argument_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_argument_is_one_line(name: str, here: Path) -> None:
     remat.save_graph(GRAPH, "graph.json")
     PLAN.save("plan.json")
     function, good = FUNCTIONS[name]
