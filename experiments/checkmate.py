@@ -53,10 +53,8 @@ def paper(
         spec = configured_model(network(name).name)
         if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
             raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
-    given, usual = {"points": points, "time_limit_s": time_limit, "rounding_s": time_limit}, read_conf("paper")[scale]
-    if scale != "full":
-        given = {key: min(value, usual[key]) for key, value in given.items()}
-    amount = Scale(**usual | given)
+    given, most = {"points": points, "time_limit_s": time_limit, "rounding_s": time_limit}, read_conf("paper")[scale]
+    amount = Scale(**most | {key: min(value, most.get(key, value)) for key, value in given.items()})
     settings = replace(settings, points=amount.points, time_limit_s=amount.time_limit_s)
     what = {"networks": names, "scale": scale, "amount": asdict(amount), "settings": settings.determining(),
             "has_published": instances_folder(settings) is not None}  # fmt: skip
