@@ -166,11 +166,12 @@ def test_what_is_absent_is_left_out(
     ],
 )  # fmt: skip
 def test_a_wrong_benchmark_is_one_line(
-    override: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+    override: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert run(override) in (1, 2)
     assert message in capsys.readouterr().err
-    assert not (here / "runs" / "benchmark").exists()
+    assert not (tmp_path / "runs" / "benchmark").exists()
 
 
 def test_other_settings_leave_the_rows_alone(here: Path) -> None:
