@@ -34,7 +34,8 @@ def exhaustive_choices(
     start: State = (0, -1, 0)
     counter = itertools.count()
     queue: list[tuple[int, int, State, int]] = [(0, next(counter), start, full.fixed_bytes)]
-    came, least, done = dict[State, tuple[State, Step | None]](), {start: 0}, set[State]()
+    came, done = dict[State, tuple[State, Step | None]](), set[State]()
+    least: dict[State, int] = {start: 0}
 
     def go(state: State, new: State, price: int, bytes_held: int, step: Step | None) -> None:
         if price < least.get(new, 1 << 62):
