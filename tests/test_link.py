@@ -139,14 +139,14 @@ def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str, s
         ("offload_all", "NO_PLAN", "does not fit the host: step"),
         ("offload_greedy", "NO_PLAN", "does not fit the host"),
         ("search", "FEASIBLE", ""),
-        ("portfolio", "FEASIBLE", ""),
+        ("portfolio", "FEASIBLE OPTIMAL", ""),  # in a second it may end the proof
     ],
 )
 def test_rules_whose_copies_the_host_has_no_room_for_fail_no_solve(strategy: str, status: str, says: str) -> None:
     graph = replace(chain(n=12), cost_unit="ns")
     link = Link(10**9, 10**9, latency_s=0, host_bytes=2048)
     solution = remat.solve(graph, int(0.8 * plain_peak(graph)), strategy, link=link, time_limit_s=1, threads=1)
-    assert solution.status == status
+    assert solution.status in status.split()
     assert says in solution.message
 
 
