@@ -25,7 +25,7 @@ from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
 from remat.search import kernel
-from remat.search.anneal import Annealer, Best, minimise_cost
+from remat.search.anneal import Annealer, Best, Calls, minimise_cost
 from remat.search.greedy import greedy_plans
 from remat.simulator import plain_peak
 from remat.solvers import portfolio, search
@@ -127,6 +127,28 @@ def test_search_finds_the_staged_optimum_of_small_graphs(plain, share):
             found += result.excess == 0 and result.cost == best
     assert total > 30
     assert found >= share * total
+
+
+def test_a_plan_is_told_although_no_better_one_follows():
+    """The first report is so long that the next one is due when the search has found its best plan."""
+    graph, told, ended = synthetic.layered(n=100), list[int](), list[bool]()
+    budget_bytes = int(0.85 * plain_peak(graph))
+    cost = minimise_cost(graph, budget_bytes, work_limit=50_000).cost
+
+    def on_order(_order: np.ndarray, cost: int) -> None:
+        began = time.thread_time()
+        while not told and time.thread_time() < began + 0.02:
+            pass
+        told.append(cost)
+
+    def should_stop() -> bool:
+        if told and told[-1] <= cost:
+            ended.append(True)
+        return bool(ended)
+
+    minimise_cost(graph, budget_bytes, deadline=time.monotonic() + 10, calls=Calls(on_order, should_stop))
+    assert ended
+    assert len(told) > 1
 
 
 def test_no_plan_is_not_a_proof():
