@@ -77,7 +77,7 @@ class WindowIntegers:
         self.rounds, self.ended, self.is_cut = 0, False, False
         self._boundaries: list[int] = []
         self._best: Tree | None = None  # the open tree of the highest bound, or the one that follows a full tree
-        self._learned = Gains()  # by branching in earlier trees
+        self._learned: Gains = {}  # by branching in earlier trees
         self._proven = 0.0  # the highest bound of a tree
         self._nodes: int | None = None  # left in a run that counts them
 
@@ -190,7 +190,7 @@ class WindowIntegers:
             whole = tree.run(self.deadline, self.listener.should_stop, most)
             self._nodes = max(0, self._nodes - max(1, len(tree.nodes) - before))
             self.is_cut = self.is_cut or tree.is_cut
-        self._learned |= tree.learned
+        self._learned = {**self._learned, **tree.learned}
         return whole
 
     def _prove(self, tree: Tree) -> None:

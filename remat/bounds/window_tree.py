@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,7 +31,7 @@ KNOWN = 2  # tries of a column, in earlier trees too, after which their results 
 MOST_ENTRIES = 800_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
 COUNTED_S = 1e-5  # for each multiplier, to count the certificate
 Place = tuple[str, int, int, int]  # of a column: its kind, its boundaries, its value or operation
-Gains = dict[Place, tuple[np.ndarray, np.ndarray]]  # [0 and 1] the gains of a column in all tries, and their number
+Gains = Mapping[Place, tuple[np.ndarray, np.ndarray]]  # [0 and 1] the gains of a column in all tries, and their number
 FREE = -1  # of a column: neither 0 nor 1 is fixed
 
 
@@ -70,7 +71,7 @@ class Tree:
         is_cut: the clock ended a run or an LP.
     """
 
-    def __init__(self, model: WindowModel, y: np.ndarray, enough: float, learned: Gains | None = None) -> None:
+    def __init__(self, model: WindowModel, y: np.ndarray, enough: float, learned: Gains = MappingProxyType({})) -> None:
         """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed.
 
         `learned`: what branching on columns has gained in an earlier tree, whose boundaries may be others.
