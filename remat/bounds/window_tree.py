@@ -97,7 +97,7 @@ class Tree:
 
     def _places(self) -> list[Place]:
         """[n] the place of each column."""
-        t = self.model.boundaries
+        t = (*self.model.boundaries, len(self.model.arrays.graph))  # with a link, the end has columns too
         return [
             (kind, k if kind == "X" else t[k], t[m] if kind == "R" else m if kind == "U" else 0, i)
             for kind, k, m, i in self.model.columns
