@@ -42,9 +42,14 @@ def continuous(document: Document) -> float:
     return room / min(filter(None, peaks), default=0) if any(peaks) else 0.0
 
 
+def found_by(document: Document, rule: str) -> dict[str, int | None]:
+    """[strategy] the largest batch that it found, or None."""
+    return {record["strategy"]: record["found"][rule] for record in document["records"]}
+
+
 def max_found(document: Document, rule: str) -> int:
     """The largest batch of any strategy; 0 if none found any."""
-    return max((record["found"][rule] or 0 for record in document["records"]), default=0)
+    return max((batch or 0 for batch in found_by(document, rule).values()), default=0)
 
 
 def summary(documents: Sequence[Document]) -> tuple[list[str], list[list[str]]]:
@@ -82,9 +87,10 @@ def rows_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
 
 def found_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
     """For every strategy: its label, then the largest batch found in each network, or ''."""
-    for strategy in sorted({record["strategy"] for d in documents for record in d["records"]}, key=order_of):
-        found = [_found(document, strategy).get(rule) for document in documents]
-        yield [label(strategy), *("" if batch is None else str(batch) for batch in found)]
+    found = [found_by(document, rule) for document in documents]
+    for strategy in sorted({name for own in found for name in own}, key=order_of):
+        batches = (own.get(strategy) for own in found)
+        yield [label(strategy), *("" if batch is None else str(batch) for batch in batches)]
 
 
 def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], str]) -> Iterator[list[str]]:
@@ -94,11 +100,6 @@ def limit_rows(documents: Sequence[Document], rule: str, label: Callable[[str], 
     for strategy in dict.fromkeys(strategy for published in known for strategy in published):
         name = "Checkmate" if strategy == OPTIMUM else label(strategy)  # the label is of the form and solver used here
         yield [f"published: {name}", *(str(published.get(strategy, "")) for published in known)]
-
-
-def _found(document: Document, strategy: str) -> dict[str, int | None]:
-    """[rule] the largest batch found, or None; empty without a record of the strategy."""
-    return next((record["found"] for record in document["records"] if record["strategy"] == strategy), {})
 
 
 def _published(document: Document, rule: str) -> dict[str, int]:
@@ -138,10 +139,10 @@ def _panel(axes: Axes, documents: Sequence[Document], rule: str) -> None:
 
 def _shown_batches(document: Document, rule: str) -> tuple[int, ...]:
     """The batch of each of `MARKS`; 0 for none."""
-    own = {record["strategy"]: record["found"][rule] or 0 for record in document["records"]}
-    published = _published(document, rule)
-    return (own.get("checkpoint_all", 0), max(own.get(name, 0) for name in PAPERS_HEURISTICS),
-            published.get(OPTIMUM, 0), max_found(document, rule))  # fmt: skip
+    own = found_by(document, rule)
+    best = max(own.get(name) or 0 for name in PAPERS_HEURISTICS)
+    published = _published(document, rule).get(OPTIMUM, 0)
+    return own.get("checkpoint_all") or 0, best, published, max_found(document, rule)
 
 
 def network_label(document: Document) -> str:

@@ -95,8 +95,7 @@ def monet_ablation(networks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
          ("im", "and gradients from outputs", BLUE, "v")),
         (", algorithms", ("ic", "in place, algorithms", SKY, "D"), ("icmn", "all", style_of(OURS).colour, "*")),
     )  # fmt: skip
-    figure, grid = panels(2 * len(networks), (1.9, 1.9), len(networks), xlabel="budget (GiB)",
-                          ylabel="above plain (%)")  # fmt: skip
+    figure, grid = panels(2 * len(networks), (1.9, 1.9), len(networks), xlabel="budget (GiB)", ylabel="above plain (%)")
     places = [(row, name) for row in rows for name in networks]
     for axes, ((words, *looks), name) in zip(grid, places, strict=True):
         for level, label, colour, marker in looks:

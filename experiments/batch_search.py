@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from experiments.build import CACHE_FOLDER
+from experiments.build import CACHE_FOLDER, extracted
 from experiments.store import Row
 from remat.cost import apply_cost
 from remat.errors import InvalidInput
-from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph, Work
 from remat.largest import SizeSearch
@@ -62,7 +61,7 @@ def per_sample(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> PerSample:
         InvalidInput: memory or cost of the network are not linear in the batch.
     """
     if spec.framework == "synthetic":
-        graph = extract(spec)
+        graph = extracted(spec)
         return PerSample(spec.name, replace(graph, fixed_bytes=0), graph.fixed_bytes, 0)
     if spec.framework != "keras" or spec.granularity != "layer":
         raise InvalidInput(f"{spec.name}: the largest batch can be found for Keras models with layer granularity only")
@@ -86,7 +85,7 @@ def pair(spec: ModelSpec, cache_folder: Path = CACHE_FOLDER) -> tuple[Graph, Gra
         InvalidInput: their operations differ.
     """
     sizes = (replace(spec, batch_size=b, accounting="exact") for b in (1, 2))
-    one, two = (extract_in_child(size, cache_folder / "graphs") for size in sizes)
+    one, two = (extracted(size, cache_folder / "graphs") for size in sizes)
     if [op.inputs for op in one.operations] != [op.inputs for op in two.operations]:
         raise InvalidInput(f"{spec.name}: its operations depend on the batch size")
     return one, two

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from experiments.settings import RUNS_FOLDER, Settings
 from remat.cost import apply_cost
@@ -69,9 +70,9 @@ def build(settings: Settings) -> Subject:
     return Subject(found, *origin, settings.cost, "measured" if settings.cost == "profile" else "modelled")
 
 
-def extracted(spec: ModelSpec) -> Graph:
+def extracted(spec: ModelSpec, cache_folder: Path | None = CACHE_FOLDER / "graphs") -> Graph:
     """The graph of a network."""
-    return extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, CACHE_FOLDER / "graphs")
+    return extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, cache_folder)
 
 
 def costed(graph: Graph, cost: str, gpu: Gpu, device: str | None = None) -> Graph:

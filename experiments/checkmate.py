@@ -13,8 +13,10 @@ import remat
 from analysis.batches import draw, rows_of, summary
 from analysis.paper import REPORTS
 from analysis.parts import DOCUMENT, SOLVE, Study, prose
+from analysis.published import PUBLISHED
 from experiments.arguments import names_of
-from experiments.config import group_options
+from experiments.build import extracted
+from experiments.config import group_options, read_conf
 from experiments.documents import Drawing, LongTable, links, long_table, markdown_table
 from experiments.paper import rounding, sizes, stages, sweeps
 from experiments.paper.graphs import NETWORKS, Context, Scale, extract_all, instances_folder, network
@@ -24,7 +26,6 @@ from experiments.solving import Solves, contradictions
 from experiments.store import Table, code_of
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
-from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.registry import get_strategy
 
@@ -35,18 +36,6 @@ PARTS: dict[str, Callable[[Context], dict[str, Any]]] = {
 }  # fmt: skip
 STAGES = "stages"
 PER_SAMPLE = ("fig6", "throughput", "memory", "cost_models")  # these parts need graphs of one and two samples
-QUICK = Scale(
-    points=5, time_limit_s=3.0, rounding_s=3.0, samples=60, naive_samples=5_000, solver_points=1,
-    unpartitioned_s=40.0, batches=2, refinements=0, price_limit_s=4.0, sizes=6,
-)  # fmt: skip
-STUDY = Scale(
-    points=10, time_limit_s=30.0, rounding_s=300.0, samples=1000, naive_samples=50_000, solver_points=3,
-    unpartitioned_s=600.0, batches=4, refinements=1, price_limit_s=60.0, sizes=10,
-)  # fmt: skip
-FULL = Scale(
-    points=32, time_limit_s=3600.0, rounding_s=3600.0, samples=1000, naive_samples=50_000, solver_points=4,
-    unpartitioned_s=7200.0, batches=6, refinements=2, price_limit_s=3600.0, sizes=12, as_artifact=True,
-)  # fmt: skip
 
 
 @experiment(page=PAGE, has_graphs=True)
@@ -64,13 +53,8 @@ def paper(
         spec = configured_model(network(name).name)
         if spec.framework != "synthetic" and (spec.framework, spec.granularity) != ("keras", "layer"):
             raise InvalidInput(f"networks: '{name}' is not built by Keras layers; the paper's parts need that")
-    amount = replace(FULL, points=points, time_limit_s=time_limit, rounding_s=time_limit)
-    less = {"study": STUDY, "quick": QUICK}.get(scale)
-    if less is not None:
-        amount = replace(
-            less, points=min(points, less.points), time_limit_s=min(time_limit, less.time_limit_s),
-            rounding_s=min(time_limit, less.rounding_s),
-        )  # fmt: skip
+    given, most = {"points": points, "time_limit_s": time_limit, "rounding_s": time_limit}, read_conf("paper")[scale]
+    amount = Scale(**most | {key: min(value, most.get(key, value)) for key, value in given.items()})
     settings = replace(settings, points=amount.points, time_limit_s=amount.time_limit_s)
     what = {"networks": names, "scale": scale, "amount": asdict(amount), "settings": settings.determining(),
             "has_published": instances_folder(settings) is not None}  # fmt: skip
@@ -172,26 +156,13 @@ ACCOUNTINGS = ("published", "exact")
 OPTIMUM_BYTES = 51_380_224  # activations of the published optimum: VGG19's largest working set
 
 
-# Table 1 of the paper: (general graphs, cost-aware, memory-aware), as our strategies behave; a test for each cell.
-TABLE_1 = {
-    "checkpoint_all": ("yes", "no", "no"), "griewank": ("partly", "no", "no"), "chen_sqrtn": ("yes", "no", "no"),
-    "chen_greedy": ("yes", "no", "partly"), "ap_sqrtn": ("partly", "no", "no"),
-    "ap_greedy": ("partly", "no", "partly"), "checkmate_milp": ("yes", "yes", "yes"),
-    "lp_rounding": ("yes", "yes", "yes"),
-}  # fmt: skip
-NOTEBOOK = (  # rows of the artifact's notebook: what, the strategy, its slots, cost in GFLOP and activations in MB
-    ("checkpoint all", "checkpoint_all", None, 58.896, 81.72), ("Chen sqrt(n)", "chen_sqrtn", None, 72.513, 69.45),
-    ("Griewank, 5 slots", "griewank", 5, 108.267, 51.38), ("optimal", "checkmate_milp", None, 58.983, 51.38),
-)  # fmt: skip
-
-
 @experiment(page=PAGE, measures=False)
 def published_numbers() -> Drawing:
     """Page: the worked example of Checkmate's artifact, published and ours, and the paper's Table 1."""
     spec = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 1, (224, 224, 3), "layer", accounting="published")
-    graph, rows = apply_cost(extract_in_child(spec, None), "flops", None), list[list[str]]()
-    for label, strategy, slots, gflop, megabytes in NOTEBOOK:
-        cells = [label, f"{gflop:.3f} / {megabytes:.2f}"]
+    graph, rows = apply_cost(extracted(spec, None), "flops", None), list[list[str]]()
+    for known in PUBLISHED["checkmate"]["notebook"]:
+        strategy, cells = known["strategy"], [known["what"], f"{known['gflop']:.3f} / {known['megabytes']:.2f}"]
         for accounting in ACCOUNTINGS:
             if not get_strategy(strategy).ignores_budget:  # the MILP frees at last use under either accounting
                 budget = OPTIMUM_BYTES + graph.fixed_bytes
@@ -201,13 +172,13 @@ def published_numbers() -> Drawing:
                 cost, peak = solution.cost, solution.peak_bytes
             else:
                 members = remat.family(graph, strategy, accounting=accounting)
-                member = next(m for m in members if slots in (None, m.parameters.get("slots")))
+                member = next(m for m in members if known.get("slots") in (None, m.parameters.get("slots")))
                 cost, peak = member.cost, member.peak_bytes
             cells.append(f"{cost / 1e9:.3f} / {(peak - graph.fixed_bytes) / 1e6:.2f}")
         rows.append(cells)
     notebook = markdown_table(
         ["GFLOP / activation MB", "published", "ours, published accounting", "ours, exact accounting"], rows
     )
-    abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"],
-                               [[f"`{name}`", *cells] for name, cells in TABLE_1.items()], "llll")  # fmt: skip
+    rows = [[f"`{name}`", *cells] for name, cells in PUBLISHED["checkmate"]["table_1"].items()]
+    abilities = markdown_table(["Table 1 [mem]", "general graphs", "cost-aware", "memory-aware"], rows, "llll")
     return Drawing(f"{notebook}\n\n{abilities}")

@@ -14,6 +14,7 @@ from experiments.registry import Case, Row, experiment
 from experiments.steps.measure_step import Beside, planned, promise_of, step_for_a_cpu
 from experiments.steps.torch_runs import sharing_copy
 from remat.errors import InvalidInput
+from remat.torch.following.module import Rematerialized
 from remat.torch.planning.planner import there_before
 from remat.units import format_size
 
@@ -43,18 +44,22 @@ def measured(model: str, share: float, rounds: int, time_limit_s: float, threads
     except InvalidInput as error:
         yield {"variant": "free", "message": str(error)}
         return
-    beside, before, promise = Beside(plain, args), there_before(free.plan), promise_of(free.plan)
-    beside.add(free, {"variant": "free", **promise}, before)
-    for language in LANGUAGES:
-        try:
-            found = rt.checkpoints(free, args, language=language)
-        except InvalidInput as error:
-            yield {"variant": language, "message": str(error)}
-            continue
-        own = sharing_copy(plain)
-        row = {"budget_bytes": promise["budget_bytes"], "predicted_bytes": found.peak_bytes, "overhead": found.overhead}
-        beside.add(found.apply(own), {"variant": language, **row}, before)
+    beside = Beside(plain, args)
+    beside.add(free, {"variant": "free", **promise_of(free.plan)}, there_before(free.plan))
+    added = [_added(beside, free, language, {"variant": language}) for language in LANGUAGES]
+    yield from (row for row in added if "message" in row)
     yield from beside.timed(rounds)
+
+
+def _added(beside: Beside, free: Rematerialized, language: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Measure the best checkpoints in a language, within the budget of the free plan; without any, `row` says why."""
+    row |= {"budget_bytes": free.plan.budget_bytes}
+    try:
+        found = rt.checkpoints(free, beside.args, sample_kwargs=beside.kwargs, language=language)
+    except InvalidInput as error:
+        return row | {"message": str(error)}
+    row |= {"predicted_bytes": found.peak_bytes, "overhead": found.overhead, "gap": found.gap}
+    return beside.add(found.apply(sharing_copy(beside.plain)), row, there_before(free.plan))
 
 
 @checkpoints.draws
@@ -107,18 +112,10 @@ def in_every_language(
     plain, inputs = transformer(model, n_layers)
     for share in shares:
         free = planned(plain, (), share, sample_kwargs=inputs, time_limit_s=time_limit_s)
-        beside, before, promise = Beside(plain, (), inputs), there_before(free.plan), promise_of(free.plan)
-        yield {"share": share, "language": "free", **promise, **beside.add(free, {}, before)}
+        beside = Beside(plain, (), inputs)
+        yield beside.add(free, {"share": share, "language": "free", **promise_of(free.plan)}, there_before(free.plan))
         for language in LANGUAGES_OF_ALL:
-            row = {"share": share, "language": language, "budget_bytes": promise["budget_bytes"]}
-            try:
-                found = rt.checkpoints(free, (), sample_kwargs=inputs, language=language)
-            except InvalidInput as error:
-                yield row | {"message": str(error)}
-                continue
-            own = sharing_copy(plain)
-            row |= {"predicted_bytes": found.peak_bytes, "overhead": found.overhead, "gap": found.gap}
-            yield row | beside.add(found.apply(own), {}, before)
+            yield _added(beside, free, language, {"share": share, "language": language})
 
 
 def transformer(name: str, n_layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:

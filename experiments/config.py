@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -164,6 +165,11 @@ def register() -> None:
     OmegaConf.register_new_resolver(
         "run_name", lambda *, _root_: run_name(_root_, _root_.hydra.runtime.choices.get("experiment")), replace=True
     )
+
+
+def read_conf(name: str) -> Any:
+    """The content of ``conf/NAME.yaml``."""
+    return yaml.safe_load((CONF_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def group_options(group: str) -> list[str]:

@@ -5,12 +5,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from experiments.arguments import one_of, pattern
+from experiments.config import read_conf
 from experiments.documents import Drawing, LongTable, links, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from remat.cost import COST_MODELS
@@ -21,7 +19,7 @@ COLUMNS = ("name", "group", "trains", "budget", "seconds", "operations", "recomp
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture of ``architectures.yaml``, which describes the attributes."""
+    """One architecture of ``conf/architectures.yaml``, which describes the attributes."""
 
     name: str
     group: str
@@ -32,7 +30,7 @@ class Architecture:
 
 ARCHITECTURES = {
     name: Architecture(name, group, **of)
-    for group, members in yaml.safe_load(Path(__file__).with_name("architectures.yaml").read_text()).items()
+    for group, members in read_conf("architectures").items()
     for name, of in members.items() if group != "settings"
 }  # fmt: skip
 

@@ -66,7 +66,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: s
 
 def table_of(rows: Iterable[Mapping[str, Any]], columns: Columns, align: str = "") -> str:
     """A Markdown table with a line for each row; '' without rows."""
-    of = long_table_of("", rows, columns)
+    of = long_table("", rows, columns)
     return markdown_table(of.heads, of.rows, align) if of.rows else ""
 
 
@@ -76,8 +76,11 @@ def table_by_heads(lines: Iterable[Mapping[str, str]]) -> str:
     return markdown_table([*lines[0]], [[*line.values()] for line in lines]) if lines else ""
 
 
-def long_table_of(name: str, rows: Iterable[Mapping[str, Any]], columns: Columns) -> LongTable:
-    """`table_of` as a long table."""
+def long_table(name: str, rows: Iterable[Mapping[str, Any]], columns: Columns | None = None) -> LongTable:
+    """`table_of` as a long table; without `columns` those of the first row, as they are."""
+    rows = [*rows]
+    if columns is None:
+        columns = {column: f"{{{column}}}" for row in rows[:1] for column in row}
     columns = [*columns.items()] if isinstance(columns, Mapping) else columns
     return LongTable(name, [head for head, _ in columns], [cells(row, [c for _, c in columns]) for row in rows])
 
@@ -103,13 +106,6 @@ class _Format(Formatter):
 
 
 _FORMAT = _Format()
-
-
-def long_table(name: str, rows: Sequence[Mapping[str, Any]]) -> LongTable:
-    """The table of rows that have the same columns; empty without rows."""
-    return LongTable(
-        name, [*rows[0]] if rows else [], [["" if cell is None else str(cell) for cell in row.values()] for row in rows]
-    )
 
 
 def links(page: str, *tables: LongTable) -> str:

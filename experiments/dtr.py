@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis import figures
+from analysis.published import PUBLISHED
 from experiments.arguments import names_of
 from experiments.documents import Column, Drawing, made, table_of
 from experiments.measure_solve import published_folder, solve_case
@@ -23,16 +24,8 @@ HEURISTICS = ("exact", "union_find", "local", "lru", "size", "random")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A network of DTR's table, measured on a Titan V.
-
-    Attributes:
-        log: the operator log that stands for it.
-        plain_gb: peak of the plain step.
-        slowdowns: step time over that of the plain step, for each budget in GB.
-        note: how the log differs from the network.
-        instead: the network of the log, if it is another one.
-    """
+class Network:
+    """A network of DTR's table; ``conf/published.yaml`` describes the attributes."""
 
     log: str
     plain_gb: float
@@ -41,23 +34,14 @@ class Published:
     instead: str = ""
 
 
-PUBLISHED = {
-    "InceptionV4": Published("inceptionv4", 11.3, {10: 1.074, 8: 1.104, 6: 1.147, 4: 1.252}),
-    "LSTM": Published("lstm", 11.1, {10: 1.229, 8: 1.253, 6: 1.293, 4: 1.414}, "a smaller batch"),
-    "ResNet-1202": Published(
-        "resnet32", 8.9, {8: 1.282, 6: 1.348, 4: 1.420, 2: 1.473}, "another depth and batch", "ResNet-32"
-    ),
-    "Transformer": Published("transformer", 9.9, {8: 1.115, 6: 1.146, 4: 1.189, 2: 1.596}),
-    "TreeLSTM": Published("treelstm", 8.9, {8: 1.649, 6: 1.846, 4: 2.087, 2: 3.010}, "a smaller batch"),
-    "U-Net": Published("unet", 8.4, {8: 1.066, 7: 1.088, 6: 1.141, 4: 1.269}, "published at 4 GB: a peak of 6.95 GB"),
-}
+NETWORKS = {name: Network(**of) for name, of in PUBLISHED["dtr"].items()}
 
 
 @experiment(page="results/dtr.md")
 def dtr(networks: Sequence[str] = (), time_limit: float = 10.0, threads: int = 2) -> Iterator[Case]:
     """DTR and the offline optimum on the operator logs of DTR's authors (REMAT_INSTANCES has the folder dtr/)."""
-    for name in names_of("network", networks or PUBLISHED, PUBLISHED):
-        published = PUBLISHED[name]
+    for name in names_of("network", networks or NETWORKS, NETWORKS):
+        published = NETWORKS[name]
         source = f"dtr/{published.log}.log.gz"
         log = load_dtr_log(published_folder("dtr") / source)
         for budget_gb, slowdown in published.slowdowns.items():
@@ -76,7 +60,7 @@ def networks_of(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     A slowdown is None if a method thrashes, or if its memory does not suffice.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name in PUBLISHED:
+    for name in NETWORKS:
         solves: dict[float, dict[str, Row]] = {}
         for row in rows:
             if row["network"] == name:
@@ -101,7 +85,7 @@ def _budget(of: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def _title(name: str) -> str:
-    instead = PUBLISHED[name].instead
+    instead = NETWORKS[name].instead
     return f"{name} (log: {instead})" if instead else name
 
 
@@ -123,12 +107,12 @@ def _above_optimum(row: Mapping[str, Any]) -> str:
 
 
 LOGS: Mapping[str, Column] = {
-    "network": lambda row: _title(row["network"]), "log": lambda row: f"{PUBLISHED[row['network']].log}.log.gz",
+    "network": lambda row: _title(row["network"]), "log": lambda row: f"{NETWORKS[row['network']].log}.log.gz",
     "operations": "{n_operations:,}", "step": lambda row: f"{row['total_cost'] / 1e6:.1f} ms",
     "constants": lambda row: format_size(row["fixed_bytes"], digits=3),
     "program's peak": lambda row: format_size(row["program_peak_bytes"], digits=3),
     "plain peak of the graph": lambda row: format_size(row["plain_peak_bytes"], digits=3),
-    "differs by": lambda row: PUBLISHED[row["network"]].note,
+    "differs by": lambda row: NETWORKS[row["network"]].note,
 }  # fmt: skip
 BUDGETS: Mapping[str, Column] = {"network": lambda row: _title(row["network"]), "memory": "{ratio:.2f}"}
 SLOWDOWNS: Mapping[str, Column] = {
@@ -146,9 +130,7 @@ def page(stored: Sequence[Row]) -> Drawing:
     """The tables and the figure."""
     networks = networks_of(stored)
     rows = [{**row, "network": name} for name, network in networks.items() for row in network["rows"]]
-    heuristics: dict[str, Column] = {
-        name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS
-    }  # fmt: skip
+    heuristics: dict[str, Column] = {name: lambda row, name=name: _times(row["online"][name]) for name in HEURISTICS}
     titled = {_title(name): network for name, network in networks.items()}
     where = made(stored, threads="threads", time_limit_s="s for each search of the portfolio")
     parts = [f"{where}.", table_of(networks.values(), LOGS, "llrrrrrl"),

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from analysis.execution import figure
 from analysis.style import label_of
 from experiments.arguments import names_of
-from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table, values_of
+from experiments.documents import Drawing, LongTable, links, long_table, made, markdown_table, values_of
 from experiments.registry import Case, Row, experiment
 from experiments.steps import table
 from experiments.steps.job import OFFERED, PLAIN, PORTFOLIO, Job
@@ -115,7 +115,7 @@ def page(rows: Sequence[Row]) -> Drawing:
             continue
         summary.append([of.label.format(len({row["model"] for row in mine})), *_summary(mine)])
         shown = [row for row in mine if row["method"] not in (OFFERED, of.without)]
-        long.append(long_table_of(of.name, shown, table.columns(of.columns)))
+        long.append(long_table(of.name, shown, table.columns(of.columns)))
     text, figures = [markdown_table(HEADS, summary)], dict[str, Figure]()
     for model in dict.fromkeys(row["model"] for row in kinds["peers"]):
         mine = [row for row in kinds["peers"] if row["model"] == model]

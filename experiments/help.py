@@ -2,9 +2,7 @@
 
 import textwrap
 
-import yaml
-
-from experiments.config import CONF_FOLDER, group_options
+from experiments.config import CONF_FOLDER, group_options, read_conf
 from experiments.registry import experiments
 from remat.cost.gpu import gpu_names, load_gpu
 from remat.registry import get_strategy, strategies
@@ -46,7 +44,7 @@ def _section(title: str, rows: dict[str, str]) -> str:
 
 
 def _model(model: str) -> str:
-    return str(yaml.safe_load((CONF_FOLDER / "model" / f"{model}.yaml").read_text()).get("description", ""))
+    return str(read_conf(f"model/{model}").get("description", ""))
 
 
 def _gpu(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.execution import implementation_figure
 from experiments.arguments import names_of
-from experiments.documents import Drawing, LongTable, links, long_table_of, made, markdown_table
+from experiments.documents import Drawing, LongTable, links, long_table, made, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.steps.job import PORTFOLIO, WIDEST_FIRST, Job
 from experiments.steps.table import BUDGET, MODEL, REMARK, columns
@@ -52,7 +52,7 @@ def page(rows: Sequence[Row]) -> Drawing:
     rows = in_order(rows)
     long = [
         LongTable("implementations", OFFERED, every_implementation()),
-        long_table_of("implementations_measured", [row for row in rows if row["offered"] is None], columns(MEASURED)),
+        long_table("implementations_measured", [row for row in rows if row["offered"] is None], columns(MEASURED)),
         LongTable("implementations_never", NEVER, never_chosen(rows)),
     ]  # fmt: skip
     first, torch = rows[0], json.loads(rows[0]["versions"]).get("torch", "")

@@ -1,13 +1,9 @@
 """How fast large steps are captured and planned, see docs/results/large.md."""
 
-import os
-import subprocess
-import sys
-import tempfile
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import remat
@@ -17,7 +13,7 @@ from experiments.measure_solve import solved
 from experiments.registry import Case, Row, experiment
 from experiments.store import Table, code_of
 from remat.cost import apply_cost, load_gpu
-from remat.errors import InvalidInput
+from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.simulator import plain_peak
 from remat.units import format_size
@@ -66,17 +62,10 @@ def measured(step: str, limit_s: int) -> Iterator[dict[str, Any]]:
 def capture(name: str) -> tuple[remat.Graph, dict[str, Any]]:
     """(the step's graph without costs, how long a process took to make it, and its largest resident set)."""
     target, options = STEPS[name]
-    spec = ModelSpec(name, "torch", target, batch_size=4, options=dict(options))
-    with tempfile.TemporaryDirectory() as folder:
-        spec_file, out = Path(folder, "spec.json"), Path(folder, "graph.json")
-        spec_file.write_text(spec.to_json())
-        began = time.monotonic()
-        child = subprocess.Popen([sys.executable, "-m", "remat._extract", str(spec_file), str(out)])
-        _, status, usage = os.wait4(child.pid, 0)
-        took_s = time.monotonic() - began
-        if status:
-            raise InvalidInput(f"{name} was not captured: exit code {os.waitstatus_to_exitcode(status)}")
-        return remat.load_graph(out), {"capture_s": round(took_s, 1), "capture_bytes": usage.ru_maxrss * 1024}
+    began = time.monotonic()
+    graph = extract_in_child(ModelSpec(name, "torch", target, batch_size=4, options=dict(options)), None)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # the first child: a case is a process
+    return graph, {"capture_s": round(time.monotonic() - began, 1), "capture_bytes": used.ru_maxrss * 1024}
 
 
 GRAPHS: Mapping[str, Column] = {

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.batches import TRIAL_HEADS, trial_rows
-from experiments.build import CACHE_FOLDER, Subject
+from experiments.build import Subject, extracted
 from experiments.documents import Drawing, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import Settings
@@ -26,7 +26,6 @@ from experiments.store import code_of
 from experiments.throughput import STRATEGY
 from remat.cost import apply_cost
 from remat.errors import InvalidInput, RematError
-from remat.extraction import extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.graph import Graph
 from remat.largest import SizeSearch
@@ -75,7 +74,7 @@ def largest_models(
         )  # fmt: skip
 
     def solve(spec: ModelSpec) -> tuple[Graph, int, Solved]:
-        graph = apply_cost(extract_in_child(spec, CACHE_FOLDER / "graphs"), "flops", None)
+        graph = apply_cost(extracted(spec), "flops", None)
         cap = graph.total_cost + sum(op.cost for op in graph.operations if not op.is_backward)
         subject = Subject(graph, spec.name, spec.framework, spec.granularity, spec.batch_size, "flops", "modelled")
         graph_run = run.graph_run(subject, "largest_model", settings, cap)

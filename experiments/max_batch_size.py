@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from analysis.batches import draw, found_rows, limit_rows, rows_of
+from analysis.published import PUBLISHED
 from experiments.batch_search import RULES, Bisection, PerSample, per_sample
 from experiments.build import Subject
 from experiments.documents import Drawing, long_table, markdown_table
@@ -29,18 +30,7 @@ SOLVES = 6  # time limits that one strategy may spend on one network
 NAMES = [rule.name for rule in RULES]
 DIRECT = "max_batch_milp"  # name of the direct formulation in documents and figures
 DIRECT_STRATEGY = "checkmate_milp"  # it has the direct formulation as an option
-# Checkmate's own numbers: baselines on VGG19 by the artifact's arithmetic, optima by the stated rule.
-PUBLISHED: dict[str, tuple[tuple[str, str, int], ...]] = {
-    "vgg19": (
-        ("checkpoint_all", "published", 167), ("chen_sqrtn", "published", 197), ("chen_greedy", "published", 266),
-        ("checkmate_milp", "published_stated", 289),
-    ),
-    "unet": (("checkmate_milp", "published_stated", 61),),
-    "fcn8_plain": (("checkmate_milp", "published_stated", 60),),
-    "segnet": (("checkmate_milp", "published_stated", 62),),
-    "resnet50": (("checkmate_milp", "published_stated", 193),),
-    "mobilenet": (("checkmate_milp", "published_stated", 1105),),
-}  # fmt: skip
+PUBLISHED_ON_BYTES = 16 * 10**9  # memory of the GPU of the published batches
 
 
 @experiment()
@@ -219,6 +209,7 @@ class _Trial:
                 keys=[row.key for row in known.rows],
             ))  # fmt: skip
         proven = max([self.proven_bytes, *(search.known.proven_bytes for search in self.found)])
+        published = PUBLISHED["checkmate"]["batches"].get(network.name, [])
         return {
             "network": network.name, "memory_bytes": self.memory_bytes, "parameter_bytes": network.parameter_bytes,
             "input_bytes": network.input_bytes, "total_cost": network.graph.total_cost,
@@ -228,10 +219,7 @@ class _Trial:
             "rules": [{"name": rule.name, "label": rule.label} for rule in RULES],
             "proven_bytes": proven, "proven": self._batches(dict.fromkeys(NAMES, proven)),
             "records": records,
-            "published": [
-                {"strategy": strategy, "rule": rule, "batch": batch}
-                for strategy, rule, batch in PUBLISHED.get(network.name, ()) if self.memory_bytes == 16 * 10**9
-            ],
+            "published": published if self.memory_bytes == PUBLISHED_ON_BYTES else [],
             "contradicted": [
                 f"{network.name}: {search.strategy} has a plan of {search.known.found_bytes} bytes a sample, "
                 f"but fewer than {proven} are claimed to be impossible"

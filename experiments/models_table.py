@@ -8,13 +8,13 @@ from dataclasses import replace
 from operator import itemgetter
 
 from experiments.arguments import names_of
+from experiments.build import extracted
 from experiments.config import group_options
-from experiments.documents import Column, Drawing, grouped, links, long_table_of, markdown_table
+from experiments.documents import Column, Drawing, grouped, links, long_table, markdown_table
 from experiments.registry import Case, Row, experiment
 from experiments.settings import configured_model
 from remat import registry
 from remat.errors import RematError
-from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 from remat.registry import Strategy, get_strategy
 from remat.simulator import plain_peak
@@ -54,7 +54,7 @@ def measure(model: str, granularity: str) -> Iterator[Row]:
     row: dict[str, object] = {"framework": spec.framework, "batch": spec.batch_size, "error": ""}
     began = time.monotonic()
     try:
-        graph = extract(spec) if spec.framework == "synthetic" else extract_in_child(spec, None)
+        graph = extracted(spec, None)
         row |= {"nodes": len(graph), "edges": graph.n_edges, "fixed_gb": graph.fixed_bytes / 1e9,
                 "plain_peak_gb": plain_peak(graph) / 1e9}  # fmt: skip
     except RematError as error:
@@ -71,7 +71,7 @@ def page(rows: Sequence[Row]) -> Drawing:
         operations = f"{min(sizes):,} to {max(sizes):,} operations" if sizes else FAILED
         names = ", ".join(f"`{row['model']}`" for row in members)
         lines.append(f"- **{framework}, by {granularity}** ({operations}): {names}")
-    every = long_table_of("models", rows, COLUMNS)
+    every = long_table("models", rows, COLUMNS)
     return Drawing("\n".join([*lines, f"\nEvery graph: {links(PAGE, every)}."]), [every])
 
 

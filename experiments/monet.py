@@ -17,7 +17,7 @@ import remat
 from analysis import figures
 from analysis.style import OURS
 from experiments.arguments import names_of, one_of
-from experiments.documents import Column, Drawing, links, long_table_of, made, table_by_heads, table_of, values_of
+from experiments.documents import Column, Drawing, links, long_table, made, table_by_heads, table_of, values_of
 from experiments.measure_solve import LIMITS, graph_of, published_folder, row_of, solve_case, solved
 from experiments.registry import Case, Row, experiment
 from experiments.settings import SCALES
@@ -222,8 +222,8 @@ def page(rows: Sequence[Row]) -> Drawing:
     """Tables for the holes of the page, and both figures."""
     solves = ordered(rows)
     of_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("programs", "schedules", "ratios")}
-    every = long_table_of("monet_solves", solves, SOLVES)
-    theirs = long_table_of("monet_schedules", of_kind["schedules"], SCHEDULES)
+    every = long_table("monet_solves", solves, SOLVES)
+    theirs = long_table("monet_schedules", of_kind["schedules"], SCHEDULES)
     ours = [row for row in solves if row["strategy"] == OURS]
     shown = [row for row in ours if row["level"] not in (CHECKMATES, WITH_INDICES)]
     with_all = [row for row in shown if row["level"] == SHOWN]

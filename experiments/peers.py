@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from analysis import figures, overhead
-from analysis.batches import OPTIMUM, continuous, max_found, network_label
+from analysis.batches import OPTIMUM, continuous, found_by, network_label
 from analysis.overhead_data import overhead_data
 from analysis.paper import sweeps
 from analysis.paper.claims import FASTER_AT, FASTER_ON, LARGER
 from analysis.parts import Study
+from analysis.published import PUBLISHED
 from analysis.results import PAPERS_HEURISTICS
 from analysis.style import OURS, label_of
 from experiments import checkmate, monet
@@ -98,9 +99,8 @@ def batches(study: Study) -> Iterator[Number]:
     for document in study.document("fig6")["documents"]:
         for published in document["published"]:
             rule, batch = published["rule"], published["batch"]
-            own = {record["strategy"]: record["found"][rule] for record in document["records"]}
             is_theirs = published["strategy"] == OPTIMUM  # the paper's own; else a baseline's batch
-            found = round(continuous(document)) if is_theirs else own.get(published["strategy"])
+            found = round(continuous(document)) if is_theirs else found_by(document, rule).get(published["strategy"])
             who = "largest batch" if is_theirs else f"largest batch of {published['strategy']}"
             how = f" ({continuous(document):.4f} as a real number, rounded as published)" if is_theirs else ""
             yield Number("Checkmate", f"{network_label(document)}: {who}{how}", batch, found, more_is_better=True,
@@ -111,11 +111,9 @@ def larger(study: Study) -> Iterator[Number]:
     """How many times larger the batch is than those of checkpoint-all and of the best heuristic, on MobileNet."""
     for document in study.document("fig6")["documents"]:
         if document["network"] == LARGER_ON:
-            of = {record["strategy"]: record["found"][LARGER_RULE] or 0 for record in document["records"]}
             for claim in LARGER:
-                than = max(of.get(name, 0) for name in ([claim.than] if claim.than else PAPERS_HEURISTICS))
-                ours = round(max_found(document, LARGER_RULE) / than, 2) if than else None
-                what = f"{network_label(document)}: times {claim.words}"
+                found = claim.ours(document, LARGER_RULE)
+                what, ours = f"{network_label(document)}: times {claim.words}", round(found[0], 2) if found else None
                 yield Number("Checkmate", what, claim.published, ours, more_is_better=True)
 
 
@@ -123,7 +121,7 @@ def heuristics(study: Study) -> Iterator[Number]:
     """Checkmate's Table 2 as the artifact has it: V100 costs, checkpoints held to the end, every budget with a plan."""
     known = {sweep.label: sweep for sweep in sweeps.sweeps(study.document("fig5"), study)
              if sweep.source == "published"}  # fmt: skip
-    for label, of in sweeps.PUBLISHED.items():
+    for label, of in PUBLISHED["checkmate"]["table_2"].items():
         for name, published in of.items():
             what, sweep = f"{label}: cost / optimum of {name}", known.get(label)
             if sweep is None:

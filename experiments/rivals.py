@@ -3,35 +3,35 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from analysis.published import PUBLISHED
 from experiments.documents import Column, Drawing, made, table_of
 from experiments.measure_solve import graph_of, share_of_peak, solve_case
 from experiments.registry import Case, Row, experiment
-from experiments.solver_cases import PUBLISHED
 
 STRATEGIES = ("moccasin", "portfolio")
-# [graph, share of the peak] seconds as published, limit of the solve here in seconds
-SECONDS = {
-    ("layered_n100", 0.9): (9.3, 60.0), ("layered_n100", 0.8): (9.5, 60.0), ("layered_n250", 0.9): (55.0, 300.0),
-    ("layered_n250", 0.8): (640.0, 900.0),
+# [graph, share of the peak] limit of the solve in seconds
+LIMITS_S = {
+    ("layered_n100", 0.9): 60.0, ("layered_n100", 0.8): 60.0,
+    ("layered_n250", 0.9): 300.0, ("layered_n250", 0.8): 900.0,
 }  # fmt: skip
 
 
 @experiment(page="results/leaderboard.md")
 def rivals(threads: int = 2) -> Iterator[Case]:
     """MOCCASIN on its published graphs, beside the published values and the portfolio (REMAT_INSTANCES has them)."""
-    for (name, share), (seconds, limit_s) in SECONDS.items():
-        graph = graph_of(file := f"layered/{name}.json")
+    for (name, share), limit_s in LIMITS_S.items():
+        graph, published = graph_of(file := f"layered/{name}.json"), PUBLISHED["layered"][name][share]
         for strategy in STRATEGIES:
             yield solve_case(
                 file, graph, strategy, share_of_peak(graph, share), time_limit_s=limit_s, threads=threads,
-                share=share, published_percent=PUBLISHED[name, share][0], published_s=seconds,
+                share=share, published_percent=published["fixed_order"], published_s=published["seconds"],
             )  # fmt: skip
 
 
 def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     """(MOCCASIN's row, the portfolio's) of each published value that has both."""
     found = {(row["graph_name"], row["share"], row["strategy"]): row for row in rows}
-    both = [tuple(found.get((*case, strategy)) for strategy in STRATEGIES) for case in SECONDS]
+    both = [tuple(found.get((*case, strategy)) for strategy in STRATEGIES) for case in LIMITS_S]
     return [(theirs, ours) for theirs, ours in both if theirs is not None and ours is not None]
 
 

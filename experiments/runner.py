@@ -71,9 +71,7 @@ def _measure(
     return failed
 
 
-def _measured(
-    listed: Listed, cases: Sequence[Case], settings: Settings, table: Table, console: Console
-) -> list[str]:  # fmt: skip
+def _measured(listed: Listed, cases: Sequence[Case], settings: Settings, table: Table, console: Console) -> list[str]:
     """Measure cases, and store their rows as they finish; returns a line for each that failed."""
     failed = list[str]()
     with _engine(listed, cases, settings) as engine, SolveProgress(console) as progress:

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.arguments import names_of, one_of
-from experiments.config import CONF_FOLDER, as_dict
+from experiments.config import as_dict, read_conf
 from remat.cost.gpu import Gpu, link_of
 from remat.cost.profile import DEVICES
 from remat.errors import InvalidInput
@@ -160,7 +159,7 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 def configured_model(name: str) -> ModelSpec:
     """The model in conf/model/NAME.yaml; its target is empty where the command line must give one."""
-    data = yaml.safe_load((CONF_FOLDER / "model" / f"{name}.yaml").read_text())
+    data = read_conf(f"model/{name}")
     return ModelSpec(
         data["name"], data["framework"], data["target"] or "", data["batch_size"], tuple(data["input_size"]),
         data["granularity"], options=data["options"],

@@ -1,23 +1,18 @@
 """What the solvers are asked: published instances with recorded results, and graphs of the same kinds and larger."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from analysis.published import PUBLISHED
+from experiments.config import read_conf
 from experiments.measure_solve import Source, graph_of, share_of_peak
 from remat import Graph, load_graph
 from remat.files import read_json
-from remat.incumbent import GAP_TOLERANCE
 from remat.simulator import plain_peak
 
-S = TypeVar("S")
 SHARES = {"v100": (0.9, 0.75, 0.6), "layered": (0.9, 0.8), "generated": (0.9, 0.75, 0.6)}
-# Published overheads in percent on the layered graphs: MOCCASIN (fixed order), FastSA (free).
-PUBLISHED = {
-    ("layered_n100", 0.9): (0.8, 0.0), ("layered_n100", 0.8): (2.3, 0.3),
-    ("layered_n250", 0.9): (0.9, 0.0), ("layered_n250", 0.8): (4.9, 0.0),
-}  # fmt: skip
 # Layers as wide, and edges as many, as those of layered_n250; the largest graph has the generator's own.
 LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
 # Graphs in results/graphs, as `model=torch_llama gpu=h100` stores them, without the work behind their costs: with
@@ -25,22 +20,7 @@ LAYER, DENSITY, SEEDS = 11.3, 0.29, (0, 1, 2)
 LLAMAS = ("llama_32", "llama_80")
 ACTIVATIONS = (0.7, 0.5, 0.3)  # budgets of the Llamas: parameters, gradients, and a share of what is beside them
 
-# (gap after 60 s, gap after 600 s) that is asked for.
-SOLVED = (GAP_TOLERANCE, GAP_TOLERANCE)
-GOALS = {
-    **{("p100/resnet50_b184", f"{size} GiB"): SOLVED for size in (7, 8, 9, 10)},
-    ("p100/resnet50_b184", "6 GiB"): (1e-3, 5e-4), ("p100/resnet50_b184", "5 GiB"): (5e-3, 3e-3),
-    ("p100/unet_b11", "5 GiB"): (5e-3, 3e-3),
-    **{("p100/unet_b11", f"{size} GiB"): (6e-4, 2e-4) for size in (6, 7)},
-    **{("p100/unet_b11", f"{size} GiB"): SOLVED for size in (8, 9, 10)},
-    **{("p100/vgg16_b176", f"{size} GiB"): SOLVED for size in (8, 9, 10)},
-    ("layered/layered_n250", "90%"): SOLVED, ("layered/layered_n250", "80%"): (6e-3, 3.5e-3),
-    **{(f"large/layered_n{n}_s{seed}", "90%"): (5e-4, 3e-4) for n in (500, 1000) for seed in SEEDS},
-    **{(f"large/layered_n{n}_s{seed}", "80%"): (4e-3, 2.5e-3) for n in (500, 1000) for seed in SEEDS},
-    **{(f"large/{name}", f"{share:.0%} of activations"): (5e-3, 3e-3) for name in LLAMAS for share in ACTIVATIONS},
-}  # fmt: skip
-# (share after 60 s, share after 600 s) by which the bound is to exceed the cost of running everything once.
-BOUND_GOALS = {("large/layered_n16000", "90%"): (0.015, 0.019)}
+GOALS = read_conf("goals")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +49,7 @@ class Instance:
 def goals(instance: str, budget: str, scope: str, time_limit_s: float) -> tuple[float | None, float | None]:
     """(gap, bound above the cost of running everything once) asked for in so many seconds; None without a goal."""
     late, is_asked = int(time_limit_s >= 600), scope != "free" and time_limit_s >= 60
-    gap, bound = GOALS.get((instance, budget)), BOUND_GOALS.get((instance, budget))
+    gap, bound = (GOALS[kind].get(instance, {}).get(budget) for kind in ("gaps", "bounds"))
     return (gap[late] if is_asked and gap else None), (bound[late] if is_asked and bound else None)
 
 
@@ -86,11 +66,6 @@ def asked_for(row: Mapping[str, Any]) -> tuple[str, bool | None]:
 def above_once(row: Mapping[str, Any]) -> float:
     """By which share the bound exceeds the cost of running everything once."""
     return max(0.0, (row["bound"] or 0) / max(1, row["total_cost"]) - 1)
-
-
-def median_of(solves: Sequence[S], gap: Callable[[S], float | None]) -> S:
-    """The solve of the median gap, of one case with several seeds; a solve without a gap counts as the widest."""
-    return sorted(solves, key=lambda solve: (gap(solve) is None, gap(solve) or 0.0))[(len(solves) - 1) // 2]
 
 
 def instances(folder: Path | None) -> Iterator[Instance]:
@@ -113,9 +88,9 @@ def published(folder: Path) -> Iterator[Instance]:
                       "record_s": r["solve_s"], "record_gap": gap}  # fmt: skip
             yield Instance(name, source, graph, r["budget_bytes"], f"{r['budget_gib']:g} GiB", record=record)
         for share in () if mine else SHARES.get(kind, SHARES["generated"]):
-            scopes = ("fixed_order", "free") if kind == "layered" else ("staged",)
-            for scope, overhead in zip(scopes, PUBLISHED.get((path.stem, share), (None, None)), strict=False):
-                record = {} if overhead is None else {"published_overhead": overhead}
+            known = PUBLISHED["layered"].get(path.stem, {}).get(share, {})
+            for scope in ("fixed_order", "free") if kind == "layered" else ("staged",):
+                record = {"published_overhead": known[scope]} if scope in known else {}
                 yield Instance(name, source, graph, share_of_peak(graph, share), f"{share:.0%}", scope, record)
 
 

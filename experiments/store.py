@@ -106,18 +106,8 @@ _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_
 ROW_SCHEMA = pa.schema(
     {name: _ARROW[(typing.get_args(hint) or (hint,))[0]] for name, hint in typing.get_type_hints(Row).items()}
 )
-FAMILY_SCHEMA = pa.schema(
-    {
-        "strategy": pa.string(),
-        "graph_sha256": pa.string(),
-        "parameters": pa.string(),
-        "cost": pa.int64(),
-        "overhead": pa.float64(),
-        "peak_bytes": pa.int64(),
-        "accounting": pa.string(),
-        "plan": pa.string(),
-    }
-)
+_OF_MEMBERS = ("strategy", "graph_sha256", "parameters", "cost", "overhead", "peak_bytes", "accounting")
+FAMILY_SCHEMA = pa.schema([*map(ROW_SCHEMA.field, _OF_MEMBERS), pa.field("plan", pa.string())])
 
 
 class Store:

@@ -78,8 +78,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | st
             while its output is resident, a freed value is not resident, an operation is never computed (or repeated
             though it must run once), a value with `keep` is missing at the end; a value is copied from where it is not,
             or the host has no room for it.
-        InvalidInput: the plan copies values, but there is no link, or costs are not in ns; `sharing` does not fit the
-            graph.
+        InvalidInput: the plan copies, but there is no link, or costs are not in ns; `sharing` does not fit the graph.
     """
     _check_both(graph, plan)
     check_sharing(graph, sharing)
@@ -105,9 +104,8 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | st
         if not 0 <= i < n:
             raise InvalidPlan(f"computes operation {i}, which does not exist", step)
         call = calls[j]
-        for v in call.inputs:
-            if not resident[v]:
-                raise InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
+        if not all(map(resident.__getitem__, call.inputs)):
+            raise _without_input(graph, i, call.inputs, resident, step)
         elapsed = elapsed + call.cost if streams is None else streams.compute(call, resident, reused.get(step, ()))
         held += output_bytes[j]
         if j in overwritten:
@@ -296,6 +294,11 @@ def _check_end(graph: Graph, count: Sequence[int], resident: bytearray) -> None:
     for v, value in enumerate(graph.values):
         if value.keep and not resident[v]:
             raise InvalidPlan(f"ends without value {_named(graph, v)}, which must be kept")
+
+
+def _without_input(graph: Graph, i: int, inputs: Sequence[int], resident: bytearray, step: int) -> InvalidPlan:
+    v = next(v for v in inputs if not resident[v])
+    return InvalidPlan(f"{_computes(graph, i)}, whose input {_named(graph, v)} is not resident", step)
 
 
 def _computes(graph: Graph, i: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -44,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.removeprefix("test_").startswith(LONG) and item.get_closest_marker("short") is None:
             item.add_marker("long")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, which is the current one, as where a command line of `run.py` begins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -92,6 +92,14 @@ def run_py(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     )  # fmt: skip
 
 
+def start_run_py(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """`run_py` that has begun."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *arguments], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+    )  # fmt: skip
+
+
 def processes_in(folder: Path) -> list[str]:
     """Command lines of the other processes whose folder is this one: those of other runs do not count."""
     found = []

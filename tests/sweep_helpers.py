@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,11 +60,16 @@ def settings(**changes: object) -> Settings:
     return replace(base, **changes)
 
 
+@contextmanager
+def graph_run_of(
+    folder: Path, engine: LocalEngine, graph: remat.Graph = MIRROR, **changes: object
+) -> Iterator[GraphRun]:  # fmt: skip
+    """The solves of a graph, whose rows are kept in a folder."""
+    peak = remat.family(graph, "checkpoint_all")[0].peak_bytes
+    with SolveProgress(make_console()) as progress, engine:
+        yield GraphRun(Subject(graph), settings(**changes), "test", Store(folder), engine, progress, peak)
+
+
 def sweep(folder: Path, **changes: object) -> tuple[list[Row], list[str], GraphRun]:
-    subject = Subject(MIRROR, None, None, None, None, "file", "file")
-    chosen = settings(**changes)
-    peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
-    with SolveProgress(make_console()) as progress, LocalEngine(2) as engine:
-        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
-        rows, families = run_sweep(graph_run)
-    return rows, families, graph_run
+    with graph_run_of(folder, LocalEngine(2), **changes) as graph_run:
+        return *run_sweep(graph_run), graph_run

@@ -6,9 +6,8 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,19 @@ from ortools.sat.python import cp_model
 
 import remat
 from remat import Graph, InvalidInput, Operation, Plan, Value, simulate
-from remat.arena import Arena, compile_places, find_arena, intervals_of, place, read_buffers, skyline
+from remat.arena import (
+    Arena,
+    compile_places,
+    find_arena,
+    intervals_of,
+    place,
+    read_buffers,
+    simulate_allocator,
+    skyline,
+)
 from remat.arena.fit import sweep
 from remat.arena.intervals import load_of, members_of, sections_of
-from remat.arena.push import push
+from remat.arena.push import Buffers, push
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -66,8 +74,8 @@ def random_buffers(rng: np.random.Generator, n: int, times: int, most: int) -> t
     return ends[:, 0].tolist(), (ends[:, 1] + 1).tolist(), rng.integers(0, most, n).tolist()
 
 
-@cache
-def compiled() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
     """The searches are compiled, so that limits of seconds are for them alone."""
     compile_places()
 
@@ -92,7 +100,6 @@ def fits_below(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], 
 
 @pytest.mark.parametrize("n", [0, *range(1, 8)])
 def test_blocks_are_the_smallest_ones_by_brute_force(n: int) -> None:
-    compiled()
     rng = np.random.default_rng(n)
     for _ in range(25 if n < 7 else 12):
         lower, upper, size = random_buffers(rng, n, 8, 9)
@@ -105,7 +112,6 @@ def test_blocks_are_the_smallest_ones_by_brute_force(n: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_complete_search_finds_and_refutes_as_brute_force_does(seed: int) -> None:
-    compiled()
     rng = np.random.default_rng(100 + seed)
     for _ in range(30):
         lower, upper, size = random_buffers(rng, 7, 7, 8)
@@ -137,7 +143,6 @@ ABOVE_LOAD = [
 
 @pytest.mark.parametrize(("lower", "upper", "size"), ABOVE_LOAD)
 def test_a_block_that_must_exceed_its_load_is_proven_so(lower: list[int], upper: list[int], size: list[int]) -> None:
-    compiled()
     placed = place(lower, upper, size)
     assert (placed.bytes, placed.bound, placed.is_optimal) == (placed.load + 1, placed.load + 1, True)
     assert not overlapping(lower, upper, size, placed.offsets)
@@ -148,7 +153,6 @@ def test_a_block_that_must_exceed_its_load_is_proven_so(lower: list[int], upper:
 
 
 def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> None:
-    compiled()
     lower, upper, size = [0, 3, 0, 9, 5], [3, 9, 9, 12, 12], [4, 4, 4, 4, 4]
     assert place(lower, upper, size, 20).bytes <= 20
     placed = place(lower, upper, size, 8)
@@ -158,7 +162,6 @@ def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> None:
-    compiled()
     rng = np.random.default_rng(seed)
     lower, upper, size = (np.array(each) for each in random_buffers(rng, 80, 40, 30))
     low, high = sections_of(lower, upper)
@@ -178,32 +181,35 @@ def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> Non
     ]
     begins, weight = np.searchsorted(low, np.arange(len(first))), size * 1.0
     progress, best = np.array([np.inf, 0.0]), offsets.copy()
-    assert push(
-        100_000, level, offsets, low, high, size, first, members, begins, weight, weight.copy(), random, best, progress
-    )  # fmt: skip
+    buffers = Buffers(low, high, size, first, members, begins)
+    assert push(100_000, level, offsets, buffers, weight, weight.copy(), random, best, progress)
     assert (offsets >= 0).all()
     assert (offsets + size <= level).all()
     assert not overlapping(low, high, size, offsets)
 
 
 def test_a_call_without_time_still_places_in_an_order() -> None:
-    compiled()
     lower, upper, size = random_buffers(np.random.default_rng(0), 60, 30, 40)
     placed = place(lower, upper, size, time_limit_s=1e-9)
     assert not overlapping(lower, upper, size, placed.offsets)
     assert placed.ratio < 1.5
 
 
+@pytest.mark.parametrize("function", [place, simulate_allocator])
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (([0, 2], [1, 2], [1, 1]), "buffer 1 .* must end after it begins"), (([0], [1], [-1]), "at least 0"),
-        (([0, 1], [1], [1]), "2, 1 and 1 entries"), (([0], [1], [0.5]), "size must be a list of integers"),
+        (([0, 2], [1, 2], [1, 1]), "buffer 1 .* must end after it begins"), (([0], [1], [-1]), "size of at least 0"),
+        (([0, 1], [1], [1]), "have 2, 1 and 1 entries"), (([0], [1], [0.5]), "size must be a list of integers"),
+        (([0.5], [1], [1]), "must be a list of integers"),
     ],
 )  # fmt: skip
-def test_wrong_intervals_are_refused(given: tuple[Any, ...], says: str) -> None:
+def test_wrong_intervals_are_refused(function: Callable[..., Any], given: tuple[Any, ...], says: str) -> None:
     with refused(says):
-        place(*given)
+        function(*given)
+
+
+def test_a_seed_is_an_integer() -> None:
     with refused("seed must be an integer, not 0.5"):
         place([0], [1], [1], seed=0.5)  # pyright: ignore[reportArgumentType]
     assert place([0], [1], [1], seed=-1).bytes == 1
@@ -339,7 +345,6 @@ def test_a_copy_from_the_host_takes_a_place() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_arenas_of_random_plans_hold_the_judges_peak_and_nothing_overlaps(seed: int) -> None:
-    compiled()
     rng = np.random.default_rng(seed)
     graph = random_case(rng, joint=seed % 2 == 0, n=6)
     names = [str(rng.choice(["", *(w.name for w in op.implementations)])) for op in graph.operations]
@@ -459,7 +464,6 @@ def test_a_file_without_the_form_of_an_arena_is_named(tmp_path: Path, capsys: py
 
 
 def test_the_command_places_buffers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compiled()
     path = tmp_path / "buffers.csv"
     path.write_text("id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n")
     assert main(["arena", str(path), "--capacity", "12", "--out", str(tmp_path / "o.csv")]) == 0
@@ -552,7 +556,6 @@ def test_the_command_places_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.long
 def test_minimallocs_cases_are_within_their_capacity(instances: Path) -> None:
-    compiled()
     paths = sorted((instances / "arena").glob("*.csv"))
     assert paths
     for path in paths:
@@ -566,7 +569,6 @@ def test_minimallocs_cases_are_within_their_capacity(instances: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet50_b184_5GB_p100", "unet_b11_5GB", "vgg16_b176_6GB", "googlenet_b320_5GB"])
 def test_plans_of_the_zoo_have_an_arena_of_their_load(name: str) -> None:
-    compiled()
     graph, plan = remat.zoo.graph(name), remat.zoo.load(name)
     arena = plan.arena(graph, time_limit_s=60)
     assert arena.bytes == arena.load == simulate(graph, plan).peak_bytes - graph.fixed_bytes
@@ -577,7 +579,6 @@ def test_plans_of_the_zoo_have_an_arena_of_their_load(name: str) -> None:
 
 @pytest.mark.long
 def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None:
-    compiled()
     graph = remat.zoo.graph("unet_b11_5GB_p100")
     budget = 5 * 2**30
     solution = remat.solve(graph, budget, time_limit_s=20, threads=1, arena=True)

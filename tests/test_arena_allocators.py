@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import remat
-from remat import InvalidInput
 from remat.arena import load_of, places_in_words, simulate_allocator
 from remat.arena.allocators import ENDLESS, Block, OutOfMemory, SimulatedAllocator, SimulatedExpandable
 from remat.cli import main
@@ -176,16 +175,6 @@ def test_printed_words_name_the_simulation_and_the_command_prints_them(
     graph_file, plan_file = str(tmp_path / "graph.json"), str(tmp_path / "plan.json")
     assert main(["arena", plan_file, "--graph", graph_file, "--time-limit", "1"]) == 0
     assert words["CUDA allocator"] in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("lower", "upper", "size", "says"),
-    [([0], [1, 2], [1], "have 1, 2 and 1 entries"), ([0], [0], [1], "must end after it begins"),
-     ([0], [1], [-1], "size of at least 0"), ([0.5], [1], [1], "must be a list of integers")],
-)  # fmt: skip
-def test_wrong_buffers_are_refused(lower: list[float], upper: list[int], size: list[int], says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
-        simulate_allocator(lower, upper, size)
 
 
 def test_lists_and_buffers_without_bytes_are_taken() -> None:

@@ -29,11 +29,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("given", "message"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
-def test_a_mistake_is_one_line(given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_mistake_is_one_line(given: list[str], message: str, here: Path) -> None:
     with refused(re.escape(message)):
         device.main(given)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in here.rglob("*") if path.is_file()]
 
 
 def test_the_shell_gets_a_line_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:

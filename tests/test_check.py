@@ -29,12 +29,11 @@ NAMES = ("graph", "plan", "bound")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     """A folder with the documented graph.json, plan.json and bound.json, which is the current one."""
-    monkeypatch.chdir(tmp_path)
     for name, text in zip(NAMES, blocks_of(DOCS / "reference/files.md", "json"), strict=True):
         Path(f"{name}.json").write_text(text)
-    return tmp_path
+    return here
 
 
 def test_the_documented_files_are_what_the_document_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

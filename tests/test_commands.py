@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from experiments import cli
 from experiments.config import register
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("analysis", "baselines", "conf", "examples", "experiments", "remat", "results", "tests", "tools")
 # In place of a name that the reader chooses; experiments that a page lets its reader write; what needs a cluster.
@@ -37,10 +37,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_a_page_is_one(
-    page: Path, graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_command_of_a_page_is_one(page: Path, graph: str, here: Path) -> None:
     register()
     for arguments in commands(page, r"python run\.py"):
         if {"--help", *ELSEWHERE} & {*arguments}:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 pytest.importorskip("torch")
 
@@ -36,7 +37,6 @@ from remat.torch.frontend import graphs as frontend
 from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.eager import Eager
 
-ROOT = Path(__file__).parents[1]
 TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2}
 METHODS = {"plain", "checkpoint_blocks", "selective_checkpoint", "torch_mincut", "portfolio"}
 # A Python without these packages, as on a machine that has PyTorch, NumPy, Numba and SciPy alone.
@@ -60,8 +60,7 @@ HERE = ["--device", "cpu", "--size", "tiny", "--models", "gpt2_medium", "--time-
 
 
 @pytest.fixture
-def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _tiny(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_sizes.ON_A_CPU, "gpt2", {"batch_size": 8, "options": TINY})
 
 
@@ -96,20 +95,19 @@ def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", device.BACKENDS)
 def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
-    backend: str, tmp_path: Path, bare: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    backend: str, here: Path, bare: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
+    monkeypatch.setattr(store, "KEPT_FOLDER", here / "results")
     options = ["rows", *HERE, *f"--backends {backend} --cost flops --budgets 0.8,0.1 --memory 1MB".split()]
     first = bare(*options)
-    while not (plans := list((tmp_path / "rows" / "plans").glob("*.plan.json.gz"))):
+    while not (plans := list((here / "rows" / "plans").glob("*.plan.json.gz"))):
         assert first.poll() is None, first.communicate()[0]
         time.sleep(0.02)
     first.kill()
-    assert [row["case"]["method"] for row in read_lines(tmp_path / "rows" / device.ROWS)] == [device.PLAIN]
+    assert [row["case"]["method"] for row in read_lines(here / "rows" / device.ROWS)] == [device.PLAIN]
     before = plans[0].read_bytes()
     assert device.main([*options, "--minutes", "0.001"]) == 0  # no time is left
-    assert len(read_lines(tmp_path / "rows" / device.ROWS)) == 1
+    assert len(read_lines(here / "rows" / device.ROWS)) == 1
 
     printed, _ = (again := bare(*options)).communicate()
     assert not again.returncode, printed
@@ -118,7 +116,7 @@ def test_a_bare_machine_measures_goes_on_after_a_kill_and_its_plans_are_proven(
     assert plans[0].read_bytes() == before
     assert device.main(options) == 0  # nothing is missing
 
-    plain, planned, too_small, largest, ours = rows = read_lines(tmp_path / "rows" / device.ROWS)
+    plain, planned, too_small, largest, ours = rows = read_lines(here / "rows" / device.ROWS)
     assert [row["case"]["method"] for row in rows] == [device.PLAIN, device.PLANNED, device.PLANNED, *device.LARGEST]
     assert not {"measuring", "search"} & set(planned["plan_s"])  # the plan was kept
     assert planned["measured_peak_bytes"] <= planned["predicted_peak_bytes"] <= planned["budget_bytes"]
@@ -160,15 +158,14 @@ def test_a_plan_that_is_not_its_rows_is_refused_when_it_is_proven(tmp_path: Path
         device.proven(row, tmp_path, 1.0, 1)
 
 
-def test_rows_of_an_earlier_version_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
+def test_rows_of_an_earlier_version_are_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "KEPT_FOLDER", here / "results")
     case = {"model": "unet", "backend": "eager", "method": "plan", "device": "cuda", "cost": "flops", "share": 0.8}
     rows = [{"case": case, "gpu": gpu, "date": "2026-11-27", "measured_s": 0.1, "costs_of": {"device": gpu},
              "versions": "{}", "cpu": "a processor"} for gpu in ("h100", "h200")]  # fmt: skip
-    write_lines(tmp_path / device.ROWS, [*rows, {"case": case, "error": "the time was up"}])
+    write_lines(here / device.ROWS, [*rows, {"case": case, "error": "the time was up"}])
     for _ in range(2):
-        assert device.main([str(tmp_path), "--keep"]) == 0
+        assert device.main([str(here), "--keep"]) == 0
         kept = store.Table("device").rows(kept_only=True)
         assert [(row["gpu"], row["model"], row["share"], row["date"], row["cpu"]) for row in kept] == [
             (gpu, "unet", 0.8, "2026-11-27", "a processor") for gpu in ("h100", "h200")

@@ -37,15 +37,13 @@ def stale(names: Iterable[str], folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.long
-def test_pages_are_what_their_rows_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a folder runs/ of this checkout may hold other rows
-    assert not stale(drawn_pages().keys() - {SLOW, PUBLISHED}, tmp_path)
+def test_pages_are_what_their_rows_draw(here: Path) -> None:  # a folder runs/ of this checkout may hold other rows
+    assert not stale(drawn_pages().keys() - {SLOW, PUBLISHED}, here)
 
 
 @pytest.mark.slow
-def test_the_study_of_checkmate_is_what_its_rows_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert not stale([SLOW], tmp_path)
+def test_the_study_of_checkmate_is_what_its_rows_draw(here: Path) -> None:
+    assert not stale([SLOW], here)
 
 
 @pytest.mark.slow

@@ -167,17 +167,16 @@ def test_a_job_uses_the_cores_it_was_given(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_runs_are_jobs_and_one_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_jobs_and_one_that_fails_is_told(here: Path) -> None:
     pytest.importorskip("submitit", reason="pip install hydra-submitit-launcher")
-    monkeypatch.chdir(tmp_path)
     register()
     assert cli.check(["engine=slurm", "hydra/launcher=submitit_local", "model=chain"], multirun=True)
     asked = ["-m", "model=chain", "model.options.n=4,5", "strategies=[checkpoint_all]", "engine=slurm",
              "hydra/launcher=submitit_local"]  # fmt: skip
     for budget, code in (("sweep", 0), ("3", 1)):
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        done = run_py(tmp_path, *asked, f"budget={budget}", "points=2", PYTHONPATH=path)
+        done = run_py(here, *asked, f"budget={budget}", "points=2", PYTHONPATH=path)
         assert done.returncode == code, done.stdout + done.stderr
         assert ("a run failed; its output is under runs/.submitit" in done.stderr) == bool(code)
         assert "Traceback" not in done.stderr
-    assert len(list(tmp_path.glob("runs/*/run.json"))) == 2
+    assert len(list(here.glob("runs/*/run.json"))) == 2

@@ -17,8 +17,7 @@ TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1,
 
 
 @pytest.mark.slow
-def test_a_joint_plan_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_joint_plan_is_measured_and_drawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_sizes.ON_A_CPU, "gpt2", {"batch_size": 8, "options": TINY})
     (case,) = implementations.implementations.cases(("gpt2",), ("joint",), (0.8,), rounds=1, time_limit_s=1.0)
     what = {**case.what, "cost": "roofline"}

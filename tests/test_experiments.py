@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import blocks_of
+from helpers import ROOT, blocks_of, run_py, start_run_py
 
 from experiments import documents, runner, store
 from experiments.registry import Case, experiments, listed, module_of
 from remat.errors import InvalidInput, UnknownName
 
-RUN = Path(__file__).resolve().parents[1] / "run.py"
-HOW_TO = RUN.parent / "docs" / "how-to" / "add-an-experiment.md"
+HOW_TO = ROOT / "docs" / "how-to" / "add-an-experiment.md"
 TOY = '''
 """A file of an experiment."""
 import time
@@ -50,17 +49,17 @@ def page(rows):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder, and an experiment in another one."""
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "powers.py").write_text(TOY)
-    monkeypatch.setenv("REMAT_EXPERIMENTS", str(tmp_path / "more"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (here / "more").mkdir()
+    (here / "more" / "powers.py").write_text(TOY)
+    monkeypatch.setenv("REMAT_EXPERIMENTS", str(here / "more"))
+    monkeypatch.setattr(store, "KEPT_FOLDER", here / "results")
+    return here
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(RUN), *arguments], capture_output=True, text=True, check=False)
+    return run_py(Path.cwd(), *arguments)
 
 
 def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path) -> None:
@@ -94,7 +93,7 @@ def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
 def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None:
     arguments = ["experiment=powers", "numbers=[1,2,3,4,5,6,7,8]", "seconds=0.5"]
     path = folder / "runs" / "powers" / "rows.parquet"
-    with subprocess.Popen([sys.executable, str(RUN), *arguments], stderr=subprocess.PIPE, text=True) as running:
+    with start_run_py(folder, *arguments) as running:
         while not path.exists():
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
@@ -152,8 +151,7 @@ def test_rows_before_an_error_are_kept_and_the_case_is_measured_again(folder: Pa
     assert [row.get("unfinished") for row in store.Table("powers").rows()] == [None, None]  # whole rows stay
 
 
-def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
+def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path) -> None:
     case = Case("module.power", {"n": 4})
     store.Table("powers", keep=True).put(case, [{"power": 16}], 1.0)
     store.Table("powers").put(case, [{"power": 15}], 1.0, is_whole=False)
@@ -163,7 +161,6 @@ def test_rows_before_an_error_do_not_hide_kept_ones(folder: Path, monkeypatch: p
 def test_rows_of_a_run_can_be_kept_later_and_do_not_hide_what_is_kept_after_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
     ran, other = Case("module.power", {"n": 4}), Case("module.power", {"n": 5})
     store.Table("powers", keep=True).put(ran, [{"power": 15}], 1.0)
     for case, power in ((ran, 16), (other, 25)):
@@ -227,8 +224,7 @@ def test_rows_of_older_code_are_replaced(folder: Path) -> None:
     assert [row["n2"] for row in rows.rows()] == [16, 9, 25]
 
 
-def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "KEPT_FOLDER", folder / "results")
+def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path) -> None:
     case = Case(len, {"n": 1})
     store.Table("powers", keep=True).put(case, [{"x": 1}], 0.1)
     assert [row["x"] for row in store.Table("powers").rows()] == [1]

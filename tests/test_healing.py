@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import install_package, wait_for
+from helpers import ROOT, install_package, start_run_py, wait_for
 from sweep_helpers import MIRROR, make_row, sweep
 
 import remat
@@ -95,7 +95,6 @@ def altered(path: Path) -> None:
     path.write_text(json.dumps(document))
 
 
-ROOT = Path(__file__).parents[1]
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
@@ -213,11 +212,9 @@ def test_a_damaged_graph_in_the_cache_is_extracted_again(
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def run(here: Path) -> Callable[[], int]:
     """A run of one cheap strategy in a folder of its own, as from the command line; its exit code."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
-    remat.save_graph(MIRROR, tmp_path / "mirror.json")
+    remat.save_graph(MIRROR, here / "mirror.json")
     return lambda: cli.main(["graph=mirror.json", "budget=5", "strategies=checkpoint_all"])
 
 
@@ -545,11 +542,7 @@ def rows_of(store: Path) -> list[dict]:
 
 def run_command(here: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
     remat.save_graph(MIRROR, here / "mirror.json")
-    path = os.pathsep.join(map(str, [*paths, ROOT]))
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), "graph=mirror.json", *arguments], cwd=here, text=True,
-        env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    return start_run_py(here, "graph=mirror.json", *arguments, PYTHONPATH=os.pathsep.join(map(str, [*paths, ROOT])))
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])

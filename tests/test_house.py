@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import remat
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
+import remat
 
 # Also in programs that a test writes for another process.
 IMPORT = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(test_\w+)", re.MULTILINE)

@@ -28,8 +28,7 @@ def _nothing_measured(kernels_not_measured, monkeypatch):
 
 
 @pytest.mark.usefixtures("_nothing_measured")
-def test_the_guide_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_guide_runs(here, capsys):
     assert len(blocks_of(GUIDE)) == 5
     names = run_blocks(GUIDE)
     assert "computed again" in capsys.readouterr().out
@@ -38,10 +37,9 @@ def test_the_guide_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("_nothing_measured")
-def test_the_start_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_start_page_runs(here):
     page = GUIDE.parents[1] / "start" / "keras.md"
     assert len(blocks_of(page)) == 3
     names = run_blocks(page)
     assert names["model"].remat.plan.recomputed
-    assert (tmp_path / "model.keras").is_file()
+    assert (here / "model.keras").is_file()

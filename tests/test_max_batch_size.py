@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -269,14 +268,12 @@ def test_sizes_grow_then_are_halved(largest: int, provable: bool, growth: int) -
 
 @pytest.mark.slow
 def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
     asked = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
              "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
     assert cli.main(asked) == 0
-    folder = tmp_path / "runs" / "max_batch_size"
+    folder = here / "runs" / "max_batch_size"
     (row,) = Table("max_batch_size").rows()
     found = {record["strategy"]: record["found"]["exact"] for record in row["records"]}
     assert found[DIRECT] == found["checkmate_milp"] == row["proven"]["exact"]  # small enough to be proven
@@ -311,15 +308,14 @@ def worked(graph: Graph, batch: int) -> Graph:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def surroundings(here: Path):
     """The solves of a Keras model of a few operations, extracted by nobody."""
-    monkeypatch.chdir(tmp_path)
     register()
     (settings,) = cli.check(["time_limit=20"], multirun=False)
     settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
     console = Console(quiet=True)
     with SolveProgress(console) as progress, make_engine("local", 2) as engine:
-        yield Solves(settings, Store(tmp_path / "store"), engine, progress, console)
+        yield Solves(settings, Store(here / "store"), engine, progress, console)
 
 
 def test_throughput_finds_the_best_batch_of_those_it_solved(
@@ -350,12 +346,12 @@ def test_throughput_finds_the_best_batch_of_those_it_solved(
 def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = surroundings.settings
 
-    def extract(spec: ModelSpec, _cache: Path) -> Graph:
+    def extracted(spec: ModelSpec) -> Graph:
         if "blocks" in spec.options:
             return worked(training_graph(3 + spec.options["blocks"][2]), 4)
         return worked(training_graph(5), (spec.input_size[0] // 32) ** 2)
 
-    monkeypatch.setattr(largest_module, "extract_in_child", extract)
+    monkeypatch.setattr(largest_module, "extracted", extracted)
     settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
     document = largest_module.largest_models(surroundings, settings, max_trials=5)
     resolution, depth = document["searches"]

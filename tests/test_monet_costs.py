@@ -212,15 +212,14 @@ RECORDS = {
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of published files whose VGG-16 is the small network; the working directory is a fresh one, too."""
-    folder = tmp_path / "instances" / "monet"
+    folder = here / "instances" / "monet"
     folder.mkdir(parents=True)
     (folder / "costs_vgg16.json.gz").write_text(json.dumps(FILE))
     (folder / "records.json").write_text(json.dumps(RECORDS))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("experiments.store.KEPT_FOLDER", tmp_path / "results")
-    monkeypatch.setenv("REMAT_INSTANCES", str(tmp_path / "instances"))
+    monkeypatch.setattr("experiments.store.KEPT_FOLDER", here / "results")
+    monkeypatch.setenv("REMAT_INSTANCES", str(here / "instances"))
     register()
     return folder
 
@@ -266,9 +265,8 @@ def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
 
 
 def test_without_the_files_a_line_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REMAT_INSTANCES", raising=False)
     assert cli.main(["experiment=monet"]) == 1
     assert capsys.readouterr().err.count("\n") == 1

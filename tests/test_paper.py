@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from hydra import compose, initialize_config_dir
 
 import remat
 from analysis.paper import sweeps
+from analysis.published import PUBLISHED
 from experiments import cli
-from experiments.checkmate import TABLE_1, stored_study
+from experiments.checkmate import stored_study
 from experiments.config import CONF_FOLDER, as_dict, register
 from experiments.paper.rounding import count_feasible, valid_samples
 from experiments.paper.stages import BUDGETS, LAYERS, solve_published, unit_chain
@@ -31,11 +31,9 @@ FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategi
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
+def here(here: Path) -> Path:
     register()
-    return tmp_path
+    return here
 
 
 @pytest.mark.parametrize("budget", [3, 4, 5])
@@ -115,14 +113,14 @@ def knows_memory(strategy: str) -> str:
     return "no" if same == other else "partly" if get_strategy(strategy).ignores_budget else "yes"
 
 
-@pytest.mark.parametrize("strategy", TABLE_1)
+@pytest.mark.parametrize("strategy", PUBLISHED["checkmate"]["table_1"])
 @pytest.mark.parametrize("column", range(3), ids=["general", "cost", "memory"])
 def test_each_cell_of_table_1_is_what_the_strategy_does(strategy: str, column: int) -> None:
     if (strategy, column) == ("checkpoint_all", 0):  # it saves nothing anywhere, and has a plan for every graph
         assert orders_of(strategy, training_chain([1] * 4, [1] * 4, [(0, 2)]), 9)
         return
     cells = handles_general_graphs, knows_costs, knows_memory
-    assert cells[column](strategy) == TABLE_1[strategy][column]
+    assert cells[column](strategy) == PUBLISHED["checkmate"]["table_1"][strategy][column]
 
 
 def test_nothing_fits_below_the_largest_working_set() -> None:

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, hide_package, processes_in, refused, wait_for
+from helpers import ROOT, hide_package, processes_in, refused, start_run_py, wait_for
 from sweep_helpers import settings
 
 import remat
@@ -45,19 +44,18 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'rema
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+def nodes(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """A cluster of two nodes with a CPU each, and the one of them that may be killed."""
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         yield cluster, cluster.add_node(num_cpus=1)
     finally:
         cluster.shutdown()
-        wait_for(lambda: not processes_in(tmp_path))
+        wait_for(lambda: not processes_in(here))
 
 
 class Ticks(SolveProgress):
@@ -121,18 +119,11 @@ def test_a_node_killed_in_mid_sweep_loses_nothing_and_repeats_nothing(nodes: tup
     assert told(again) == told(rows)
 
 
-def run_py(here: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *arguments, "engine=ray", "engine.address=local"], cwd=here, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 @pytest.mark.usefixtures("warm_search")
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: Path) -> None:
-    run = run_py(tmp_path, "model=layered", "model.options.n=60", "points=2", "time_limit=100",
-                 "strategies=[checkpoint_all,search]")  # fmt: skip
+    run = start_run_py(tmp_path, "model=layered", "model.options.n=60", "points=2", "time_limit=100",
+                       "strategies=[checkpoint_all,search]", "engine=ray", "engine.address=local")  # fmt: skip
     wait_for(lambda: len(list(tmp_path.glob("runs/store/rows/*"))) >= 2, patience_s=60)
     wait_for(lambda: any("remat.solving._worker" in command for command in processes_in(tmp_path)), patience_s=60)
     time.sleep(6)  # into the first solves that depend on the budget
@@ -185,12 +176,11 @@ def descendants(process: int) -> list[int]:
 @pytest.mark.parametrize("address", [None, "local"])
 @pytest.mark.slow
 def test_a_cluster_of_this_machine_cannot_be_reached_from_others(
-    address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GCS, raylet and its agents, workers, driver: whoever reaches one of their ports can run code."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
     with make_engine("ray", 1, 1, address) as engine:
         engine.submit(Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0)))
         (result,) = [found for found in engine.results() if found is not None]

@@ -6,13 +6,11 @@ import base64
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import ROOT, hide_package, processes_in, run_py, run_python, wait_for
+from helpers import ROOT, hide_package, processes_in, run_py, run_python, start_run_py, wait_for
 from sweep_helpers import settings
 
 import analysis
@@ -29,16 +27,14 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(here: Path) -> Path:
     """A folder of one's own, with a small training graph in it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py"])
     deps = [[i - 1] if i else [] for i in range(N)] + [[N - 1 - i] + ([N + i - 1] if i else []) for i in range(N)]
     names = [f"layer{i}" for i in range(N)] + [f"grad{N - 1 - i}" for i in range(N)]
     graph = remat.Graph.from_nodes("mirror", deps, [1000] * 2 * N, [1] * 2 * N, names=names, cost_unit="unit",
                                    backward=[i >= N for i in range(2 * N)])  # fmt: skip
-    remat.save_graph(graph, tmp_path / "mirror.json")
-    return tmp_path
+    remat.save_graph(graph, here / "mirror.json")
+    return here
 
 
 @pytest.fixture
@@ -257,10 +253,7 @@ HARD = ["model=layered", "points=3", "time_limit=100", "strategies=[checkpoint_a
 def test_what_is_finished_outlives_an_interrupted_run(
     here: Path, how: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *HARD], cwd=here, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
+    run = start_run_py(here, *HARD)
     for line in run.stdout:
         if line.startswith("[1/"):
             break
@@ -369,14 +362,13 @@ def test_equal_graphs_of_other_types_have_rows_of_their_own() -> None:
     assert len(keys) == 2
 
 
-def test_a_crash_during_extraction_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_crash_during_extraction_is_one_line(here: Path) -> None:
     Path("broken.py").write_text("import os\ndef net(**_):\n    os.write(2, b'out of luck\\n')\n    os.abort()\n")
     for target, says in (("broken:net", r"mine \(synthetic\) was killed by signal 6: out of luck"),
                          ("absent:net", "no module named 'absent'")):  # fmt: skip
         with pytest.raises(RematError, match=says):
-            extract_in_child(ModelSpec("mine", "synthetic", target, 1), tmp_path)
-    assert not list(tmp_path.glob("*.json"))
+            extract_in_child(ModelSpec("mine", "synthetic", target, 1), here / "cache")
+    assert not (here / "cache").exists()
 
 
 def test_a_mistake_in_the_users_module_is_placed(here: Path) -> None:

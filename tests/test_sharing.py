@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 from brute_force import optimum, training_chain
 from helpers import context_of
-from sweep_helpers import MIRROR, at, settings
+from sweep_helpers import MIRROR, at, graph_run_of
 
 import remat
 from experiments.budget_sweep import run_sweep
-from experiments.build import Subject
 from experiments.engine import LocalEngine
-from experiments.progress import SolveProgress, make_console
 from experiments.solving import GraphRun, contradictions, is_final, reuse_plans
 from experiments.store import Row, Store
 from remat import Outcome, Plan, Problem, Solution, Status, registry, simulate
@@ -153,11 +151,8 @@ class Here(LocalEngine):
 
 
 def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], GraphRun]:
-    subject = Subject(MIRROR, None, None, None, None, "file", "file")
-    chosen = settings(strategies=("scripted",), options={"scripted": {}}, **changes)
-    peak = remat.family(MIRROR, "checkpoint_all")[0].peak_bytes
-    with SolveProgress(make_console()) as progress, engine:
-        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, peak)
+    changes |= {"strategies": ("scripted",), "options": {"scripted": {}}}
+    with graph_run_of(folder, engine, **changes) as graph_run:
         return run_sweep(graph_run)[0], graph_run
 
 
@@ -179,7 +174,7 @@ def test_finished_budgets_feed_the_queued_ones_unless_runs_must_repeat(scripted,
     assert engine.starts == [(3, None), (4, later), (5, later)]
     assert [row.cost for row in rows] == [cost] * 3
     assert [row.plan_from for row in rows] == [None, 3, 3]
-    again, repeated = sweep(tmp_path, Here()) if not deterministic else sweep(tmp_path, Here(), deterministic=True)
+    again, repeated = sweep(tmp_path, Here(), deterministic=deterministic)
     assert (repeated.solved, again) == (0, rows)
     assert graph_run.solved == 3
 
@@ -216,11 +211,9 @@ def test_a_plan_damaged_on_the_disk_is_no_start_and_is_solved_again(scripted, tm
 
 
 def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budget: int = 3) -> dict[str, Row]:
-    """[strategy] its row of `Bench.run_budgets` at one budget."""
-    subject = Subject(graph, None, None, None, None, "file", "file")
-    chosen = settings(strategies=names, options={name: {} for name in names}, time_limit_s=60.0, threads=1)
-    with SolveProgress(make_console()) as progress, engine:
-        graph_run = GraphRun(subject, chosen, "test", Store(folder), engine, progress, 5)
+    """[strategy] its row of `GraphRun.run_budgets` at one budget."""
+    options = {name: {} for name in names}
+    with graph_run_of(folder, engine, graph, strategies=names, options=options) as graph_run:
         return {name: rows[0] for name, rows in graph_run.run_budgets(names, [budget]).items()}
 
 
@@ -278,12 +271,10 @@ def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:
 
 
 def test_a_certified_bound_is_handed_on_beside_a_higher_one_that_is_not_exact(tmp_path) -> None:
-    subject = Subject(MIRROR, None, None, None, None, "file", "file")
+    of_portfolio = {"strategies": ("portfolio",), "options": {"portfolio": {}}}
     for target_gap, expected in ((1e-4, (7, "certificate")), (0.01, (8, "highs"))):
-        with SolveProgress(make_console()) as progress, LocalEngine(1) as engine:
-            chosen = settings(strategies=("portfolio",), options={"portfolio": {}}, target_gap=target_gap)
-            graph_run = GraphRun(subject, chosen, "test", Store(tmp_path), engine, progress, 5)
-        row = graph_run.keep("key", remat.solve(MIRROR, 3))
-        found = {"key": replace(row, bound=8, proven_by="highs", certified_bound=7)}
-        known = graph_run._known(found, "search", 3)
+        with graph_run_of(tmp_path, LocalEngine(1), **of_portfolio, target_gap=target_gap) as graph_run:
+            row = graph_run.keep("key", remat.solve(MIRROR, 3))
+            found = {"key": replace(row, bound=8, proven_by="highs", certified_bound=7)}
+            known = graph_run._known(found, "search", 3)
         assert (known.bound, known.by) == expected

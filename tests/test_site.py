@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import ROOT
 
 import remat
 from experiments.config import Config
 
-ROOT = Path(__file__).parents[1]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
           "embed": "src", "object": "data", "link": "href"}  # fmt: skip
 ELSEWHERE = re.compile(r"^\s*(\w+:)?//")

@@ -20,8 +20,7 @@ BOUNDS = Path(__file__).parents[1] / "results" / "bounds"
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _own_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REMAT_INSTANCES", raising=False)
 
 

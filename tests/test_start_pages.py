@@ -24,10 +24,9 @@ def text_of(page: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REMAT_CACHE", str(here / "cache"))
+    return here
 
 
 def test_install_names_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

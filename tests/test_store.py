@@ -39,15 +39,6 @@ def test_nullable_integers_are_integers_in_pandas(tmp_path: Path) -> None:
     assert str(column.type) == "int64"
 
 
-def test_a_row_of_another_version_is_missing_with_a_warning(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.write_row(make_row())
-    path = tmp_path / "rows" / "k.parquet"
-    files.write_table(path, pq.read_table(path).drop_columns(["peak_bytes"]))
-    with pytest.warns(UserWarning, match="other columns"):
-        assert store.read_row("k") is None
-
-
 def test_a_run_of_an_older_version_is_drawn_and_its_rows_are_solved_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write_row(make_row("old"))

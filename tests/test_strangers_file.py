@@ -80,9 +80,8 @@ def variants(document: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_no_text_of_a_file_reaches_the_terminal_as_code(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     remat.save_graph(TINY, "tiny.json")
     document = DOCUMENTS[name]()
     n_shown = 0
@@ -99,8 +98,7 @@ def test_no_text_of_a_file_reaches_the_terminal_as_code(
     assert n_shown > 0  # as text
 
 
-def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_terminal_without_a_character_gets_its_escape(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remat.save_graph(remat.Graph.from_nodes("naïve 図", [[], [0]], [1, 1], [1, 1]), "g.json")
     code = "import sys; from remat.cli import main; sys.exit(main(['check', 'g.json']))"
     printed = run_python(code, PYTHONIOENCODING="ascii", PYTHONPATH=str(Path(remat.__file__).parents[1]))
@@ -160,10 +158,7 @@ def test_no_more_than_a_thousand_problems_are_listed(tmp_path: Path, capsys: pyt
         assert last.endswith("has more than 1000 problems; the others are not listed")
 
 
-def test_the_graph_that_is_named_is_read_also_beside_a_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_graph_that_is_named_is_read_also_beside_a_graph(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     remat.save_graph(TINY, "tiny.json")
     assert main(["check", "tiny.json", "--graph", "nofile"]) == 1
     assert capsys.readouterr().err == "--graph nofile: no such file\n"

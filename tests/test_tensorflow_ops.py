@@ -97,10 +97,9 @@ def test_signatures_rebuild_every_operation(traced):
     for text in {op.work.signature for op in step.graph.operations if op.work.signature}:
         description = json.loads(text)
         tensors = [
-            None if "c" in entry
-            else tf.cast(tf.constant(rng.uniform(0.1, 1.0, entry["t"])), entry["d"])
+            None if "c" in entry else tf.cast(tf.constant(rng.uniform(0.1, 1.0, entry["t"])), entry["d"])
             for entry in description["inputs"]
-        ]  # fmt: skip
+        ]
         made = nodes.run_signature(description, tensors)
         same = [op for op in step.graph.operations if op.work.signature == text]
         for op in same:

@@ -44,11 +44,10 @@ class Captured(Exception):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_wrong_argument_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_argument_is_one_line(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(*_: Any, **__: Any) -> None:
         raise Captured
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_rematerialize, "captured_step", capture)
     monkeypatch.setattr(StepFactory, "step", capture)
     function, good = FUNCTIONS[name]

@@ -69,6 +69,21 @@ def test_the_plain_peak_is_that_of_a_real_step(content: dict[str, Any], lora: in
     assert ("LoRA of rank 4 beside" in told.trained) == (lora is not None)
 
 
+@pytest.mark.slow
+def test_a_batch_of_one_may_run_other_operations_than_larger_ones(tmp_path) -> None:
+    factory = rt.from_config(written(tmp_path, LLAMA | {"num_hidden_layers": LEAST}))
+
+    def explained(batch_size: int, budget: int | str) -> rt.Explanation:
+        given: dict[str, Any] = {"gpu": "cpu", "length": 64, "optimizer": None, "time_limit_s": 0.1}
+        return rt.explain(factory, budget=budget, batch_size=batch_size, **given)
+
+    one, two = (explained(n, "40MB") for n in (1, 2))
+    assert len(one.graph) != len(two.graph)  # as long as positions are computed otherwise for a batch of one
+    assert one.largest["batch"][0.0] == two.largest["batch"][0.0] > 2
+    assert one.largest["batch"][0.0] < one.largest["batch"][0.2]
+    assert explained(1, two.plain_peak_bytes - 1).largest["batch"][0.0] == 1
+
+
 def test_a_factory_keeps_its_model_for_each_rank(tmp_path) -> None:
     make = rt.from_config(written(tmp_path, LLAMA))
     made = {rank: make(lora=rank)[0] for rank in (None, 2, 4)}

@@ -226,11 +226,8 @@ def test_warnings_are_at_the_users_line() -> None:
 
 
 @pytest.mark.slow
-def test_examples_of_the_guide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_examples_of_the_guide(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The blocks of docs/how-to/pytorch.md one after the other, as a reader would copy them."""
-    monkeypatch.chdir(tmp_path)
     guide = Path(__file__).parents[1] / "docs" / "how-to" / "pytorch.md"
     images = torch.randn(8, 3, 32, 32)
     model = Net()
@@ -242,10 +239,10 @@ def test_examples_of_the_guide(
     )  # reads a value between its parts
     ours = run_blocks(guide, names)["model"]
     assert isinstance(ours, rt.Rematerialized)
-    assert (tmp_path / "plan.json").exists()
+    assert (here / "plan.json").exists()
     assert announced(caplog) == []
     assert len(blocks_of(guide)) == 8
-    assert (tmp_path / "checkpoints.py").exists()
+    assert (here / "checkpoints.py").exists()
 
 
 def test_bad_input_gets_one_line(tmp_path: Path) -> None:

@@ -56,13 +56,13 @@ def test_another_size_needs_fewer_blocks() -> None:
     assert repeated._facts(made.in_chunks) == repeated._facts(whole.in_chunks)
 
 
-def test_blocks_of_another_form_are_captured_anew() -> None:
+def test_blocks_of_another_form_are_found_anew() -> None:
     known = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated
     other = Deep(lambda i, block, x: torch.relu(block(x)) + x)
     made = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=known)
     whole = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=False)
     assert made.repeated is not None
-    assert made.repeated.n_captured == repeated.SHALLOW
+    assert made.repeated.n_captured < repeated.SHALLOW
     assert repeated._facts(made.graph) == repeated._facts(whole.graph)
 
 

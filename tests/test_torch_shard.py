@@ -6,11 +6,10 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import refused
+from helpers import ROOT, refused
 from torch import Tensor, nn
 from torch_helpers import MARKS, rows
 
@@ -21,7 +20,6 @@ from remat.torch.resident.shard import Sharding, bytes_per_rank
 from remat.torch.step.blocks import repeated_blocks
 
 pytestmark = MARKS
-ROOT = Path(__file__).parents[1]
 WIDTH = 16
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 QUICK = {"strategy": "search", "cost": "roofline", "time_limit_s": 1.0}

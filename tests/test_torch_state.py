@@ -115,13 +115,11 @@ CARRIED = {
     "in place": (averaged_in_place, {"mean": torch.ones(WIDTH)}),
     "first call": (first_only, {"is_ready": False}),
     "window": (windowed, {"last": []}),
-    "containers": (
-        in_containers, {"held": {"list": [[torch.zeros(())], {1}]}, "cache": Held(layers=[Held()], n=0)}
-    ),
+    "containers": (in_containers, {"held": {"list": [[torch.zeros(())], {1}]}, "cache": Held(layers=[Held()], n=0)}),
     "slots": (in_slots, {"cache": Slots()}),
     "array": (in_an_array, {"counts": np.zeros(2)}),
     "reset": (reset, {"layer": 7}),
-}  # fmt: skip
+}
 
 
 def losses(model: nn.Module, x: Tensor, n: int = 5) -> list[Tensor]:

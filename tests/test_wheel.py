@@ -13,8 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 SOLVE = """
     import remat
     from remat.bounds.price import shadow_price

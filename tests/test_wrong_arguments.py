@@ -16,9 +16,7 @@ from remat.implementation import Implementation
 
 GRAPH = remat.Graph.from_nodes("tiny", [[], [0], [1], [0, 2]], [2, 2, 3, 2], [1, 5, 1, 1], cost_unit="unit")
 PLAN = remat.Plan.from_order(GRAPH, range(4))
-BOUND = remat.BoundCertificate(
-    "tiny", GRAPH.sha256(), 8, remat.Scope.STAGED, 0, 1, {"edge": [[0, 0, 1, 1]]}
-)  # fmt: skip
+BOUND = remat.BoundCertificate("tiny", GRAPH.sha256(), 8, remat.Scope.STAGED, 0, 1, {"edge": [[0, 0, 1, 1]]})
 
 
 WRONG = (*OF_ANY_KIND, PLAN, GRAPH)
@@ -79,8 +77,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_wrong_argument_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_argument_is_one_line(name: str, here: Path) -> None:
     remat.save_graph(GRAPH, "graph.json")
     PLAN.save("plan.json")
     function, good = FUNCTIONS[name]

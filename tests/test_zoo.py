@@ -169,8 +169,7 @@ def test_nothing_in_the_zoo_is_out_of_date() -> None:
     assert [case.label for case in maker.zoo.cases() if key_of(case) not in kept] == []
 
 
-def test_the_files_are_what_the_rows_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_files_are_what_the_rows_say(here: Path) -> None:
     kept = maker.page(Table("zoo").rows(kept_only=True)).kept
     assert {*kept} == {path for path in zoo.FOLDER.rglob("*") if path.is_file()}
     assert [file for file, drawn in kept.items() if file.read_bytes() != drawn.read_bytes()] == []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.batches import OPTIMUM, max_found, network_label
+from analysis.batches import OPTIMUM, found_by, max_found, network_label
 from analysis.paper.sweeps import SOURCE, Sweep, largest_gain, sweeps
 from analysis.parts import Part, Study, prose
 from analysis.results import PAPERS_HEURISTICS
@@ -27,6 +27,13 @@ class Larger:
     published: float
     than: str | None
     on: Sequence[str]
+
+    def ours(self, document: Mapping[str, Any], rule: str) -> tuple[float, int, str] | None:
+        """(our ratio on a network, the batch below it, its strategy); None without that batch."""
+        found = found_by(document, rule)
+        batches = [(found.get(name) or 0, name) for name in ([self.than] if self.than else PAPERS_HEURISTICS)]
+        batch, name = max(batches, key=lambda one: one[0])
+        return (max_found(document, rule) / batch, batch, name) if batch else None
 
 
 LARGER = (
@@ -72,13 +79,7 @@ def _speedups(group: Sequence[Sweep], words: str) -> Iterator[list[str]]:
 
 def _batches(claim: Larger, documents: Sequence[Mapping[str, Any]], rule: Mapping[str, str]) -> Iterator[list[str]]:
     """The largest batch over the best one of the strategies in the claim."""
-    found = []
-    for document in documents:
-        of = {record["strategy"]: record["found"][rule["name"]] or 0 for record in document["records"]}
-        than = PAPERS_HEURISTICS if claim.than is None else [claim.than]
-        name = max(than, key=lambda name, of=of: of.get(name, 0))
-        if of.get(name):
-            found.append((max_found(document, rule["name"]) / of[name], of[name], name, document))
+    found = [(*own, document) for document in documents if (own := claim.ours(document, rule["name"])) is not None]
     largest = max(found, key=lambda one: one[0], default=None)
     for ratio, batch, name, document in found:
         if document["network"] in claim.on or document is (largest and largest[3]):

@@ -189,9 +189,8 @@ Runs: TypeAlias = Mapping[str, Run]  # [relaxation]
 def rounding(document: Mapping[str, Any], study: Study) -> Part:
     """A scatter for each network, and how many roundings fit."""
     runs = [
-        (panel["label"], {name: study.run(of) for name, of in panel["panels"].items()})
-        for panel in document["panels"]
-    ]  # fmt: skip
+        (panel["label"], {name: study.run(of) for name, of in panel["panels"].items()}) for panel in document["panels"]
+    ]
     rows = [row for label, run in runs for row in _rounding_rows(label, run)]
     return Part(
         *prose("rounding", naive=_naive(document)),

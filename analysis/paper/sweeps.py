@@ -14,6 +14,7 @@ from analysis import overhead
 from analysis.charts import heatmap, panels
 from analysis.overhead_data import overhead_data
 from analysis.parts import Part, Study, percent, prose
+from analysis.published import PUBLISHED
 from analysis.results import PAPERS_HEURISTICS, WITH_PLAN, Frame, Run
 from analysis.style import style_of
 
@@ -195,16 +196,6 @@ def _best_rows(all_sweeps: list[Sweep]) -> tuple[list[str], list[list[str]]]:
     return ["network", "graph and costs", "budget GB", "best plan", "lower bound", "best heuristic"], rows
 
 
-# Geometric means as third parties quote them, because we did not have the paper itself.
-PUBLISHED = {
-    "MobileNet": {"ap_sqrtn": 1.14, "ap_greedy": 1.07, "griewank": 7.07, "lp_rounding": 1.06},
-    "VGG16": {"ap_sqrtn": 1.28, "ap_greedy": 1.06, "griewank": 1.44, "lp_rounding": 1.01},
-    "VGG19": {"ap_sqrtn": 1.54, "ap_greedy": 1.39, "griewank": 1.75, "lp_rounding": 1.00},
-    "U-Net": {"ap_sqrtn": 1.27, "ap_greedy": 1.23, "lp_rounding": 1.03},
-    "ResNet50": {"ap_sqrtn": 1.20, "ap_greedy": 1.25, "lp_rounding": 1.05},
-}
-
-
 def table2(document: Mapping[str, Any], study: Study) -> Part:
     """A row for each sweep and strategy."""
     all_sweeps = list(sweeps(document, study))
@@ -219,7 +210,7 @@ RATIO_HEADS = ("network", "graph", "strategy", "geometric mean", "maximum", "bud
 def ratio_rows(sweep: Sweep) -> list[list[str]]:
     """Cells of `RATIO_HEADS`; a published number stands where costs and counting are the artifact's."""
     rows, n_budgets = [], len(decided_costs(sweep.run))
-    published = PUBLISHED.get(sweep.label, {})
+    published = PUBLISHED["checkmate"]["table_2"].get(sweep.label, {})
     for run, words in ((sweep.run, ""), (sweep.artifact, ", as the artifact counts")):
         for name in run.strategies:
             values, every = ratios(sweep.run, name, run), ratios(sweep.run, name, run, every=True)

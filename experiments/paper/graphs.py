@@ -9,10 +9,10 @@ from typing import Any
 
 import remat
 from analysis.batches import ENCODERS
+from analysis.published import PUBLISHED
 from analysis.style import label_of
 from experiments.budget_sweep import sweep_budgets
 from experiments.build import CACHE_FOLDER, Subject, build_quietly
-from experiments.max_batch_size import PUBLISHED
 from experiments.settings import Settings, configured_model
 from experiments.solving import GraphRun, Solves
 from experiments.store import Row as Solved
@@ -52,7 +52,7 @@ NETWORKS = {
 
 def in_figure_6(network: Network) -> bool:
     """Whether it has a bar in Figure 6. A network from outside the paper gets one, because the user named it."""
-    return network.name in PUBLISHED or network.name in ENCODERS or network.name not in NETWORKS
+    return network.name in {*PUBLISHED["checkmate"]["batches"], *ENCODERS} or network.name not in NETWORKS
 
 
 def network(name: str) -> Network:

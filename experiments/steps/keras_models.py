@@ -1,7 +1,6 @@
 """Keras models for measurements of execution: built small, with a batch to run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,27 +29,6 @@ class Sample:
         """Set all variables to copies that `state` returned."""
         for variable, value in zip(self.model.variables, state, strict=True):
             variable.value.assign(value)
-
-
-@contextmanager
-def functions_run_eagerly() -> Iterator[None]:
-    """Stop Keras from compiling grouped convolutions (ConvNeXt) with XLA in eager mode, which changes last bits."""
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
-@contextmanager
-def graphs_run_as_written() -> Iterator[None]:
-    """Stop TensorFlow from rewriting and fusing the operations of a graph, which changes last bits."""
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
 def _application(name: str, side: int = 64) -> Callable[[], keras.Model]:

@@ -15,12 +15,13 @@ import tensorflow as tf
 
 import remat.tf as rtf
 from experiments.steps.job import Candidate, Job, Method, Subject
-from experiments.steps.keras_models import LOSS, Sample, build, functions_run_eagerly
+from experiments.steps.keras_models import LOSS, Sample, build
 from remat.errors import InvalidInput
 from remat.tf.adapter import executed_as_written
 from remat.tf.api import Objective
 from remat.tf.capture import trace
 from remat.tf.emit import EmittedStep, emit, emit_plain
+from remat.tf.operation_graph import nested_functions_inlined
 from remat.tf.portable import measure_step, time_steps
 
 EVERYTHING = "1000TB"  # a budget that never binds: the plan is the traced step itself
@@ -45,7 +46,7 @@ class KerasSteps(Subject):
         whole = self._rematerialized(EVERYTHING, cost="flops", verify=False)
         self.graph, self.fixed_bytes = whole.plan.graph, whole._step.graph.fixed_bytes
         self._plain = _traced(whole._step.function)
-        with functions_run_eagerly():
+        with nested_functions_inlined():  # XLA, with which Keras compiles grouped convolutions, changes last bits
             eager = self._bits(Objective(self.sample.model, LOSS).step)
         self.references = {"eager": eager, "tf.function": self._bits(self._plain.run.call)}
 
@@ -143,10 +144,7 @@ def segmented(model: keras.Model, n_segments: int) -> Callable[[Any], Any]:
     cuts = cut_points(model)
     chosen = [cuts[len(cuts) * i // n_segments] for i in range(1, n_segments)] if cuts else []
     chosen = list({id(t): t for t in chosen}.values())
-    parts = [
-        keras.Model(a, b)
-        for a, b in zip([model.inputs[0], *chosen], [*chosen, model.outputs[0]], strict=True)
-    ]  # fmt: skip
+    parts = [keras.Model(a, b) for a, b in zip([model.inputs[0], *chosen], [*chosen, model.outputs[0]], strict=True)]
 
     def forward(x: Any) -> Any:
         for part in parts[:-1]:

@@ -36,9 +36,7 @@ def rows_of_ranks(ranks: int, share: float, layers: int, time_limit_s: float) ->
         return list(pool.map(make, range(ranks)))
 
 
-def _row_of_rank(
-    rank: int, *, ranks: int, meet: str, share: float, layers: int, time_limit_s: float
-) -> dict[str, Any]:  # fmt: skip
+def _row_of_rank(rank: int, *, ranks: int, meet: str, share: float, layers: int, time_limit_s: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=LIMIT)
     torch.manual_seed(0)

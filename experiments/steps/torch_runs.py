@@ -47,9 +47,7 @@ QUARTILES = (0.25, 0.5, 0.75)
 Clock = Callable[[], float]  # `time.perf_counter`, or `time.process_time` on a busy machine
 
 
-def step_seconds(
-    module: nn.Module, args: Sequence[Any], device: str, clock: Clock = time.perf_counter
-) -> float:  # fmt: skip
+def step_seconds(module: nn.Module, args: Sequence[Any], device: str, clock: Clock = time.perf_counter) -> float:
     """Seconds of one forward and backward pass, without the optimizer's step; gradients are dropped afterwards."""
     synchronize = torch.cuda.synchronize if device == "cuda" else torch.cpu.synchronize
     synchronize()

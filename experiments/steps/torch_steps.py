@@ -5,7 +5,7 @@ import copy
 import functools
 import gc
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -252,15 +252,10 @@ def checkpointed(
     for i, name in enumerate(list(blocks_of(wrapped))):
         if i % every == 0:
             block = wrapped.get_submodule(name)
-            block.forward = _checkpoint(block.forward, replays_random, context)
+            block.forward = functools.partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=replays_random, **context
+            )
     return wrapped
-
-
-def _checkpoint(forward: Callable[..., Any], replays_random: bool, context: dict[str, Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=replays_random, **context)
-
-    return run
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

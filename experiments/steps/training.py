@@ -17,7 +17,7 @@ from remat.errors import InvalidInput
 from remat.torch.measuring.measure import relative_difference
 
 Inputs = dict[str, torch.Tensor]
-# `architectures.yaml` has the same vocabulary, classes, pixels and, twice its positions, frames.
+# `conf/architectures.yaml` has the same vocabulary, classes, pixels and, twice its positions, frames.
 VOCABULARY, BATCH, LENGTH, CLASSES, PIXELS, SAMPLES, FRAMES = 99, 4, 24, 5, 64, 1600, 64
 BUDGETS = (0.7, 0.8, 0.9, 1.0)  # shares of the plain step's peak; the first one with a plan counts
 NO_PLAN = "no plan of"  # begins the message of a budget that is too small

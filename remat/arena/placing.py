@@ -313,9 +313,9 @@ class _Pushes:
         first, members, _ = members_of(low, high)
         begins = np.searchsorted(low, np.arange(len(first)))
         self.progress[:] = np.inf, 0
+        buffers = _compiled().push.Buffers(low, high, size, first, members, begins)
         self.arguments = (
-            level, offsets, low, high, size, first, members, begins, weight, share * WEIGHT_GROWTH, random,
-            offsets.copy(), self.progress,
+            level, offsets, buffers, weight, share * WEIGHT_GROWTH, random, offsets.copy(), self.progress,
         )  # fmt: skip
 
     def swept(

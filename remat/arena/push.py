@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -14,6 +16,40 @@ SPREAD = 0x03F79D71B4CB0A89  # a de Bruijn sequence: the highest 6 bits of 2**i 
 BIT = np.zeros(64, dtype=np.int64)  # i, by these bits
 for _i in range(64):
     BIT[(SPREAD << _i) % 2**64 >> 58] = _i
+
+
+class Buffers(NamedTuple):
+    """Buffers that get places.
+
+    Attributes:
+        low, high, size: [n] sections [low, high) in which each buffer is live, ascending; and its size, above 0.
+        first: [sections + 1], members: the buffers live in each section.
+        begins: [sections + 1] how many buffers begin in earlier sections.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    size: np.ndarray
+    first: np.ndarray
+    members: np.ndarray
+    begins: np.ndarray
+
+
+class Rows(NamedTuple):
+    """Buffers with a place, by bottom (0) and by top (1), see `fill`; and what is read of those near one of them.
+
+    Attributes:
+        keys, who: [2, rows]; row: [n, 2] the rows of each buffer; bits: of rows, see `mark`.
+        near, ids, weights: [2, n] see `take_out`.
+    """
+
+    keys: np.ndarray
+    who: np.ndarray
+    row: np.ndarray
+    bits: np.ndarray
+    near: np.ndarray
+    ids: np.ndarray
+    weights: np.ndarray
 
 
 @njit(cache=True, nogil=True)
@@ -108,7 +144,45 @@ def lightest_place(bytes, level, n, bottoms, tops, under, over, random):
 
 
 @njit(cache=True, nogil=True)
-def push(n_moves, level, offsets, low, high, size, first, members, begins, weight, growth, random, best, progress):
+def rows_for(n):
+    """Empty rows for n buffers."""
+    return Rows(
+        np.empty((2, 2 * n), np.int64), np.empty((2, 2 * n), np.int64), np.empty((n, 2), np.int64),
+        np.zeros((2, n // 32 + 1), np.uint64), np.empty((2, n), np.int64), np.empty((2, n), np.int64), np.empty((2, n)),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def write_rows(rows, offsets, size):
+    """Write all buffers that have a place."""
+    fill(rows.keys[0], rows.who[0], rows.row[:, 0], offsets, np.zeros_like(size))
+    fill(rows.keys[1], rows.who[1], rows.row[:, 1], offsets, size)
+
+
+@njit(cache=True, nogil=True)
+def look_around(x, rows, weight, b):
+    """Write the placed buffers that are live with another one, by bottom and by top; their number."""
+    mark(rows.bits, rows.row, x.members[x.first[x.low[b]] : x.first[x.low[b] + 1]])  # live when it begins
+    mark(rows.bits, rows.row, np.arange(x.begins[x.low[b] + 1], x.begins[x.high[b]]))  # that begin later
+    n = 0
+    for i in range(2):
+        n = take_out(rows.bits[i], rows.keys[i], rows.who[i], weight, rows.near[i], rows.ids[i], rows.weights[i])
+    return n
+
+
+@njit(cache=True, nogil=True)
+def largest_of_three(buffers, n, size, random):
+    """The place of one of the first n buffers: the largest of three."""
+    chosen = below(random, n)
+    for _ in range(2):
+        i = below(random, n)
+        if size[buffers[i]] > size[buffers[chosen]]:
+            chosen = i
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def push(n_moves, level, offsets, x, weight, growth, random, best, progress):
     """Place buffers below `level`, each where those in its way weigh least; these are pushed out.
 
     Returns whether all buffers have places.
@@ -119,25 +193,18 @@ def push(n_moves, level, offsets, low, high, size, first, members, begins, weigh
     Args:
         n_moves: at most.
         offsets: [n] -1 for buffers without a place; changed.
-        low, high, size: [n] sections [low, high) in which each buffer is live, ascending; and its size, above 0.
-        first: [sections + 1], members: the buffers live in each section.
-        begins: [sections + 1] how many buffers begin in earlier sections.
+        x: the buffers.
         weight: [n] float64, of each buffer; changed.
         growth: [n] float64, what a weight grows by.
         random: [1] uint64.
         best: [n] the offsets at which the first weights of buffers without a place have the smallest sum; changed.
         progress: [2] float64, this sum, and moves since; changed.
     """
-    n = len(size)
-    # Buffers with a place, by bottom (0) and by top (1), and the row of each buffer.
-    keys, who, row = np.empty((2, 2 * n), np.int64), np.empty((2, 2 * n), np.int64), np.empty((n, 2), np.int64)
-    bits = np.zeros((2, n // 32 + 1), np.uint64)
-    near, ids, weights = np.empty((2, n), np.int64), np.empty((2, n), np.int64), np.empty((2, n))
-    homeless, n_homeless, missing = np.empty(n, np.int64), -1, 0.0
+    size, rows = x.size, rows_for(len(x.size))
+    homeless, n_homeless, missing = np.empty(len(size), np.int64), -1, 0.0
     for _ in range(n_moves):
         if n_homeless < 0:
-            fill(keys[0], who[0], row[:, 0], offsets, np.zeros_like(size))
-            fill(keys[1], who[1], row[:, 1], offsets, size)
+            write_rows(rows, offsets, size)
             without = np.nonzero(offsets < 0)[0]
             n_homeless, missing = len(without), growth[without].sum()
             homeless[:n_homeless] = without
@@ -146,16 +213,9 @@ def push(n_moves, level, offsets, low, high, size, first, members, begins, weigh
                 best[:] = offsets
         if n_homeless == 0:
             break
-        chosen = below(random, n_homeless)
-        for _ in range(2):  # the largest of three
-            i = below(random, n_homeless)
-            if size[homeless[i]] > size[homeless[chosen]]:
-                chosen = i
+        chosen = largest_of_three(homeless, n_homeless, size, random)
         b = homeless[chosen]
-        mark(bits, row, members[first[low[b]] : first[low[b] + 1]])  # live when it begins
-        mark(bits, row, np.arange(begins[low[b] + 1], begins[high[b]]))  # that begin later
-        n_near = take_out(bits[0], keys[0], who[0], weight, near[0], ids[0], weights[0])
-        take_out(bits[1], keys[1], who[1], weight, near[1], ids[1], weights[1])
+        n_near, near, weights = look_around(x, rows, weight, b), rows.near, rows.weights
         at = lightest_place(size[b], level, n_near, near[0], near[1], weights[0], weights[1], random)
         if at < 0:  # larger than the level
             break
@@ -163,21 +223,21 @@ def push(n_moves, level, offsets, low, high, size, first, members, begins, weigh
         homeless[chosen] = homeless[n_homeless]
         missing -= growth[b]
         for i in range(n_near):
-            o = ids[0, i]
+            o = rows.ids[0, i]
             if near[0, i] < at + size[b] and near[0, i] + size[o] > at:
-                who[0, row[o, 0]] = who[1, row[o, 1]] = offsets[o] = row[o, 0] = -1
+                rows.who[0, rows.row[o, 0]] = rows.who[1, rows.row[o, 1]] = offsets[o] = rows.row[o, 0] = -1
                 homeless[n_homeless] = o
                 n_homeless += 1
                 missing += growth[o]
                 weight[o] += growth[o]
         offsets[b] = at
-        insert(keys[0], who[0], row[:, 0], at, b)
-        insert(keys[1], who[1], row[:, 1], at + size[b], b)
+        insert(rows.keys[0], rows.who[0], rows.row[:, 0], at, b)
+        insert(rows.keys[1], rows.who[1], rows.row[:, 1], at + size[b], b)
         progress[1] += 1
         if missing < progress[0]:
             progress[0], progress[1] = missing, 0
             best[:] = offsets
-        elif progress[1] % max(PATIENCE, n) == 0:
+        elif progress[1] % max(PATIENCE, len(size)) == 0:
             offsets[:] = best
             n_homeless = -1
     return n_homeless == 0

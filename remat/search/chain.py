@@ -246,12 +246,13 @@ class BlockPlans:
     @classmethod
     def of(
         cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf"),
-        known: dict[str, list[Option]] | None = None, least_operations: int = 0,
+        known: dict[str, list[Option]] | None = None, like: BlockPlans | None = None, least_operations: int = 0,
     ) -> BlockPlans | None:  # fmt: skip
         """Plans found by annealing; None without blocks.
 
         Args:
             known: [hash of a stretch] what was found for it; grows. The blocks of two steps may be the same.
+            like: its orders serve where blocks run the same operations, at other sizes perhaps.
             least_operations: of a block; smaller neighbours are one.
         """
         repeats = find_repeats(graph)
@@ -259,8 +260,13 @@ class BlockPlans:
             return None
         chain = Chain(graph, repeats.grouped(least_operations))
         known, stretches = {} if known is None else known, (chain.block, chain.turn)
-        for each in stretches:
-            if each.own.sha256() not in known:
+        others = (None, None) if like is None else ((like.chain.block, like.options), (like.chain.turn, like.turns))
+        for each, other in zip(stretches, others, strict=True):
+            if each.own.sha256() in known:
+                continue
+            if other is not None and _calls(each.own) == _calls(other[0].own):
+                known[each.own.sha256()] = [*map(each.resized, other[1])]
+            else:
                 known[each.own.sha256()] = each.options(seed, threads, deadline)
         options, turns = (known[each.own.sha256()] for each in stretches)
         return cls(chain, options, turns)

@@ -34,9 +34,15 @@ def exhaustive_choices(
     start: State = (0, -1, 0)
     counter = itertools.count()
     queue: list[tuple[int, int, State, int]] = [(0, next(counter), start, full.fixed_bytes)]
-    came: dict[State, tuple[State, Step | None]] = {}
+    came, done = dict[State, tuple[State, Step | None]](), set[State]()
     least: dict[State, int] = {start: 0}
-    done: set[State] = set()
+
+    def go(state: State, new: State, price: int, bytes_held: int, step: Step | None) -> None:
+        if price < least.get(new, 1 << 62):
+            least[new] = price
+            came[new] = state, step
+            heapq.heappush(queue, (price, next(counter), new, bytes_held))
+
     while queue:
         cost, _, state, held = heapq.heappop(queue)
         if state in done:
@@ -47,13 +53,6 @@ def exhaustive_choices(
             return _plan(full, came, state, budget_bytes), cost, False
         if len(done) > max_states or (len(done) % 1000 == 0 and time.monotonic() > deadline):
             return None, None, False
-
-        def go(new: State, price: int, bytes_held: int, step: Step | None, state: State = state) -> None:
-            if price < least.get(new, 1 << 62):
-                least[new] = price
-                came[new] = state, step
-                heapq.heappush(queue, (price, next(counter), new, bytes_held))
-
         following = (~ran & (ran + 1)).bit_length() - 1  # the first operation that has not run
         for k in range(last + 1, n):
             is_new = not ran >> k & 1
@@ -70,10 +69,10 @@ def exhaustive_choices(
                 after = (resident | outputs) & ~(0 if over is None else 1 << over)
                 repeated = k if scope is Scope.STAGED and not is_new else -1
                 new = (ran | 1 << k, repeated, after)
-                go(new, cost + price, during - doubled, (k, name))
+                go(state, new, cost + price, during - doubled, (k, name))
         for v in range(len(size)):
             if resident & (1 << v):  # even a kept one, which can be made again
-                go((ran, last, resident & ~(1 << v)), cost, held - size[v], None)
+                go(state, (ran, last, resident & ~(1 << v)), cost, held - size[v], None)
     return None, None, True
 
 

@@ -107,6 +107,29 @@ class Work(NamedTuple):
     found: np.ndarray
 
 
+class Room(NamedTuple):
+    """Working space of `anneal`.
+
+    Attributes:
+        old: for the repeats of the genes; since: places at which `away` may differ from that of the best genes.
+        now, other: the plan, and one that is tried.
+    """
+
+    old: np.ndarray
+    since: np.ndarray
+    now: Work
+    other: Work
+
+
+class Cooling(NamedTuple):
+    """Price of a byte above the limits, first and last temperature in ns, number of moves."""
+
+    price: float
+    hot: float
+    cold: float
+    moves: int
+
+
 @njit(cache=True, nogil=True)
 def sequence(x: Instance, genes: Genes, at: np.ndarray) -> int:
     """The computations in their order; returns how many."""
@@ -543,23 +566,22 @@ def take_over(best: Genes, genes: Genes, since: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def anneal(
-    x: Instance, genes: Genes, best: Genes, old: np.ndarray, since: np.ndarray, works: tuple[Work, Work],
-    limits: tuple[int, int, int], rules: tuple[bool, bool], price: float, hot: float, cold: float, moves: int,
-    least: float, random: np.ndarray,
+    x: Instance, genes: Genes, best: Genes, room: Room, limits: tuple[int, int, int], rules: tuple[bool, bool],
+    cooling: Cooling, least: float, random: np.ndarray,
 ) -> float:  # fmt: skip
     """Moves from one temperature to another, in ns; `best` gets the best genes within the limits.
 
     Args:
-        old: room for the repeats of the genes; since: places at which `away` may differ from that of `best`.
-        works: working space; limits: fixed bytes, budget, the host's bytes; rules: whether to repeat, and to copy.
+        limits: fixed bytes, budget, the host's bytes; rules: whether to repeat, and to copy.
         least: makespan of `best`, or infinite.
 
     Returns:
         The makespan of `best`.
     """
-    work, other = works
+    old, since, work, other = room
     fixed, budget, host = limits
     repeats, copies = rules
+    price, hot, cold, moves = cooling
     none, toggles = np.zeros((0, 2), np.int64), np.zeros((MOST_TOGGLES + 1, 2), np.int64)
     decode(x, genes, work, fixed, budget, host, none, np.inf)
     if work.found[MOST_EXCESS] <= 0 and work.found[MAKESPAN] < least:
@@ -727,8 +749,8 @@ class OffloadSearch:
         """Moves from one temperature to another, in mean costs of an operation."""
         mean = self.total / len(self.graph)
         self.least = anneal(
-            self.x, self.genes, self.best, self.old, self.since, self.works, self.limits, (repeats, copies), self.price,
-            hot * mean, cold * mean, moves, self.least, self.random,
+            self.x, self.genes, self.best, Room(self.old, self.since, *self.works), self.limits, (repeats, copies),
+            Cooling(self.price, hot * mean, cold * mean, moves), self.least, self.random,
         )  # fmt: skip
 
     def excess(self) -> int:

@@ -54,25 +54,29 @@ class Repeats:
         return Repeats(self.forward, n * self.n_forward, backward, n * self.n_backward, self.n_blocks // n)
 
 
-def find_repeats(graph: Graph) -> Repeats | None:
+def find_repeats(graph: Graph, least: int = LEAST_BLOCKS) -> Repeats | None:
     """The blocks that repeat in the graph's order; None if none do, or the backward pass does not mirror them.
 
     It looks at periods of the forward pass: the one that covers most of it, the shortest among equals. Blocks begin
     where the fewest bytes cross.
+
+    Args:
+        least: number of blocks.
     """
     n_forward = sum(not op.is_backward for op in graph.operations)
     if any(op.is_backward for op in graph.operations[:n_forward]):
         return None
     labels = _labels(graph)
-    found = _longest(labels[:n_forward])
+    found = _longest(labels[:n_forward], least)
     if found is None:
         return None
     first, period, length = found
     first += _cheapest_cut(graph, first, period, length)
     n_blocks = (found[0] + length - first) // period
-    if n_blocks < LEAST_BLOCKS or n_blocks * period < LEAST_SHARE * n_forward:
+    if n_blocks < least or n_blocks * period < LEAST_SHARE * n_forward:
         return None
-    return _with_backward(graph, labels, first, period, n_blocks, n_forward)
+    found = _with_backward(graph, labels, first, period, n_blocks, n_forward)
+    return None if found is None or found.n_blocks < least else found
 
 
 def _labels(graph: Graph) -> np.ndarray:
@@ -86,11 +90,11 @@ def _labels(graph: Graph) -> np.ndarray:
     return np.array(labels, dtype=np.int64)
 
 
-def _longest(labels: np.ndarray) -> tuple[int, int, int] | None:
+def _longest(labels: np.ndarray, least: int) -> tuple[int, int, int] | None:
     """(first, period, length) of the range with a period that covers the most; None if nothing repeats."""
     best: tuple[int, int, int, int] | None = None
     n = len(labels)
-    for period in range(1, n // LEAST_BLOCKS + 1):
+    for period in range(1, n // least + 1):
         same = np.concatenate([[False], labels[period:] == labels[:-period], [False]])
         edges = np.flatnonzero(same[1:] != same[:-1])
         if not len(edges):
@@ -98,7 +102,7 @@ def _longest(labels: np.ndarray) -> tuple[int, int, int] | None:
         begins, ends = edges[::2], edges[1::2]
         at = int(np.argmax(ends - begins))
         length = int(ends[at] - begins[at]) + period
-        if length >= LEAST_BLOCKS * period and (best is None or length > best[0] + period):
+        if length >= least * period and (best is None or length > best[0] + period):
             best = length, int(begins[at]), period, length
     return None if best is None else best[1:]
 
@@ -142,7 +146,7 @@ def _with_backward(
     if int(begins[low]) + n_backward > len(graph):  # what is frozen before the blocks spares the first one a gradient
         low += 1
     found = Repeats(first + low * period, period, int(begins[low]), n_backward, high - low + 1)
-    return None if found.n_blocks < LEAST_BLOCKS else _equal_ones(graph, labels, found)
+    return _equal_ones(graph, labels, found)
 
 
 def _run_around(is_alike: np.ndarray, at: int) -> tuple[int, int]:
@@ -153,7 +157,7 @@ def _run_around(is_alike: np.ndarray, at: int) -> tuple[int, int]:
     return int(others[others < at].max(initial=-1)) + 1, int(others[others > at].min(initial=len(is_alike)))
 
 
-def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats | None:
+def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats:
     """The longest run of blocks that equal the middle one, inputs from inside the block included."""
     forms = [_form(graph, labels, [*found.forward_of(k), *found.backward_of(k)]) for k in range(found.n_blocks)]
     middle = found.n_blocks // 2
@@ -162,8 +166,6 @@ def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats | N
         first -= 1
     while last + 1 < found.n_blocks and forms[last + 1] == forms[middle]:
         last += 1
-    if last + 1 - first < LEAST_BLOCKS:
-        return None
     return Repeats(
         found.forward_of(first).start,
         found.n_forward,

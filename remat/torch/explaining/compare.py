@@ -102,15 +102,10 @@ def compare(
     SolveOptions(time_limit_s=time_limit_s, threads=threads).checked()
     if isinstance(gpus, str) or not isinstance(gpus, Sequence):
         raise InvalidInput(f"gpus must be a list of names, e.g. ['h100', 'l40s'], not {shown(gpus)}")
-    if not isinstance(prices, (Mapping, type(None))):
-        raise InvalidInput(f"prices must be a dict, e.g. {{'h100': 2.5}}, not {shown(prices)}")
     if not is_auto(link):
         link = parse_link(link)
     devices = [load_gpu(name) for name in gpus or [name for name in gpu_names() if name != "cpu"]]
-    names = [device.name for device in devices]
-    per_hour = {name: _per_hour(name, price) for name, price in (prices or {}).items()}
-    for name in per_hour.keys() - set(names):
-        raise unknown_name("gpu of a price", name, names)
+    per_hour = _prices(prices, [device.name for device in devices])
     state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
@@ -159,6 +154,16 @@ def _on_gpu(gpu: Gpu, graph: Graph, peak: int, least: int, plans: KnownPlans, pr
         cost = simulate(graph, plan).cost
         step_s, overhead, copies = cost / 1e9, cost / graph.total_cost - 1, plan.has_copies
     return OnGpu(gpu, peak, least, overhead, step_s, price, copies)
+
+
+def _prices(prices: Mapping[str, str | float] | None, names: Sequence[str]) -> dict[str, float]:
+    """[GPU] for an hour."""
+    if not isinstance(prices, (Mapping, type(None))):
+        raise InvalidInput(f"prices must be a dict, e.g. {{'h100': 2.5}}, not {shown(prices)}")
+    per_hour = {name: _per_hour(name, price) for name, price in (prices or {}).items()}
+    for name in per_hour.keys() - set(names):
+        raise unknown_name("gpu of a price", name, names)
+    return per_hour
 
 
 def _per_hour(name: str, price: str | float) -> float:

@@ -199,17 +199,17 @@ class StepFactory:
         """The step at any size of a parameter, as it is or with the logits in chunks.
 
         Raises:
-            InvalidInput: its operations differ between sizes, or it cannot be captured at one.
+            InvalidInput: its operations differ between sizes above 1, or it cannot be captured at one.
         """
         base, known = self._base(parameter), self.known_in_chunks if in_chunks else self.known
-        first = -(-max(2, base) // unit) * unit  # size 1 makes other operations
+        first = -(-max(2, base) // unit) * unit  # size 1 may run other operations
         more = max(1, first // 2)
-        if not are_alike(known({}), known({parameter: first})):  # before others are captured in vain
+        is_alike = are_alike(known({}), known({parameter: first}))  # before others are captured in vain
+        if not is_alike and base > 1:
             raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
         # A table of positions grows from its length on.
-        return StepAtSizes.of(
-            lambda n: known({parameter: n}), [first + -(-more // unit) * unit * i for i in range(degree + 1)]
-        )
+        sizes = [first + -(-more // unit) * unit * i for i in range(degree + 1)]
+        return StepAtSizes.of(lambda n: known({parameter: n}), sizes, {} if is_alike else {base: known({})})
 
     def _base(self, parameter: str) -> int:
         base = self.options.get(parameter) or self._default(parameter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -68,8 +68,16 @@ class KnownPlans:
         with_copies.link, with_copies.copying = link, []
         return with_copies
 
-    def learn_blocks(self, graph: Graph) -> None:
-        """Look for plans of one block at the size of this graph, with costs."""
+    def around(self, graph: Graph) -> KnownPlans:
+        """Plans of a step that runs other operations, perhaps around the same blocks; plans of those serve it."""
+        others = KnownPlans(graph, 0.0, self.threads, self.of_blocks)
+        others.limit_s, others.link = self.limit_s, self.link
+        for each in self.blocks:
+            others.learn_blocks(graph, each)
+        return others
+
+    def learn_blocks(self, graph: Graph, like: BlockPlans | None = None) -> None:
+        """Look for plans of one block at the size of this graph, with costs; see `BlockPlans.of`."""
         from remat.search.anneal import compile_annealing  # imports Numba, which training does not need
         from remat.search.chain import BlockPlans
 
@@ -77,7 +85,7 @@ class KnownPlans:
             return
         compile_annealing()  # before the time of the search begins
         deadline = time.monotonic() + BLOCKS * self.limit_s
-        found = BlockPlans.of(graph, threads=self.threads, deadline=deadline, known=self.of_blocks)
+        found = BlockPlans.of(graph, threads=self.threads, deadline=deadline, known=self.of_blocks, like=like)
         if found is not None:
             self.blocks.append(found)
 
@@ -196,6 +204,7 @@ class Growing:
         unit: by which sizes grow at least.
         learns: whether other plans of a block may be better at another size: attention has another share.
         steps: [size] what `graph_at` gave.
+        apart: [size] plans of the step where it runs other operations than those of `plans`.
     """
 
     graph_at: Callable[[int], Graph]
@@ -205,6 +214,7 @@ class Growing:
     unit: int = 1
     learns: bool = True
     steps: dict[int, Graph] = field(default_factory=dict)
+    apart: Mapping[int, KnownPlans] = field(default_factory=dict)
 
     def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
         """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
@@ -243,7 +253,7 @@ class Growing:
     def _fits(self, size: int, overhead: float) -> bool:
         if self._fits_plainly(size):
             return True
-        return self.plans.suffices(self._at(size), self.budget_bytes, overhead)
+        return self.apart.get(size, self.plans).suffices(self._at(size), self.budget_bytes, overhead)
 
 
 def _is_within(graph: Graph, found: Found | None, overhead: float) -> bool:

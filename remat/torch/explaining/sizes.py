@@ -37,13 +37,17 @@ class StepAtSizes:
     Attributes:
         steps: [size] what is known.
         numbers: [size] what `_numbers` gives, as Python's integers, which do not overflow.
+        apart: [size] the step at sizes where it runs other operations; the polynomials do not hold there.
     """
 
     steps: Mapping[int, StepAtSize]
     numbers: Mapping[int, np.ndarray]
+    apart: Mapping[int, StepAtSize]
 
     @classmethod
-    def of(cls, step_at: Callable[[int], StepAtSize], sizes: Sequence[int]) -> StepAtSizes:
+    def of(
+        cls, step_at: Callable[[int], StepAtSize], sizes: Sequence[int], apart: Mapping[int, StepAtSize] | None = None
+    ) -> StepAtSizes:
         """The step from what it is at these sizes.
 
         Raises:
@@ -53,7 +57,8 @@ class StepAtSizes:
         for (small, one), (large, other) in itertools.pairwise(steps.items()):
             if not are_alike(one, other):
                 raise InvalidInput(f"the step's operations differ between size {small} and size {large}")
-        return cls(steps, {size: np.array([*_numbers(step)], dtype=object) for size, step in steps.items()})
+        numbers = {size: np.array([*_numbers(step)], dtype=object) for size, step in steps.items()}
+        return cls(steps, numbers, apart or {})
 
     def check(self, step: StepAtSize, size: int) -> None:
         """Compare what is promised at a size with the step.
@@ -74,8 +79,8 @@ class StepAtSizes:
 
     def at(self, size: int) -> StepAtSize:
         """The step at this size."""
-        if size in self.steps:
-            return self.steps[size]
+        if (known := self._known(size)) is not None:
+            return known
         numbers = iter(self._numbers_at(size))
         first = next(iter(self.steps.values())).graph
         fixed_bytes = next(numbers)
@@ -92,11 +97,14 @@ class StepAtSizes:
 
     def without_graph(self, size: int) -> tuple[int, tuple[int, ...]]:
         """(fixed bytes of the step's graph, its needs) at this size; takes a hundredth of the time of `at`."""
-        if size in self.steps:
-            return self.steps[size].graph.fixed_bytes, self.steps[size].needs
+        if (known := self._known(size)) is not None:
+            return known.graph.fixed_bytes, known.needs
         n_needs = len(next(iter(self.steps.values())).needs)
         n = len(next(iter(self.numbers.values())))
         return self._numbers_at(size, slice(1))[0], tuple(self._numbers_at(size, slice(n - n_needs, n)))
+
+    def _known(self, size: int) -> StepAtSize | None:
+        return self.apart.get(size) or self.steps.get(size)
 
     def _numbers_at(self, size: int, which: slice = slice(None)) -> list[int]:
         """What `_numbers` would give at this size, by Lagrange's polynomial."""

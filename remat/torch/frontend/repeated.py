@@ -119,6 +119,9 @@ class Repeated:
             self.repeats = replace(_moved(like.repeats, like.shallow, self.shallow), n_blocks=EQUAL)
             if _kinds(self.shallow) == like.kinds_with_equal_blocks():
                 return
+            self.repeats = find_repeats(self.shallow, EQUAL)  # around them other operations may run at another size
+            if self.repeats is not None:
+                return
         self.n_captured = SHALLOW
         with row.cut_to(SHALLOW):
             self.shallow, self.modules = capture()
