@@ -20,6 +20,7 @@ from helpers import ALL, DIAMOND, FEWER, context_of, install_package, run_python
 import remat
 from remat import Candidate, Context, Graph, Incumbent, Outcome, Plan, Problem, Progress, Scope, Status
 from remat.incumbent import is_proven
+from remat.solving import worker
 from remat.solving.api import solve, solve_sweep
 
 AGAIN = Plan.from_order(DIAMOND, [0, 1, 0, 2, 3, 4])  # cost 6, staged
@@ -277,6 +278,16 @@ def test_the_memory_of_a_worker_is_its_own() -> None:
     held = bytearray(b"x") * 600_000_000  # of the process that asks
     solution = solve_sweep(DIAMOND, [9], "checkmate_milp", isolate=True)[0]
     assert 10_000_000 < solution.stats["solver_peak_memory_bytes"] < len(held)
+
+
+def test_blas_has_one_thread_beside_those_of_a_solver(monkeypatch) -> None:
+    """More of them spin while they wait: a tree on U-Net took twice the processor seconds."""
+    given, environment = list[dict[str, str]](), worker.child.environment
+    monkeypatch.setattr(
+        worker.child, "environment", lambda more, **how: (given.append(more), environment(more, **how))[1]
+    )
+    assert solve_sweep(DIAMOND, [9], "checkmate_milp", isolate=True, threads=2)[0].cost
+    assert [set(more.values()) for more in given] == [{"1"}]
 
 
 STOPS_ONE = """

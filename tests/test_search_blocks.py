@@ -92,6 +92,34 @@ def test_budgets_that_hardly_hold_what_is_always_there_have_no_plan_of_blocks() 
         assert plans.within(graph.fixed_bytes + more) is None
 
 
+def test_a_last_block_with_fewer_gradients_leaves_the_others() -> None:
+    """An LSTM's last cell has fewer, because no later one reads its state."""
+    whole = step_of(9)
+    k = find_repeats(whole).backward_of(8)[-1]  # the gradient of its weights, which nothing reads
+    (v,) = whole.operations[k].outputs
+
+    def shifted(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(u - (u > v) for u in values)
+
+    operations = [replace(op, inputs=shifted(op.inputs), outputs=shifted(op.outputs)) for op in whole.operations]
+    operations, values = operations[:k] + operations[k + 1 :], whole.values[:v] + whole.values[v + 1 :]
+    found = find_repeats(replace(whole, operations=tuple(operations), values=values))
+    assert (found.n_blocks, found.n_backward) == (8, 5)
+    assert (found.forward, found.backward) == (find_repeats(whole).forward, find_repeats(whole).backward - 1)
+
+
+@pytest.mark.parametrize(("n_blocks", "operations", "group"), [(32, 1, 1), (32, 20, 4), (31, 20, 2), (8, 20, 1)])
+def test_small_neighbours_are_one_block(n_blocks: int, operations: int, group: int) -> None:
+    graph = step_of(n_blocks)
+    each = find_repeats(graph)
+    found = each.grouped(operations)
+    assert found.n_blocks == n_blocks // group
+    for k in range(found.n_blocks):
+        inside = range(group * k, group * (k + 1))
+        assert [*found.forward_of(k)] == [i for b in inside for i in each.forward_of(b)]
+        assert [*found.backward_of(k)] == [i for b in reversed(inside) for i in each.backward_of(b)]
+
+
 @pytest.mark.parametrize("n_blocks", [1, 2, 3])
 def test_few_blocks_are_none(n_blocks: int) -> None:
     assert find_repeats(step_of(n_blocks)) is None

@@ -429,6 +429,29 @@ def test_a_full_tree_does_not_stop_the_trees_that_follow(monkeypatch) -> None:
     assert max(map(tried.count, tried)) <= 2
 
 
+def test_a_tree_tries_fewer_columns_that_earlier_trees_have_tried(monkeypatch) -> None:
+    graph = synthetic.layered(n=100)
+    budget = int(0.8 * plain_peak(graph))
+    windows = WindowBound(context_of(graph, budget, scope=Scope.FIXED_ORDER).problem, tries=1)
+    windows.run(time.monotonic() + 600, rounds=3)
+    assert windows.solved is not None
+    (model, _, y), tries, solve = windows.solved, [0], Tree._solve
+
+    def counted(tree: Tree, fixed: np.ndarray, basis: object, deadline: float, iterations: int = 2**31 - 1) -> object:
+        tries[-1] += iterations == window_tree.TRIAL
+        return solve(tree, fixed, basis, deadline, iterations)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tree, "_solve", counted)
+    first = Tree(model, y, 47_150)
+    assert first.run(time.monotonic() + 600, lambda: False) is None
+    tries.append(0)
+    second = Tree(model, y, 47_150, first.learned)
+    assert second.run(time.monotonic() + 600, lambda: False) is None
+    assert first.is_closed
+    assert second.is_closed
+    assert 0 < tries[1] < 0.7 * tries[0], tries
+
+
 def a_budget_met_to_the_byte() -> tuple[Graph, int]:
     """A graph whose cheapest plan in fixed order, of cost 137, misses the budget by 2 of 42281995642 bytes."""
     operations = [

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat.bounds.window_tree import Tree, enough_for
+from remat.bounds.window_tree import Gains, Tree, enough_for
 from remat.bounds.windows import WindowBound
 from remat.certificate import BoundCertificate
 from remat.incumbent import GAP_TOLERANCE, Incumbent
@@ -77,6 +77,7 @@ class WindowIntegers:
         self.rounds, self.ended, self.is_cut = 0, False, False
         self._boundaries: list[int] = []
         self._best: Tree | None = None  # the open tree of the highest bound, or the one that follows a full tree
+        self._learned: Gains = {}  # by branching in earlier trees
         self._proven = 0.0  # the highest bound of a tree
         self._nodes: int | None = None  # left in a run that counts them
 
@@ -128,7 +129,7 @@ class WindowIntegers:
         whole: np.ndarray | None = None
         tree, goal = None, self.goal
         if goal is not None:
-            tree, whole = self._branch(Tree(model, y, enough_for(goal)))
+            tree, whole = self._branch(Tree(model, y, enough_for(goal), self._learned))
             if tree.is_closed:
                 return []
             if not tree.is_begun:
@@ -157,7 +158,7 @@ class WindowIntegers:
         """(the tree after its time, or a better earlier one that went on; a point in integers that is cheaper)."""
         whole = None
         if self._nodes is None:
-            whole = tree.run(self._share_ends(SHARE_OF_ANY), self.listener.should_stop)
+            whole = self._grow(tree, SHARE_OF_ANY)
         if whole is None:
             whole = self._grow(tree, SHARE, NODES_PER_S * max(0.0, self.deadline - time.monotonic()))
         if _is_open(tree, whole) and self._best is not None and self._best.bound >= tree.bound:
@@ -182,12 +183,14 @@ class WindowIntegers:
     def _grow(self, tree: Tree, share: float, most_nodes: float = math.inf) -> np.ndarray | None:
         """`Tree.run` for a share of the time that is left, or of the nodes if they are counted."""
         if self._nodes is None:
-            return tree.run(self._share_ends(share), self.listener.should_stop, most_nodes)
-        before = len(tree.nodes)
-        most = before + max(1, int(share * self._nodes))
-        whole = tree.run(self.deadline, self.listener.should_stop, most)
-        self._nodes = max(0, self._nodes - max(1, len(tree.nodes) - before))
-        self.is_cut = self.is_cut or tree.is_cut
+            whole = tree.run(self._share_ends(share), self.listener.should_stop, most_nodes)
+        else:
+            before = len(tree.nodes)
+            most = before + max(1, int(share * self._nodes))
+            whole = tree.run(self.deadline, self.listener.should_stop, most)
+            self._nodes = max(0, self._nodes - max(1, len(tree.nodes) - before))
+            self.is_cut = self.is_cut or tree.is_cut
+        self._learned = {**self._learned, **tree.learned}
         return whole
 
     def _prove(self, tree: Tree) -> None:

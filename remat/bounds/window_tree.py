@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,9 +27,11 @@ ROUNDED, ROUNDED_SHARE = 0.01, 1e-6  # room for rounded multipliers, in costs an
 WHOLE = 1e-6  # a column is whole if it is as near to an integer
 TRIED = 8  # columns at a node whose two children are solved, at most
 TRIAL = 100  # iterations of a try
-KNOWN = 4  # tries of a column after which its earlier results are trusted
+KNOWN = 2  # tries of a column, in earlier trees too, after which their results are trusted
 MOST_ENTRIES = 800_000  # multipliers of a tree, so that its certificate stays within megabytes and seconds
 COUNTED_S = 1e-5  # for each multiplier, to count the certificate
+Place = tuple[str, int, int, int]  # of a column: its kind, its boundaries, its value or operation
+Gains = Mapping[Place, tuple[np.ndarray, np.ndarray]]  # [0 and 1] the gains of a column in all tries, and their number
 FREE = -1  # of a column: neither 0 nor 1 is fixed
 
 
@@ -68,8 +71,11 @@ class Tree:
         is_cut: the clock ended a run or an LP.
     """
 
-    def __init__(self, model: WindowModel, y: np.ndarray, enough: float) -> None:
-        """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed."""
+    def __init__(self, model: WindowModel, y: np.ndarray, enough: float, learned: Gains = MappingProxyType({})) -> None:
+        """`y` [rows] are multipliers of the LP, `enough` the bound at which a node is closed.
+
+        `learned`: what branching on columns has gained in an earlier tree, whose boundaries may be others.
+        """
         self.model, self.y, self.enough = model, y, enough
         self.is_cut = False
         program = self._take(model)
@@ -78,6 +84,9 @@ class Tree:
         self._cost = model.cost.astype(np.float64)
         self._little = 1e-9 * enough
         self._gain, self._tries = np.zeros((2, len(self._cost))), np.zeros((2, len(self._cost)))
+        for column, place in enumerate(self._places() if learned else ()):
+            if place in learned:
+                self._gain[:, column], self._tries[:, column] = learned[place]
         self.nodes: list[_Node] = []
         self.entries = 0
         self._open: list[tuple[float, int]] = []
@@ -85,6 +94,20 @@ class Tree:
         everything = np.full(len(self._cost), FREE, dtype=np.int8)
         bound, fixed = self._judge(y, everything)
         self._add(_Node(bound, fixed, *_sparse(y), None, None))
+
+    def _places(self) -> list[Place]:
+        """[n] the place of each column."""
+        t = (*self.model.boundaries, len(self.model.arrays.graph))  # with a link, the end has columns too
+        return [
+            (kind, k if kind == "X" else t[k], t[m] if kind == "R" else m if kind == "U" else 0, i)
+            for kind, k, m, i in self.model.columns
+        ]
+
+    @property
+    def learned(self) -> Gains:
+        """What branching on columns has gained here, for another tree."""
+        places, tried = self._places(), np.flatnonzero(self._tries.any(axis=0)).tolist()
+        return {places[j]: (self._gain[:, j].copy(), self._tries[:, j].copy()) for j in tried}
 
     @property
     def bound(self) -> float:
@@ -260,13 +283,13 @@ class Tree:
     def _judge(self, y: np.ndarray, fixed: np.ndarray) -> tuple[float, np.ndarray]:
         """(the bound that multipliers prove, the columns fixed by them)."""
         reduced = self._cost - self._transposed @ y
-        bound = self._total + float(y @ self._lower) + _least(reduced, fixed)
+        bound = self._total + _product(y, self._lower) + _least(reduced, fixed)
         decided = (fixed == FREE) & self.model.is_whole & (bound + np.abs(reduced) >= self.enough)
         return bound, np.where(decided, reduced < 0, fixed).astype(np.int8)
 
     def _multiple(self, ray: np.ndarray, fixed: np.ndarray) -> np.ndarray:
         """The multiple of a ray that proves enough; the ray itself if it proves nothing."""
-        slope = float(ray @ self._lower) + _least(-(self._transposed @ ray), fixed)
+        slope = _product(ray, self._lower) + _least(-(self._transposed @ ray), fixed)
         return ray * (2 * self.enough / slope) if slope > 0 else ray
 
     def _dense(self, node: _Node) -> np.ndarray:
@@ -307,6 +330,12 @@ class Tree:
 def _least(weights: np.ndarray, fixed: np.ndarray) -> float:
     """Least sum of weights x over the columns 0 <= x <= 1 [n] that `fixed` leaves."""
     return float(np.where(fixed == FREE, np.minimum(0.0, weights), weights * (fixed == 1)).sum())
+
+
+def _product(y: np.ndarray, lower: np.ndarray) -> float:
+    """Of multipliers, nearly all 0, and the sides of their rows; threads of BLAS take the time of others for it."""
+    rows = np.flatnonzero(y)
+    return float(y[rows] @ lower[rows])
 
 
 def _sparse(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ CHUNK_S = 0.05  # duration of one call of compiled code, between two looks at th
 FIXED_CHUNK = 8192  # moves of one call in runs that must repeat exactly
 ROOM = 16  # runs per operation and copies per value, to begin with
 LEAST_ROOM, MOST_STATE_BYTES = 256, 1 << 27  # a plan beyond both repeats too much; memory stays linear in the graph
-REPORT_SHARE = 20.0  # between two reports, in durations of a report
+REPORT_SHARE = 20.0  # between two reports, in processor seconds of a report
 # Price of all bytes above the budget in one stage, in costs of the whole graph. From a low price the moves that save
 # the most come first, and the price rises where the excess does not fall. Small graphs get a first plan sooner from a
 # high price, so every other thread begins with it there.
@@ -242,6 +242,7 @@ def minimise_cost(
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
 
     def stop() -> bool:
+        reporter.report()  # a plan that was found when no report was due
         return reporter.stopped.is_set() or time.monotonic() >= deadline or calls.should_stop()
 
     def work(index: int) -> None:
@@ -287,10 +288,11 @@ class Reporter:
             order, cost, excess = self.best.order, self.best.cost, self.best.excess
             if excess or order is None or cost >= self.cost:
                 return
-            began = time.monotonic()
-            if self.on_order is not None and (last or began >= self.next_report):
+            if self.on_order is not None and (last or time.monotonic() >= self.next_report):
+                began_s = time.thread_time()  # on a busy machine a report may wait, and the next one is not to
                 self.on_order(order, cost)
-                self.cost, self.next_report = cost, began + REPORT_SHARE * (time.monotonic() - began)
+                self.cost = cost
+                self.next_report = time.monotonic() + REPORT_SHARE * (time.thread_time() - began_s)
             if cost <= self.target_cost:
                 self.stopped.set()
 

@@ -25,6 +25,7 @@ from remat.search.timeline import Sizes, Timeline
 
 SLOTS = 16_384  # of memory, in the program
 N_KEPT, PEAKS = 12, (1.0, 0.5, 0.1)  # limits tried: of what is held between the passes, of what a pass needs
+LEAST_OPERATIONS = 150  # of a block, in the plan of one graph
 MOVES = 60_000  # for each plan of a block: with a quarter of it, plans cost several times as much
 TRIES = 6  # of the program, until the simulator agrees
 
@@ -217,8 +218,11 @@ class Chain:
 def chain_plan(
     graph: Graph, budget_bytes: int, *, seed: int = 0, threads: int = 1, deadline: float = float("inf")
 ) -> Plan | None:
-    """The cheapest plan in which each block follows one of the plans of a block; None without blocks or such a plan."""
-    plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline)
+    """The cheapest plan in which each block follows one of the plans of a block; None without blocks or such a plan.
+
+    Small neighbours are one block: what one of them reads of another is held between the passes otherwise.
+    """
+    plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline, least_operations=LEAST_OPERATIONS)
     return None if plans is None else plans.within(budget_bytes)
 
 
@@ -242,18 +246,19 @@ class BlockPlans:
     @classmethod
     def of(
         cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf"),
-        known: dict[str, list[Option]] | None = None, like: BlockPlans | None = None,
+        known: dict[str, list[Option]] | None = None, like: BlockPlans | None = None, least_operations: int = 0,
     ) -> BlockPlans | None:  # fmt: skip
         """Plans found by annealing; None without blocks.
 
         Args:
             known: [hash of a stretch] what was found for it; grows. The blocks of two steps may be the same.
             like: its orders serve where blocks run the same operations, at other sizes perhaps.
+            least_operations: of a block; smaller neighbours are one.
         """
         repeats = find_repeats(graph)
         if repeats is None:
             return None
-        chain = Chain(graph, repeats)
+        chain = Chain(graph, repeats.grouped(least_operations))
         known, stretches = {} if known is None else known, (chain.block, chain.turn)
         others = (None, None) if like is None else ((like.chain.block, like.options), (like.chain.turn, like.turns))
         for each, other in zip(stretches, others, strict=True):

@@ -15,6 +15,7 @@ import numpy as np
 from remat.graph import Graph
 
 LEAST_BLOCKS = 4  # fewer repeats are not worth a search of their own
+LEAST_GROUPS = 8  # of neighbours that are planned together
 LEAST_SHARE = 0.5  # of the forward operations that the blocks must cover
 
 
@@ -40,6 +41,17 @@ class Repeats:
         """Backward operations of a block."""
         first = self.backward - block * self.n_backward
         return range(first, first + self.n_backward)
+
+    def grouped(self, operations: int) -> Repeats:
+        """Blocks of at least so many operations: 2, 4, ... neighbours as one, while `LEAST_GROUPS` of them are left.
+
+        What is left over follows the last block.
+        """
+        n = 1
+        while n * (self.n_forward + self.n_backward) < operations and self.n_blocks >= 2 * n * LEAST_GROUPS:
+            n *= 2
+        backward = self.backward - (n - 1) * self.n_backward
+        return Repeats(self.forward, n * self.n_forward, backward, n * self.n_backward, self.n_blocks // n)
 
 
 def find_repeats(graph: Graph, least: int = LEAST_BLOCKS) -> Repeats | None:
@@ -126,12 +138,23 @@ def _with_backward(
             if inner[v] and begins[block_of[v]] < 0:
                 begins[block_of[v]] = k
     steps = begins[:-1] - begins[1:]
-    if begins.min() < 0 or steps.min() <= 0 or (steps != steps[0]).any():
+    n_backward = int(steps[n_blocks // 2 - 1])
+    is_alike = (steps == n_backward) & (begins[1:] >= 0)
+    low, high = _run_around(is_alike, n_blocks // 2 - 1)  # blocks at the ends may differ
+    if n_backward <= 0 or low == high:
         return None
-    n_backward = int(steps[0])
-    if int(begins[0]) + n_backward > len(graph):  # what is frozen before the blocks spares the first one a gradient
-        first, n_blocks, begins = first + period, n_blocks - 1, begins[1:]
-    return _equal_ones(graph, labels, Repeats(first, period, int(begins[0]), n_backward, n_blocks))
+    if int(begins[low]) + n_backward > len(graph):  # what is frozen before the blocks spares the first one a gradient
+        low += 1
+    found = Repeats(first + low * period, period, int(begins[low]), n_backward, high - low + 1)
+    return _equal_ones(graph, labels, found)
+
+
+def _run_around(is_alike: np.ndarray, at: int) -> tuple[int, int]:
+    """(first, end) of the run of True that holds a place; an empty run if it is False there."""
+    others = np.flatnonzero(~is_alike)
+    if not is_alike[at]:
+        return at, at
+    return int(others[others < at].max(initial=-1)) + 1, int(others[others > at].min(initial=len(is_alike)))
 
 
 def _equal_ones(graph: Graph, labels: np.ndarray, found: Repeats) -> Repeats:

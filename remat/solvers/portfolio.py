@@ -54,6 +54,7 @@ SEARCH_SHARES, SEARCH_SHARES_SMALL, STILL_FALLING = (0.2, 0.3, 0.4, 0.5, 0.6), (
 SEARCH_SHARES_LARGE, SEARCH_SHARES_HUGE, PROOF_ENDS, PROOF_ENDS_LARGE = (0.75,), (0.88,), 0.7, 0.9
 FIRST_TURN_SHARE, LAST_TURN_SHARE, SHORTEST_TURN_S = 0.35, 0.5, 0.2  # of the time that is left then, for each turn
 WHOLE_COLUMNS = 40_000  # largest model that gets an LP and then its whole MILP
+LP_GAP = 3e-3  # that LP leaves a larger gap on most graphs, and with a smaller one trees and restricted MILPs go on
 REFINE_SHARE, REFINE_SHARE_LARGE = 0.08, 0.2  # of the time, for restricted MILPs before the LP bound
 # Of the time, for the window relaxation: its first round, those before anything else, and those after the first
 # restricted MILPs; rounds of it in a run that repeats exactly. With a cost cap its bound often decides, and with little
@@ -240,8 +241,8 @@ class _Run:
         """Windows, restricted MILPs for a better plan, windows in integers, the LP bound, the MILP from the best plan.
 
         A small problem has no restricted MILPs: its whole MILP comes in their place. A large one has neither the LP nor
-        the whole MILP: the windows prove more. The LP begins only if it is expected to end in time. In scope free,
-        windows are all there is.
+        the whole MILP: the windows prove more. The LP begins only if it is expected to end in time, and if the windows
+        leave a larger gap than it does. In scope free, windows are all there is.
         """
         if context.problem.scope is Scope.FREE:
             return self._prove_free(context)
@@ -267,7 +268,9 @@ class _Run:
         self._window_bound(context.until(context.share_ends(WINDOW_SHARE_LATER)))
         if not done():
             self._window_integers(context.until(context.share_ends(WINDOW_INTEGER_SHARE)))
-        if not done() and self.columns <= WHOLE_COLUMNS and self._has_time_for_lp(context):
+        gap = context.incumbent.gap
+        is_open = gap is None or gap > LP_GAP
+        if not done() and is_open and self.columns <= WHOLE_COLUMNS and self._has_time_for_lp(context):
             self._lp_bound(context)
             if not done() and not is_closed(context.incumbent.gap):
                 self._whole_milp(context)

@@ -31,7 +31,7 @@ from remat.solution import Candidate, Outcome, candidates_of
 FAMILY_SHARE = 0.2  # of the time, for baselines if greedy eviction fails
 # For a plan where eviction finds none: most time, share of the time, and what a short limit gives, up to half of it.
 LEAN_S, LEAN_SHARE, LEAST_LEAN_S, MOST_LEAN = 5.0, 0.2, 0.5, 0.5
-BLOCKS_SHARE = 0.3  # of the time, for plans of a block that repeats
+BLOCKS_SHARE = 0.5  # of the time, for plans of a block that repeats
 MOVES_PER_S = 20_000  # in a deterministic run: the speed of a slow machine
 QUICK_MOVES, QUICK_SHARE = 20_000, 0.1  # most moves, and largest share of the time, for a plan to start from
 FIRST_CYCLE_S = 8.0  # of the search, about; each cycle is twice as long as the one before
@@ -276,6 +276,7 @@ class _Cycles:
                     self.best.moves += found.moves
 
         def stop() -> bool:
+            reporter.report()  # a plan that was found when no report was due
             return reporter.stopped.is_set() or self.should_stop()
 
         try:

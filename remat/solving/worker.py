@@ -47,6 +47,7 @@ START_S = 60.0  # most time for the start of a family's process, before the cloc
 PREPARE_S = 300.0  # most time for `Strategy.prepare`, before the clock starts
 GRACE_S = 2.0  # for an interrupted worker to write its result
 
+# Threads of BLAS: one, because those of the solvers are counted elsewhere, and BLAS's spin while they wait.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -339,7 +340,7 @@ def _exchange(
         events.path = events_file
         begins_greedily = get_strategy(strategy).begins_greedily and not context.repeats
         meanwhile = events.offer_greedy if begins_greedily else lambda: None
-        code, complaint = _run(command, limit_s, context.options.threads, events, meanwhile, is_here=spec is not None)
+        code, complaint = _run(command, limit_s, events, meanwhile, is_here=spec is not None)
         events.read()
         if result.exists():
             return json.loads(result.read_text()), Status.FAILED, ""
@@ -367,7 +368,7 @@ def _compiling(strategy: str) -> str:
 
 
 def _run(
-    command: Sequence[str], limit_s: float, threads: int, events: _Events,
+    command: Sequence[str], limit_s: float, events: _Events,
     meanwhile: Callable[[], None] = lambda: None, *, is_here: bool = False,
 ) -> tuple[int | None, str]:  # fmt: skip
     """(exit code or None if killed at the limit, last line of standard error).
@@ -382,7 +383,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=child.environment(dict.fromkeys(THREAD_VARIABLES, str(threads)), here=is_here),
+            env=child.environment(dict.fromkeys(THREAD_VARIABLES, "1"), here=is_here),
             start_new_session=True,  # so that Ctrl-C reaches only the parent
         )
         _running.add(process)
