@@ -116,7 +116,7 @@ def test_an_interrupt_drops_what_waits_and_kills_what_runs(problem: Problem) -> 
 
     def long_worker() -> None:
         context = new_context(problem, SolveOptions(60.0))
-        worker._run([sys.executable, "-c", "import time; time.sleep(60)"], 60.0, 1, worker._Events(context, context))
+        worker._run([sys.executable, "-c", "import time; time.sleep(60)"], 60.0, worker._Events(context, context))
         ended.append(time.monotonic())
 
     thread = threading.Thread(target=long_worker)
