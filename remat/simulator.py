@@ -161,9 +161,7 @@ class Streams:
         self.peak = (0, -1)  # most bytes held on the device when a copy took its place, after which computation
         self.copies: list[tuple[int, int, int, int]] = []
 
-    def compute(
-        self, call: Operation | Implementation, resident: bytearray, reused: Sequence[tuple[int, int]]
-    ) -> int:  # fmt: skip
+    def compute(self, call: Operation | Implementation, resident: bytearray, reused: Sequence[tuple[int, int]]) -> int:
         """Run an operation, when it ends; `reused` are pairs (input, output), the output written over the input."""
         waits = [self.in_end.get(v, 0) for v in call.inputs]
         written = [*(v for v in call.outputs if resident[v]), *(source for source, _ in reused)]

@@ -112,9 +112,7 @@ class SimulatedAllocator:
 
     def cut(self, block: Block, size: int) -> Block:
         """Shorten a block to `size`; its rest, which is in no pool."""
-        rest = Block(
-            block.start + size, block.size - size, block.is_small, True, block.is_mapped, block, block.after
-        )  # fmt: skip
+        rest = Block(block.start + size, block.size - size, block.is_small, True, block.is_mapped, block, block.after)
         if block.after is not None:
             block.after.before = rest
         block.size, block.after = size, rest

@@ -149,9 +149,7 @@ def _luby() -> Iterator[int]:
 class _Placer:
     """The best offsets so far. Sizes are in units of their greatest common divisor; buffers of 0 bytes lie at 0."""
 
-    def __init__(
-        self, lower: np.ndarray, upper: np.ndarray, size: np.ndarray, aim: int, deadline: float, seed: int
-    ):  # fmt: skip
+    def __init__(self, lower: np.ndarray, upper: np.ndarray, size: np.ndarray, aim: int, deadline: float, seed: int):
         self.n = len(size)
         self.chosen = np.nonzero(size)[0]
         self.unit = int(np.gcd.reduce(size)) or 1

@@ -188,9 +188,7 @@ class Tree:
             self.nodes[0] = replace(root, branch=(column, self._add(children[0]), self._add(children[1])))
         return True
 
-    def _best_branch(
-        self, node: _Node, columns: np.ndarray, deadline: float
-    ) -> tuple[int, tuple[_Node, _Node]] | None:  # fmt: skip
+    def _best_branch(self, node: _Node, columns: np.ndarray, deadline: float) -> tuple[int, tuple[_Node, _Node]] | None:
         """The column that raises both children's bounds most, of those tried, and the children; None if out of time."""
         assert node.x is not None
         tries = np.minimum(self._tries[0], self._tries[1])

@@ -140,9 +140,7 @@ class WindowBound:
             model = build_window_model(arrays, budget, boundaries, windows, slots=is_staged)
         return model.with_cuts([cut for t in boundaries for cut in self._cuts.get(t, ())])
 
-    def solve(
-        self, model: WindowModel, deadline: float, should_stop: Callable[[], bool]
-    ) -> Solved | None:  # fmt: skip
+    def solve(self, model: WindowModel, deadline: float, should_stop: Callable[[], bool]) -> Solved | None:
         """`solve_windows`, begun with the rows that counted in the last solve."""
         first = None if self._active is None else alike(model, *self._active)
         solved = solve_windows(

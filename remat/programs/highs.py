@@ -252,9 +252,7 @@ def cheapest_columns(
         ([n] bool, None if no choice was found in time; a bound on the cost of every choice, infinite without any).
     """
     n, largest = len(cost), max(1.0, cost.max(initial=0))
-    program = Program(
-        sp.csr_array(rows), cost / largest, np.ones(n), row_lower, np.ones(n, bool), row_upper=row_upper
-    )  # fmt: skip
+    program = Program(sp.csr_array(rows), cost / largest, np.ones(n), row_lower, np.ones(n, bool), row_upper=row_upper)
     found = solve_program(program, highs_options(Limits(time_limit_s)))
     bound = np.inf if found.infeasible else found.bound * largest
     return None if found.x is None else found.x > 0.5, bound

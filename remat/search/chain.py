@@ -193,9 +193,7 @@ class Chain:
         begins.append(len(order))
         return [*order, *self.after], np.array(begins)
 
-    def measured(
-        self, begins: np.ndarray, timeline: Timeline, sizes: Sizes
-    ) -> tuple[np.ndarray, np.ndarray, int, int]:  # fmt: skip
+    def measured(self, begins: np.ndarray, timeline: Timeline, sizes: Sizes) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Where all blocks follow one option: what each block adds, and what it needs above all before it.
 
         Args:

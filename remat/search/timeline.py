@@ -34,9 +34,7 @@ def replayed(graph: Graph, plan: Plan) -> Iterator[tuple[int, list[int], list[in
             yield i, new, again
 
 
-def _rows(
-    start: np.ndarray, ids: np.ndarray, order: np.ndarray, at: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def _rows(start: np.ndarray, ids: np.ndarray, order: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(ids of the rows of a compressed list that `order` names, one after the other; the entry of `at` for each)."""
     lengths = (start[1:] - start[:-1])[order]
     begins = np.cumsum(lengths) - lengths

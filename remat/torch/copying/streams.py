@@ -73,9 +73,7 @@ class OnCpu:
         for target, source in pairs:
             np.copyto(target.numpy(), source.numpy())
 
-    def _run(
-        self, way: str, pairs: list[tuple[Tensor, Tensor]], after: Sequence[Future[None]], asked: float
-    ) -> None:  # fmt: skip
+    def _run(self, way: str, pairs: list[tuple[Tensor, Tensor]], after: Sequence[Future[None]], asked: float) -> None:
         try:
             started, late = max(asked, self.ended[way]), [copy for copy in after if not copy.done()]
             for copy in after:

@@ -49,9 +49,7 @@ class KnownPlans:
         of_blocks: see `BlockPlans.of`; another step, with the same blocks, may take it.
     """
 
-    def __init__(
-        self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None
-    ):  # fmt: skip
+    def __init__(self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None):
         self.limit_s, self.threads = limit_s, threads
         self.of_blocks = {} if of_blocks is None else of_blocks
         self.link: Link | None = None

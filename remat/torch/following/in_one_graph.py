@@ -34,9 +34,7 @@ class Following(Protocol):
     model: nn.Module
     planner: Planner
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
-    ) -> Any:  # fmt: skip
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
         """Call the model; `parameters` are its own, in any order."""
         ...
 
@@ -65,9 +63,7 @@ class InOneGraph:
         step = captured_step(self.model, args, kwargs, self.planner.backend)
         return [self.planner.plan(step, describe_inputs((args, kwargs)))]
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
-    ) -> Any:  # fmt: skip
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
         if self.planner.backend.implementations != "joint":
             return self._call(args, kwargs, parameters)
         random = _random.random_states()

@@ -320,9 +320,7 @@ class _Fuser:
             ))  # fmt: skip
         operations, members, made, buffers, is_extern, in_place, temporary = zip(*rows, strict=True)
         graph = replace(fine, operations=operations, values=tuple(values), loss=end)
-        return FusedGroups(
-            self.step, graph, tuple(of), members, made, buffers, is_extern, end, in_place, temporary
-        )  # fmt: skip
+        return FusedGroups(self.step, graph, tuple(of), members, made, buffers, is_extern, end, in_place, temporary)
 
     def _readers(self, arguments: Mapping[str, int]) -> dict[int, set[int]]:
         """[operation] numbers of the arguments that it reads, of those with a number."""

@@ -91,9 +91,7 @@ def _step(
 
 
 @contextmanager
-def undone(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
-) -> Iterator[list[Tensor]]:  # fmt: skip
+def undone(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> Iterator[list[Tensor]]:
     """Undo afterwards what steps change: gradients, buffers, attributes, random numbers. Gives what gets gradients."""
     leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]

@@ -258,9 +258,7 @@ def _loss_alone(model: nn.Module, args: Any, kwargs: Any, outside: Outside, read
         pairs = [(x, g) for x, g in zip(found, gradients, strict=True) if g is not None]
         own = {storage_key(g): storage_bytes(g) for _, g in pairs if storage_key(g) in follower.alive}
         left_out = {like(x) for x in found} - {like(x) for x, _ in pairs}
-        begun.update(
-            held_bytes=follower.total_bytes, given_bytes=sum(own.values()), left_out=frozenset(left_out)
-        )  # fmt: skip
+        begun.update(held_bytes=follower.total_bytes, given_bytes=sum(own.values()), left_out=frozenset(left_out))
         for x, g in pairs:
             if g.stride() != x.stride():
                 torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(g)

@@ -72,9 +72,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """The blocks of an encoder, or of a decoder that reads its output; all share one bias of relative positions."""
 
-    def __init__(
-        self, width: int, hidden: int, n_layers: int, n_heads: int, gated: bool, dropout: float, reads: bool
-    ):  # fmt: skip
+    def __init__(self, width: int, hidden: int, n_layers: int, n_heads: int, gated: bool, dropout: float, reads: bool):
         super().__init__()
         self.causal, self.bias, self.drop = reads, nn.Embedding(BUCKETS, n_heads), nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, hidden, n_heads, gated, dropout, reads) for _ in range(n_layers))

@@ -39,9 +39,7 @@ class InParts:
         }
         division.apply(model)
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]
-    ) -> Any:  # fmt: skip
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
         division = self.search.division
         division.check_applied(self.model)
         with division.placed(self.model, self.modules):

@@ -257,9 +257,7 @@ def _once(graph: Graph, budget_bytes: int) -> Plan:
     return Plan.from_order(graph, range(len(graph)), budget_bytes)
 
 
-def _followed(
-    planner: Planner, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> FollowedStep:  # fmt: skip
+def _followed(planner: Planner, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FollowedStep:
     """The plain step; where the given loss reads values, with one that needs as much."""
     try:
         return plain_step(model, args, kwargs, planner.outside)

@@ -108,9 +108,7 @@ def undefined_calls(
     return of_gradients, undefined
 
 
-def partly_undefined(
-    of_gradients: set[fx.Node], undefined: set[fx.Node]
-) -> list[tuple[fx.Node, list[fx.Node]]]:  # fmt: skip
+def partly_undefined(of_gradients: set[fx.Node], undefined: set[fx.Node]) -> list[tuple[fx.Node, list[fx.Node]]]:
     """(call, gradients that it reads and that are missing) of calls for which other gradients are there."""
     pairs = ((node, [x for x in node.all_input_nodes if x in undefined]) for node in of_gradients - undefined)
     return [(node, absent) for node, absent in pairs if absent]

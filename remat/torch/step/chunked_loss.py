@@ -254,9 +254,7 @@ def _has_gradient(node: fx.Node) -> bool:
     return is_in_backward(node)
 
 
-def _by_product(
-    loss: _Loss, ends: list[fx.Node]
-) -> tuple[fx.Node | None, fx.Node | None, fx.Node | None] | None:  # fmt: skip
+def _by_product(loss: _Loss, ends: list[fx.Node]) -> tuple[fx.Node | None, fx.Node | None, fx.Node | None] | None:
     """The ends that make the gradients of hidden states, weight and bias; None if there are others."""
     rows, turned = loss.product.args[-2:]
     assert isinstance(rows, fx.Node)

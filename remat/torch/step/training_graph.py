@@ -414,9 +414,7 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
     end, operations = end_of(graph), list(graph.operations)
     left_out, held = ([], {}) if views else _left_out(step, returned, outside)
     unread = {step.storage[node]: dense_bytes(node.meta["val"]) for node in left_out}
-    graph = replace(
-        graph, values=tuple(replace(x, bytes=0) if v in unread else x for v, x in enumerate(graph.values))
-    )  # fmt: skip
+    graph = replace(graph, values=tuple(replace(x, bytes=0) if v in unread else x for v, x in enumerate(graph.values)))
     for k, values in held.items():
         operations[k] = _reading(operations[k], values)
     most = max(
@@ -429,9 +427,7 @@ def with_loss_outside(step: CapturedStep, needs: Callable[[list[torch.Tensor]], 
     return (_with_output(graph, end, kept) if outside.held_bytes else graph), outside
 
 
-def _left_out(
-    step: CapturedStep, tangents: list[fx.Node], outside: Needs
-) -> tuple[list[fx.Node], dict[int, set[int]]]:  # fmt: skip
+def _left_out(step: CapturedStep, tangents: list[fx.Node], outside: Needs) -> tuple[list[fx.Node], dict[int, set[int]]]:
     """(gradients of outputs that the loss does not differentiate, [operation] values that stand for copies there).
 
     Such gradients are zeros that are dropped when the backward pass begins. A sum of such a gradient and another one
