@@ -242,8 +242,7 @@ def minimise_cost(
     first = np.arange(len(graph), dtype=np.int32) if start is None else start
 
     def stop() -> bool:
-        reporter.report()  # a plan that was found when no report was due
-        return reporter.stopped.is_set() or time.monotonic() >= deadline or calls.should_stop()
+        return reporter.is_stopped() or time.monotonic() >= deadline or calls.should_stop()
 
     def work(index: int) -> None:
         annealer = Annealer(graph, budget_bytes, seed * 1009 + index, arrays)
@@ -281,6 +280,11 @@ class Reporter:
         self.stopped = threading.Event()
         self.cost = float("inf")  # of the last plan reported
         self.next_report = 0.0  # earliest time
+
+    def is_stopped(self) -> bool:
+        """Whether the threads are to end. A plan that was found when no report was due is reported if one is now."""
+        self.report()
+        return self.stopped.is_set()
 
     def report(self, last: bool = False) -> None:
         """Report the best plan if it is better than the last one reported and a report is due, or the `last` one."""

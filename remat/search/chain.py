@@ -257,17 +257,23 @@ class BlockPlans:
         if repeats is None:
             return None
         chain = Chain(graph, repeats.grouped(least_operations))
-        known, stretches = {} if known is None else known, (chain.block, chain.turn)
-        others = (None, None) if like is None else ((like.chain.block, like.options), (like.chain.turn, like.turns))
-        for each, other in zip(stretches, others, strict=True):
-            if each.own.sha256() in known:
-                continue
-            if other is not None and _calls(each.own) == _calls(other[0].own):
-                known[each.own.sha256()] = [*map(each.resized, other[1])]
-            else:
-                known[each.own.sha256()] = each.options(seed, threads, deadline)
-        options, turns = (known[each.own.sha256()] for each in stretches)
-        return cls(chain, options, turns)
+        known = {} if known is None else known
+
+        def options(stretch: Stretch) -> list[Option]:
+            found = None if like is None else like._options_of(stretch)
+            key = stretch.own.sha256()
+            if found is None and key not in known:
+                known[key] = stretch.options(seed, threads, deadline)
+            return known[key] if found is None else found
+
+        return cls(chain, options(chain.block), options(chain.turn))
+
+    def _options_of(self, stretch: Stretch) -> list[Option] | None:
+        """Those of the block or the turn that runs the operations of a stretch, at its sizes; None if neither does."""
+        for own, options in ((self.chain.block, self.options), (self.chain.turn, self.turns)):
+            if _calls(own.own) == _calls(stretch.own):
+                return [*map(stretch.resized, options)]
+        return None
 
     def at(self, graph: Graph) -> BlockPlans | None:
         """The same orders for the step at another size, whose operations are the same; None if its blocks are not."""

@@ -67,12 +67,12 @@ def find_repeats(graph: Graph, least: int = LEAST_BLOCKS) -> Repeats | None:
     if any(op.is_backward for op in graph.operations[:n_forward]):
         return None
     labels = _labels(graph)
-    found = _longest(labels[:n_forward], least)
-    if found is None:
+    longest = _longest(labels[:n_forward], least)
+    if longest is None:
         return None
-    first, period, length = found
+    first, period, length = longest
     first += _cheapest_cut(graph, first, period, length)
-    n_blocks = (found[0] + length - first) // period
+    n_blocks = (longest[0] + length - first) // period
     if n_blocks < least or n_blocks * period < LEAST_SHARE * n_forward:
         return None
     found = _with_backward(graph, labels, first, period, n_blocks, n_forward)

@@ -276,8 +276,7 @@ class _Cycles:
                     self.best.moves += found.moves
 
         def stop() -> bool:
-            reporter.report()  # a plan that was found when no report was due
-            return reporter.stopped.is_set() or self.should_stop()
+            return reporter.is_stopped() or self.should_stop()
 
         try:
             on_threads(work, self.threads, reporter.stopped)

@@ -47,7 +47,7 @@ START_S = 60.0  # most time for the start of a family's process, before the cloc
 PREPARE_S = 300.0  # most time for `Strategy.prepare`, before the clock starts
 GRACE_S = 2.0  # for an interrupted worker to write its result
 
-# Threads of BLAS: one, because those of the solvers are counted elsewhere, and BLAS's spin while they wait.
+# BLAS gets one thread: solvers have threads of their own, and BLAS's spin while they wait.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

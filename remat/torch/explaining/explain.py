@@ -283,11 +283,10 @@ class _Sizes:
                 if (what, in_chunks) not in self.known:
                     self.known[what, in_chunks] = self.made.sized(parameter, degree, unit, in_chunks=in_chunks), {}
                 (plain, _), (sized, steps) = self.known[what, False], self.known[what, in_chunks]
-                apart = {size // unit: plans for size in sized.apart}
                 growing = Growing(
                     partial(self._graph_at, sized), None if in_chunks else partial(self._peak_at, sized),
-                    self.budget_bytes, plans.around(self._graph_at(sized, min(sized.steps))) if apart else plans, unit,
-                    learns=degree > 1 and plans.link is None, steps=steps, apart=apart,
+                    self.budget_bytes, plans, unit, learns=degree > 1 and plans.link is None, steps=steps,
+                    apart=sized.apart,  # a size of 1, which is also the unit then
                 )  # fmt: skip
                 largest[what] = growing.largest(
                     overheads, lambda n, p=parameter, plain=plain: plain.check_needs(self.made.needs({p: n}), n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,7 +49,11 @@ class KnownPlans:
         of_blocks: see `BlockPlans.of`; another step, with the same blocks, may take it.
     """
 
-    def __init__(self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None):
+    def __init__(
+        self, graph: Graph, limit_s: float, threads: int, of_blocks: dict[str, list[Option]] | None = None,
+        like: Sequence[BlockPlans] = (),
+    ):  # fmt: skip
+        """`like`: see `BlockPlans.of`."""
         self.limit_s, self.threads = limit_s, threads
         self.of_blocks = {} if of_blocks is None else of_blocks
         self.link: Link | None = None
@@ -58,7 +62,8 @@ class KnownPlans:
         self.steps: dict[int, _AtSize] = {}  # [identity of a graph]
         self._know(graph, Plan.from_order(graph, range(len(graph))))
         self.blocks: list[BlockPlans] = []
-        self.learn_blocks(graph)
+        for each in like or (None,):
+            self.learn_blocks(graph, each)
 
     def over(self, link: Link) -> KnownPlans:
         """These plans, and those that copy over a link."""
@@ -68,10 +73,8 @@ class KnownPlans:
 
     def around(self, graph: Graph) -> KnownPlans:
         """Plans of a step that runs other operations, perhaps around the same blocks; plans of those serve it."""
-        others = KnownPlans(graph, 0.0, self.threads, self.of_blocks)
-        others.limit_s, others.link = self.limit_s, self.link
-        for each in self.blocks:
-            others.learn_blocks(graph, each)
+        others = KnownPlans(graph, self.limit_s, self.threads, self.of_blocks, self.blocks)
+        others.link = self.link
         return others
 
     def learn_blocks(self, graph: Graph, like: BlockPlans | None = None) -> None:
@@ -198,11 +201,12 @@ class Growing:
     Attributes:
         graph_at: [size] the graph with costs.
         peak_at: [size] peak of the step that recomputes nothing; None: that of the graph.
-        plans: of the step at one size.
+        plans: of the step at one size, which is one of `apart` if there are any.
         unit: by which sizes grow at least.
         learns: whether other plans of a block may be better at another size: attention has another share.
         steps: [size] what `graph_at` gave.
-        apart: [size] plans of the step where it runs other operations than those of `plans`.
+        apart: sizes, below all others, at which the step runs other operations.
+        others: plans for the other sizes.
     """
 
     graph_at: Callable[[int], Graph]
@@ -212,7 +216,11 @@ class Growing:
     unit: int = 1
     learns: bool = True
     steps: dict[int, Graph] = field(default_factory=dict)
-    apart: Mapping[int, KnownPlans] = field(default_factory=dict)
+    apart: Collection[int] = ()
+    others: KnownPlans = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.others = self.plans.around(self._at(max(self.apart) + 1)) if self.apart else self.plans
 
     def largest(self, overheads: Sequence[float], check: Callable[[int], None]) -> dict[float, int | None]:
         """[overhead] the largest size whose cheapest plan within the budget costs no more; None if none does.
@@ -226,8 +234,8 @@ class Growing:
         most = max(found.values())
         if most + 1 >= GREATEST:
             raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
-        if most and self.plans.blocks and self.learns:
-            self.plans.learn_blocks(self._at(most))
+        if most and self._plans_at(most).blocks and self.learns:
+            self._plans_at(most).learn_blocks(self._at(most))
             self._grow(found, overheads[1:])
         for size in {found[0.0], max(found.values())} - {0}:
             check(max(2, size * self.unit))
@@ -251,7 +259,10 @@ class Growing:
     def _fits(self, size: int, overhead: float) -> bool:
         if self._fits_plainly(size):
             return True
-        return self.apart.get(size, self.plans).suffices(self._at(size), self.budget_bytes, overhead)
+        return self._plans_at(size).suffices(self._at(size), self.budget_bytes, overhead)
+
+    def _plans_at(self, size: int) -> KnownPlans:
+        return self.plans if size in self.apart else self.others
 
 
 def _is_within(graph: Graph, found: Found | None, overhead: float) -> bool:

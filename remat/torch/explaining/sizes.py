@@ -37,7 +37,7 @@ class StepAtSizes:
     Attributes:
         steps: [size] what is known.
         numbers: [size] what `_numbers` gives, as Python's integers, which do not overflow.
-        apart: [size] the step at sizes where it runs other operations; the polynomials do not hold there.
+        apart: [size] the step at sizes, below all others, where it runs other operations.
     """
 
     steps: Mapping[int, StepAtSize]
