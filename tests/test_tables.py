@@ -73,7 +73,6 @@ def test_columns_of_a_table_are_formats_with_units_or_functions() -> None:
         "| of | MB | unit | more |", "| --- | --: | --: | --: |",
         "| a 25% | 2.5 | 0.00 GB | x |", "| b 50% |  |  | x |",
     ]  # fmt: skip
-    assert documents.long_table_of("t", rows, columns).rows[1] == ["b 50%", "", "", "x"]
     twice = [("s", "{of[s]:.1f}"), ("s", "{of[t]:.1f}")]  # heads may be equal, and values nested
     assert documents.table_of([{"of": {"s": 1, "t": None}}], twice) == "| s | s |\n| --- | --: |\n| 1.0 |  |"
     assert documents.table_of([], columns) == documents.table_by_heads([]) == ""

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
 from remat.solvers import choose, portfolio, search
 from remat.solvers.search import COLD, search_staged
-from remat.solving import dispatch, worker
+from remat.solving import dispatch, judgement, worker
 from remat.solving.api import solve_sweep
 from remat.solving.here import solve_here
 
@@ -220,6 +221,14 @@ def test_a_family_that_is_killed_keeps_its_plans(tmp_path: Path, monkeypatch: py
     family = worker.run_family_isolated(context_of(BLOCKS, 1 << 60, seconds=0.2), "stalls", {})
     assert (family.status, family.rejected) == (None, "stopped at the time limit after 2 plans")
     assert [member.cost for member in family.members] == [BLOCKS.total_cost] * 2
+
+
+def test_a_plan_of_a_family_that_would_end_late_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr(judgement, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    plans = repeat(remat.Candidate(Plan.from_order(BLOCKS, range(len(BLOCKS)))))
+    members, rejected = judgement.judge(context_of(BLOCKS, 1 << 60).until(10), plans)
+    assert (len(members), rejected) == (2, "stopped at the time limit after 2 plans")  # a third would end at 12 s
 
 
 def test_the_first_call_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

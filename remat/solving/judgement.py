@@ -21,6 +21,7 @@ from remat.solution import Candidate, Ending, Member, Outcome, Solution, Status
 from remat.units import format_size
 
 LEAST_NAMING_S = 1e-4  # for each operation, what the search for that budget takes at least on a busy machine
+OVERRUN_S = 1.0  # a family's next plan is not begun if it would end later than this after the deadline
 NAMING_S = 1.7  # time after the deadline in which the smallest budget may be found; less than the allowed overrun
 
 
@@ -32,6 +33,7 @@ def judge(
     problem = context.problem
     members: list[Member] = []
     rejected = ""
+    began = time.monotonic()
     for candidate in candidates:
         plan = candidate.plan
         if not problem.scope.contains(plan.scope):
@@ -46,9 +48,12 @@ def judge(
                 on_member(members[-1])
                 finder = str(candidate.parameters.get("from", who))
                 context.incumbent.take(plan, trace.cost, trace.peak_bytes, finder)
-        if time.monotonic() > context.deadline:
+        now = time.monotonic()
+        # The next plan takes about as long as this one.
+        if now > context.deadline or now + (now - began) > context.deadline + OVERRUN_S:
             rejected = rejected or cut_after(members)
             break
+        began = now
     return members, rejected
 
 
