@@ -20,9 +20,9 @@ from rich.console import Console
 
 import analysis
 import remat
-from analysis import charts, matrices, memory, network, results, scales, style
+from analysis import matrices, memory, network, results, scales, style
 from analysis import overhead_data as overhead_module
-from analysis.page import figures, page
+from analysis.page import page
 from analysis.results import load_run
 from analysis.table import pick
 from remat import Graph, Plan, simulate
@@ -62,17 +62,6 @@ def test_draws_everything(drawn: tuple[Path, list[Path]]) -> None:
             assert head == b"\x89PNG\r\n\x1a\n"
         if path.suffix == ".pdf":
             assert head.startswith(b"%PDF-")
-
-
-def test_figure_files_repeat(drawn: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    run, again = load_run(drawn[0]), []
-    with charts.style_context():
-        for name, figure in figures(run):
-            if name in ("overhead", "memory"):
-                again += charts.save(figure, tmp_path / name)
-    assert len(again) == 4  # a PNG and a PDF of each
-    for path in again:
-        assert path.read_bytes() == (drawn[0] / "figures" / path.name).read_bytes(), path.name
 
 
 def test_only_failures(failed: Path) -> None:

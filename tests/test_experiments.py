@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT, blocks_of, run_py, start_run_py
 
-from experiments import documents, runner, store
+from experiments import cli, documents, runner, store
 from experiments.registry import Case, experiments, listed, module_of
 from remat.errors import InvalidInput, UnknownName
 
@@ -202,11 +202,13 @@ def test_the_traceback_of_a_case_that_crashes_is_kept(folder: Path) -> None:
         (["experiment=large", "steps=[dense23]"], "unknown step 'dense23'; did you mean dense32"),
     ],
 )
-def test_a_wrong_key_is_one_line(folder: Path, arguments: list[str], line: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 1
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_wrong_key_is_one_line(
+    folder: Path, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
 
 
 def test_rows_of_older_code_are_replaced(folder: Path) -> None:

@@ -106,8 +106,11 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("kind", ["rows", "plans", "families", "graphs", "paper"])
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [(kind, damage) for kind in ("rows", "plans") for damage in DAMAGE]
+    + [(kind, damage) for kind in ("families", "graphs", "paper") for damage in ("truncated", "altered", "deleted")],
+)  # fmt: skip
 def test_a_damaged_file_of_the_store_is_made_again_and_named(
     tmp_path: Path, solved: tuple[Path, list[Row]], kind: str, damage: str
 ) -> None:
@@ -146,23 +149,6 @@ def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved:
     with pytest.warns(UserWarning, match=rf"{wide.plan_file}: costs .* its row says .*computing it again"):
         again, _, graph_run = sweep(folder, **CHEAP)
     assert (outcome(again), graph_run.solved) == (outcome(rows), 1)
-
-
-def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    plan = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
-    plan.save(path)
-    document = json.loads(path.read_text())
-    for step, words in (
-        (["compute", 99], "step 0: operation 99 does not exist"),
-        (["run", 0], "step 0: not a"),
-        (["compute", 3], "step 0: computes operation 3"),
-    ):
-        path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
-        with pytest.raises(remat.InvalidPlan, match=words) as caught:
-            load_and_simulate(path, MIRROR)
-        assert str(caught.value).startswith(f"{path}: step 0: ")
-        assert caught.value.step == 0
 
 
 def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: Path) -> None:
@@ -355,7 +341,7 @@ def _is_alive(pid: int) -> bool:
 
 # ---- bits that a fault of the disk has changed
 
-N_MUTATIONS = 600  # of each file
+N_MUTATIONS = 250  # of each file
 PLAN = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
 TRACE = remat.simulate(MIRROR, PLAN)
 RECORD = {"ns": 12, "best_ns": 11, "samples": [[12, 11], [13, 12]], "signature": "conv ünïcode"}
@@ -554,7 +540,7 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str
     here.mkdir()
     install_package(plugin, PLUGIN)
     where = ["engine=ray", "engine.address=local"] if engine == "ray" else ["engine.jobs=2"]
-    run = run_command(here, "points=2", "time_limit=10", f"strategies=[{','.join(ENDS)}]", *where, paths=(plugin,))
+    run = run_command(here, "points=2", "time_limit=4", f"strategies=[{','.join(ENDS)}]", *where, paths=(plugin,))
     out, errors = run.communicate(timeout=300)
     assert run.returncode == 0, out + errors
     assert "Traceback" not in out + errors

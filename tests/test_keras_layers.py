@@ -375,8 +375,10 @@ def test_what_keras_refuses_is_one_line(keras: Any) -> None:
             extract(bad)
 
 
-@pytest.mark.parametrize("encoder", ["vgg", "resnet50", "mobilenet", "plain"])
-@pytest.mark.parametrize("network", ["unet", "fcn8", "segnet", "pspnet"])
+@pytest.mark.parametrize(
+    ("network", "encoder"),
+    [("unet", "vgg"), ("unet", "mobilenet"), ("fcn8", "resnet50"), ("segnet", "plain"), ("pspnet", "resnet50")],
+)
 def test_segmentation_networks_on_every_encoder(keras: Any, network: str, encoder: str) -> None:
     graph = extract(spec(network, 1, (64, 96, 3), options={"encoder": encoder}))
     # One score per class and pixel: at half the resolution, at a quarter, and 8 times FCN's 1/8 map plus a rim.

@@ -122,7 +122,7 @@ def test_a_link_may_be_text_wherever_there_is_one() -> None:
         simulate(STEP, Plan.from_steps(STEP, AWAY, link="0GB/s"))
 
 
-@pytest.mark.parametrize(("strategy", "seconds"), [("portfolio", 2), ("search", 2), ("checkmate_milp", 60)])
+@pytest.mark.parametrize(("strategy", "seconds"), [("portfolio", 1), ("search", 1), ("checkmate_milp", 60)])
 def test_a_warm_start_that_the_host_has_no_room_for_is_left_out(strategy: str, seconds: float) -> None:
     plan = Plan.from_steps(STEP, AWAY, link=SLOW)
     solution = remat.solve(
@@ -463,7 +463,7 @@ def test_a_warm_start_with_copies_needs_a_link() -> None:
     with pytest.raises(InvalidInput, match="give the solve a link"):
         remat.solve(STEP, 7, warm_start=plan)
     for strategy in ("portfolio", "interval_cp"):
-        solution = remat.solve(STEP, 7, strategy, warm_start=plan, link=SLOW, time_limit_s=5)
+        solution = remat.solve(STEP, 7, strategy, warm_start=plan, link=SLOW, time_limit_s=2)
         assert solution.cost <= 58
 
 

@@ -39,17 +39,21 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("factory", [convolutional, attention, drawing_twice], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("factory", "optimizer"),
+    [(convolutional, "adamw"), (convolutional, "global_clipnorm"), (attention, "sgd"), (attention, "adamw"),
+     (drawing_twice, "scaled")],
+)  # fmt: skip
 def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, optimizer):
     """Weights, slots, moving averages and seeds after two iterations in which a fifth of all values is repeated."""
     results = []
     for planned in (False, True):
         model, optimizer_ = built(factory), OPTIMIZERS[optimizer]()
         x, y = batch_for(model, 8)
-        step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
+        optimizer_.build(model.trainable_variables)
         run = eager_iteration(model, optimizer_)
         if planned:
+            step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
             order, n = random_order(step.planned, np.random.default_rng(1), 0.2), len(step.planned)
             merged = step.epilogue.merged(order)
             assert [k for k in merged if k < n] == order

@@ -103,6 +103,11 @@ def checked(
     return applied
 
 
+@functools.cache
+def planned_net(share: float) -> rt.Rematerialized:
+    return rematerialize(Net(), ARGS, share)
+
+
 # --- against every other choice
 
 OPERATORS = ("aten.mm.default", "aten.gelu.default", "aten.addmm.default")
@@ -183,11 +188,10 @@ def test_no_other_choice_is_better_and_the_bound_is_below_all(name: str, share: 
 
 @pytest.mark.parametrize("share", [0.85, 0.65])
 def test_selective_ones_are_between_blocks_and_the_free_plan(share: float) -> None:
-    model = Net()
-    planned = rematerialize(model, ARGS, share)
+    planned = planned_net(share)
     blocks, found = (rt.checkpoints(planned, ARGS, language=language) for language in ("blocks", "selective"))
     assert found.free_overhead <= found.overhead < blocks.overhead
-    checked(model, planned, found, least=1.0)
+    checked(planned.model, planned, found, least=1.0)
 
 
 # --- applied
@@ -211,7 +215,7 @@ def test_a_saved_file_makes_them_and_draws_the_same_numbers(language: str, tmp_p
 @pytest.mark.parametrize("language", ["selective", "torch_remat"])
 def test_a_copy_runs_its_own_weights_and_another_choice_replaces_the_first(language: str) -> None:
     needs_package(language)
-    planned = rematerialize(Net(), ARGS, 0.8)
+    planned = planned_net(0.8)
     found = rt.checkpoints(planned, ARGS, language=language)
     applied = found.apply(Net())
     other = copy.deepcopy(applied if language == "torch_remat" else found.apply(applied))
@@ -257,7 +261,7 @@ def test_a_module_may_run_twice() -> None:
 
 
 def test_a_model_that_fits_needs_none() -> None:
-    found = rt.checkpoints(rematerialize(Net(), ARGS, 1.0), ARGS)
+    found = rt.checkpoints(planned_net(1.0), ARGS)
     assert not found.kept
     assert found.overhead == 0
     assert "0 modules" in str(found)
@@ -307,9 +311,11 @@ def planned_transformer(kind: str) -> tuple[nn.Module, dict[str, Tensor], rt.Rem
     return model, inputs, rematerialize(model, (), 0.75, sample_kwargs=inputs)
 
 
-@pytest.mark.parametrize("language", [*APPLY, "transformers"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "vit"])
-def test_plans_of_transformers_fit_with_the_plain_bits(language: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "language"),
+    [*(("gpt2", language) for language in (*APPLY, "transformers")), ("llama", "torchtitan"), ("vit", "transformers")],
+)
+def test_plans_of_transformers_fit_with_the_plain_bits(kind: str, language: str, tmp_path: Path) -> None:
     needs_package(language)
     model, inputs, planned = planned_transformer(kind)
     found = rt.checkpoints(planned, (), sample_kwargs=inputs, language=language)
@@ -413,14 +419,14 @@ def test_a_block_that_changes_its_input_is_left_out() -> None:
 def test_refusals_are_one_line(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remat.torch.checkpointing.languages.find_spec", lambda _: None)
     with refused(message):
-        rt.checkpoints(rematerialize(Net(), ARGS, 0.7), ARGS, **options)
+        rt.checkpoints(planned_net(0.8), ARGS, **options)
 
 
 def test_what_is_not_a_rematerialized_module_is_refused() -> None:
     with refused("takes the module that rematerialize returns"):
         rt.checkpoints(Net(), ARGS)  # pyright: ignore[reportArgumentType]
     with refused("sample_args must be a tuple"):
-        rt.checkpoints(rematerialize(Net(), ARGS, 0.7), ARGS[0])
+        rt.checkpoints(planned_net(0.8), ARGS[0])
 
 
 def test_a_batch_norm_in_a_block_is_refused() -> None:

@@ -84,20 +84,20 @@ def recurrent(**options: Any) -> nn.Module:
     return Applies(function, 8, layer=layer, head=nn.Linear(16, 4))
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["net", "gpt2", "recurrent"])
-def test_random_valid_plans_are_bit_identical(kind: str, seed: int) -> None:
+def test_random_valid_plans_are_bit_identical(kind: str) -> None:
     model, args = {
         "net": lambda: (Net(), images()), "gpt2": tiny_gpt2,
         "recurrent": lambda: (recurrent(dropout=0.5), rows(4, 7, 8)),
     }[kind]()  # fmt: skip
     plain = copy.deepcopy(model)
     made = rematerialize(model, args, 1.0).plan
-    order = random_order(made.graph, np.random.default_rng(seed), 0.05)
-    assert len(order) > len(made.graph) + 2
-    ours = rt.rematerialize(model, args, plan=reordered(made, order))
-    assert ours.plan.order.tolist() == order
-    assert_same_steps(plain, ours, *args)
+    for seed in range(2):
+        order = random_order(made.graph, np.random.default_rng(seed), 0.05)
+        assert len(order) > len(made.graph) + 2
+        ours = rt.rematerialize(copy.deepcopy(plain), args, plan=reordered(made, order))
+        assert ours.plan.order.tolist() == order
+        assert_same_steps(copy.deepcopy(plain), ours, *args)
 
 
 def unlike(self: Any, x: Tensor) -> Tensor:
@@ -111,11 +111,15 @@ def tied(self: Any, index: Tensor) -> Tensor:
     return F.linear(torch.tanh(self.a(torch.tanh(self.a(self.table(index))))), self.table.weight)
 
 
-def wide(layer: type[nn.Module], bidirectional: bool) -> nn.Module:
-    """Each direction casts the input, so that the input's gradients are added in float32."""
-    layer = layer(8, 16, num_layers=2, batch_first=True, bidirectional=bidirectional)  # pyright: ignore
-    gain = nn.Parameter(torch.randn(8))
-    return Applies(lambda self, x: torch.tanh(self.layer(self.gain * x)[0]), gain=gain, layer=layer)
+def wide(layer: type[nn.Module]) -> nn.Module:
+    """Each direction casts the input, so that the input's gradients are added in float32; in one direction and two."""
+
+    def function(self: Any, x: Tensor) -> list[Tensor]:
+        return [torch.tanh(layer(gain * x)[0]) for layer, gain in zip(self.layers, self.gains, strict=True)]
+
+    layers = (layer(8, 16, num_layers=2, batch_first=True, bidirectional=both) for both in (False, True))  # pyright: ignore
+    gains = nn.ParameterList(torch.randn(8) for _ in range(2))
+    return Applies(function, 0, gains=gains, layers=nn.ModuleList(layers))
 
 
 def resized(self: Any, x: Tensor) -> Tensor:
@@ -126,14 +130,15 @@ def resized(self: Any, x: Tensor) -> Tensor:
     return F.softshrink(F.interpolate(x.flatten(2), scale_factor=1.2, mode="linear"))
 
 
-def drawn_channels_last(drop: nn.Module) -> nn.Module:
-    layers = nn.Conv2d(3, 8, 3), drop, nn.Tanh(), nn.Conv2d(8, 2, 3)
+def drawn_channels_last() -> nn.Module:
+    layers = nn.Conv2d(3, 8, 3), nn.Dropout(0.15), nn.Tanh(), nn.Conv2d(8, 2, 3), nn.AlphaDropout(0.15), nn.Tanh()
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
-def slopes(in_place: bool) -> nn.Module:
+def slopes(self: Any, x: Tensor) -> Tensor:
     """The gradient of `rrelu` has the layout of its draws, so sums behind it add in another order."""
-    return Applies(lambda self, x: F.rrelu(self.a(x).transpose(0, 1), training=True, inplace=in_place).transpose(0, 1))
+    x = F.rrelu(self.a(x).transpose(0, 1), training=True).transpose(0, 1)
+    return F.rrelu(self.b(x).transpose(0, 1), training=True, inplace=True).transpose(0, 1)
 
 
 class Scaled(torch.autograd.Function):
@@ -197,8 +202,8 @@ def spectral() -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(64, 1))
 
 
-def dropouts(p: float) -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 16), nn.Dropout(p), nn.Linear(16, 16), nn.Dropout(0.5))
+def dropouts(self: Any, x: Tensor) -> list[Tensor]:
+    return [F.dropout(self.b(F.dropout(self.a(x), p)), 0.5) for p in (0.04, 0.15, 0.5, 0.97, 1.0)]
 
 
 def tiny_t5() -> tuple[Any, ...]:
@@ -223,6 +228,10 @@ def frozen() -> nn.Module:
 
 def channels_last(x: Any) -> Any:
     return x.to(memory_format=torch.channels_last)
+
+
+def of_all(outputs: Any) -> Tensor:
+    return torch.stack([y.square().mean() for y in tree_leaves(outputs) if y.requires_grad]).sum()
 
 
 AUTOCAST, RECOMPUTES = {"context": autocast}, ("t5", "diffusion_unet", "odd")
@@ -253,23 +262,11 @@ SITUATIONS: dict[str, Callable[[], tuple[Any, ...]]] = {  # (model, arguments, b
         AUTOCAST,
     ),
     "autocast recurrent": lambda: (recurrent(dropout=0.5), rows(4, 7, 8), "100MB", AUTOCAST),
-} | {
-    f"dropout {p}": lambda p=p: (dropouts(p), rows(8, 16), "1GB", {}) for p in (0.04, 0.15, 0.5, 0.97, 1.0)
-} | {
-    f"{drop.__name__} of another layout": lambda drop=drop: (
-        drawn_channels_last(drop(0.15)), (channels_last(*rows(4, 3, 16, 16)),), 0.99, {}
-    )
-    for drop in (nn.Dropout, nn.AlphaDropout)
-} | {
-    f"slopes, in place {in_place}": lambda in_place=in_place: (
-        slopes(in_place), rows(174, 16), 0.99, {"loss_of": lambda y: y.pow(3).sum()}
-    )
-    for in_place in (False, True)
-} | {
-    f"autocast {layer.__name__} {both}": lambda layer=layer, both=both: (
-        wide(layer, both), rows(4, 7, 8), "100MB", AUTOCAST
-    )
-    for layer in (nn.GRU, nn.RNN) for both in (False, True)
+    "dropouts": lambda: (Applies(dropouts), rows(8, 16), "1GB", {"loss_of": of_all}),
+    "draws of another layout": lambda: (drawn_channels_last(), (channels_last(*rows(4, 3, 16, 16)),), 0.99, {}),
+    "slopes": lambda: (Applies(slopes), rows(174, 16), 0.99, {"loss_of": lambda y: y.pow(3).sum()}),
+    "autocast GRU": lambda: (wide(nn.GRU), rows(4, 7, 8), "100MB", AUTOCAST | {"loss_of": of_all}),
+    "autocast RNN": lambda: (wide(nn.RNN), rows(4, 7, 8), "100MB", AUTOCAST | {"loss_of": of_all}),
 }  # fmt: skip
 
 
@@ -281,10 +278,6 @@ def test_a_situation_has_the_plain_bits(name: str) -> None:
 
 
 KINDS = [(nn.GRU, {}), (nn.LSTM, {}), (nn.LSTM, {"proj_size": 8}), (nn.RNN, {}), (nn.RNN, {"nonlinearity": "relu"})]
-
-
-def of_all(outputs: Any) -> Tensor:
-    return torch.stack([y.square().mean() for y in tree_leaves(outputs) if y.requires_grad]).sum()
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -597,7 +590,7 @@ def test_a_promised_budget_is_kept_and_predicted(share: float) -> None:
     args = rows(16, 3, 48, 48)
     model = large()
     plain = copy.deepcopy(model)
-    ours = rematerialize(model, args, share, strategy="portfolio", time_limit_s=15)
+    ours = rematerialize(model, args, share, strategy="search", time_limit_s=3)
     needed = measured(ours, plain, args)
     assert ours.plan.plain_peak_bytes == pytest.approx(needed, rel=0.01)
     assert ours.budget_bytes == pytest.approx(share * needed, rel=0.01)
@@ -873,7 +866,7 @@ plain, model = Net(dropout=0.0), Net(dropout=0.0)
 model.load_state_dict(plain.state_dict())
 torch.manual_seed(rank)
 x = torch.randn(IMAGES)
-ours = rt.rematerialize(model, (x,), 0.7, cost="flops", time_limit_s=30)
+ours = rt.rematerialize(model, (x,), 0.7, cost="flops", strategy="search", time_limit_s=5)
 assert ours.plan.recomputed
 plain, ours = DistributedDataParallel(plain), DistributedDataParallel(ours)
 for step in range(2):

@@ -164,8 +164,7 @@ def _results(node: fx.Node) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "cpu" in IMPLEMENTATIONS[name].devices])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("dtype", "memory_format"), zip(DTYPES, LAYOUTS, strict=True), ids=str)
 def test_in_the_place_of_captured_calls(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
     made = IMPLEMENTATIONS[name]
     net = Net(CASES[name]()).to(dtype)
@@ -333,10 +332,7 @@ def activations() -> Iterator[tuple[str, Any, Any, bool, tuple[float, ...]]]:
 
 
 ACTIVATIONS, RELU = [*activations()], IMPLEMENTATIONS["relu_packed"]
-of_images = pytest.mark.parametrize(
-    ("dtype", "memory_format", "shape"),
-    [*itertools.product(DTYPES, LAYOUTS, [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)])], ids=str,
-)  # fmt: skip
+IMAGES = [*itertools.product([(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 16, 33)], DTYPES, LAYOUTS)]
 
 
 def _given(shape: Any, dtype: Any, memory_format: Any, *bounds: float) -> tuple[Tensor, Tensor]:
@@ -344,19 +340,19 @@ def _given(shape: Any, dtype: Any, memory_format: Any, *bounds: float) -> tuple[
     return x, torch.randn(shape, dtype=dtype).to(memory_format=memory_format)
 
 
-@of_images
 @pytest.mark.parametrize("case", ACTIVATIONS, ids=lambda case: case[0])
-def test_gradients_of_activations(case: Any, dtype: Any, memory_format: Any, shape: Any) -> None:
+def test_gradients_of_activations(case: Any) -> None:
     name, default, gradient, of_nan, bounds = case
-    x, grad = _given(shape, dtype, memory_format, *bounds)
-    if of_nan:
-        x[..., 0] = math.nan
-    wanted, found = default_gradient(default, x, grad), gradient(grad, x, default(x))
-    _check_gradients(IMPLEMENTATIONS[name], found, wanted, dtype)
+    for image in IMAGES:
+        x, grad = _given(*image, *bounds)
+        if of_nan:
+            x[..., 0] = math.nan
+        wanted, found = default_gradient(default, x, grad), gradient(grad, x, default(x))
+        _check_gradients(IMPLEMENTATIONS[name], found, wanted, x.dtype)
 
 
-@of_images
-def test_expanded_and_other_layout_of_the_gradient(dtype: Any, memory_format: Any, shape: Any) -> None:
+@pytest.mark.parametrize(("shape", "dtype", "memory_format"), IMAGES, ids=str)
+def test_expanded_and_other_layout_of_the_gradient(shape: Any, dtype: Any, memory_format: Any) -> None:
     x, grad = _given(shape, dtype, memory_format, 0.0)
     relu, backward = called("relu_packed")
     y, packed = relu(x)
@@ -523,8 +519,7 @@ def test_activations_that_cannot_be_inverted_are_refused() -> None:
 # Convolution.
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("memory_format", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("dtype", "memory_format"), itertools.product(DTYPES, LAYOUTS), ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),

@@ -65,7 +65,7 @@ def assert_near(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -
 
 def planned(operators: str, tmp_path, budget: float | str = BUDGET, **options) -> rt.Rematerialized:
     return rt.rematerialize(
-        fresh(), (X,), budget, implementations=operators, cost="roofline", gpu="cpu", time_limit_s=6,
+        fresh(), (X,), budget, implementations=operators, cost="roofline", gpu="cpu", time_limit_s=2,
         cache_folder=tmp_path / "cache", **options,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def following(made: StepPlan, plan: Plan) -> rt.Rematerialized:
     return rt.rematerialize(fresh(), (X,), plan=plan, cost="roofline", gpu="cpu")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_choice_gives_the_gradients(seed: int, made: StepPlan) -> None:
     """Plans drawn at random, so that every implementation is executed, whatever a solver would choose."""
     r, choices, chosen = random.Random(seed), Choices(made.graph), None

@@ -92,8 +92,7 @@ def test_the_wheel_holds_one_package(wheel: Path) -> None:
         assert f"remat/{file}" in names
 
 
-@pytest.mark.parametrize("script", [SOLVE, TRAIN], ids=["solve", "train"])
-def test_the_wheel_works_beside_the_packages_of_the_environment(wheel: Path, tmp_path: Path, script: str) -> None:
+def test_the_wheel_works_beside_the_packages_of_the_environment(wheel: Path, tmp_path: Path) -> None:
     """Site-packages of the environment, less the editable checkout, plus the installed wheel."""
     installed, packages = tmp_path / "installed", tmp_path / "packages"
     pip(sys.executable, "install", "--no-deps", "--target", str(installed), str(wheel))
@@ -103,7 +102,8 @@ def test_the_wheel_works_beside_the_packages_of_the_environment(wheel: Path, tmp
             (packages / entry.name).symlink_to(entry)
     path = f"{installed}{os.pathsep}{packages}"
     guard = f"import remat\nassert remat.__file__.startswith({str(installed)!r}), remat.__file__\n"
-    run(sys.executable, guard + textwrap.dedent(script), tmp_path, "-S", PYTHONPATH=path)
+    for script in (SOLVE, TRAIN):
+        run(sys.executable, guard + textwrap.dedent(script), tmp_path, "-S", PYTHONPATH=path)
 
 
 @pytest.mark.slow
