@@ -25,7 +25,9 @@ from remat import solvers
 from remat.frontends import synthetic
 from remat.simulator import plain_peak
 
-STRATEGIES = "strategies=[checkpoint_all,chen_sqrtn,griewank,checkmate_milp]"
+STRATEGIES = "strategies=[checkpoint_all,griewank,checkmate_milp]"
+
+KEPT = "experiments.store.KEPT_FOLDER"  # the committed rows, which take seconds to draw
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(where)
         patch.setattr(sys, "argv", ["run.py"])
+        patch.setattr(KEPT, where / "results")
         register()
         assert run(STRATEGIES) == 0
     return where
@@ -44,11 +47,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, which is the current one."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(KEPT, folder / "results")
     return folder
 
 
 def run(*arguments: str) -> int:
-    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=3", "seeds=1", *arguments])
+    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=2", "seeds=1", *arguments])
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -59,7 +63,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def test_every_problem_has_a_row_of_every_strategy(here: Path) -> None:
     rows = rows_of("skip_d6")
     asked = {(row["strategy"], row["budget_bytes"], row["time_limit_s"]) for row in rows}
-    assert len([each for each in asked if each[2] == 3]) == 4 * 2
+    assert len([each for each in asked if each[2] == 2]) == 3 * 2
     # With the longer limit only what may use it is solved.
     assert {name for name, _, limit in asked if limit == 5} == {"checkmate_milp"}
     assert {row["family"] for row in rows_of("chain_n12")} == {"chain"}
@@ -79,9 +83,9 @@ def test_cases_are_shuffled_and_what_may_use_its_time_has_three_seeds(
         return [tuple(case.what[key] for key in ("instance", "strategy", "time_limit_s", "seed")) for case in listed]
 
     found, names = cases(), ("chain_n12", "skip_d6", "layered_n30")
-    expected = {(name, "search", 3.0, seed) for name in names for seed in range(3)}
+    expected = {(name, "search", 2.0, seed) for name in names for seed in range(3)}
     expected |= {("skip_d6", "search", 5.0, seed) for seed in range(3)}
-    expected |= {(name, "chen_sqrtn", 3.0, 0) for name in names}
+    expected |= {(name, "chen_sqrtn", 2.0, 0) for name in names}
     assert sorted(found) == sorted(expected)
     assert found != sorted(found)
     assert {case.what["instance"] for case in listed if case.what.get("held_out")} == {"skip_d6"}
@@ -90,8 +94,10 @@ def test_cases_are_shuffled_and_what_may_use_its_time_has_three_seeds(
 
 def test_rows_are_what_the_solvers_return(here: Path) -> None:
     graph = synthetic.chain(n=12, varied=True)
-    for row in rows_of("chain_n12"):
-        solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=3)
+    rows = [row for row in rows_of("chain_n12") if row["wall_s"] < 2]  # whom no clock has cut
+    assert len(rows) >= 4
+    for row in rows:
+        solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=20)
         found = {"status": str(solution.status), "cost": solution.cost, "peak_bytes": solution.peak_bytes}
         assert found.items() <= row.items()
         if solution.plan is not None:
@@ -116,7 +122,7 @@ def test_nothing_is_solved_twice_until_the_version_is_raised(
 ) -> None:
     capsys.readouterr()
     assert run(STRATEGIES, "networks=[chain_n12]") == 0
-    assert "0 cases measured now, 4 taken" in capsys.readouterr().out
+    assert "0 cases measured now, 3 taken" in capsys.readouterr().out
     monkeypatch.setattr(solvers, "VERSION", solvers.VERSION + 1)
     before = len(rows_of("chain_n12"))
     assert run("strategies=[checkmate_milp]", "networks=[chain_n12]") == 0
@@ -185,7 +191,7 @@ def test_the_data_of_the_page(here: Path) -> None:
     shown = leaderboard([row for row in mine if row["accounting"] == "exact"])
     data = payload(shown.rows, shown.families)
     names = [entrant["name"] for entrant in data["entrants"]]
-    assert sorted(names) == sorted(["checkpoint_all", "chen_sqrtn", "griewank", "checkmate_milp"])
+    assert sorted(names) == ["checkmate_milp", "checkpoint_all", "griewank"]
     solves = [dict(zip(data["columns"], solve, strict=True)) for solve in data["solves"]]
     for place, problem in enumerate(data["problems"]):
         mine = [solve for solve in solves if solve["problem"] == place]
@@ -209,7 +215,7 @@ def test_the_page_in_a_browser(here: Path, browser: Any) -> None:
     for plot in ("profiles", "anytime", "bounds"):
         assert count(f"#{plot} svg.main-svg"), plot
         assert count(f"#{plot} .trace"), plot
-    assert count("#ranking tbody tr") == 4
+    assert count("#ranking tbody tr") == 3
     assert count("#cells tbody tr") == 6
     assert "checkmate" in browser.find_element(By.CSS_SELECTOR, "#ranking tbody tr").text.lower()
     Select(browser.find_element(By.ID, "family")).select_by_value("layered")
@@ -217,7 +223,7 @@ def test_the_page_in_a_browser(here: Path, browser: Any) -> None:
     Select(browser.find_element(By.ID, "family")).select_by_value("")
     Select(browser.find_element(By.ID, "limit")).select_by_value("5")
     assert count("#cells tbody tr") == 2  # of the only graph with the longer limit
-    Select(browser.find_element(By.ID, "limit")).select_by_value("3")
+    Select(browser.find_element(By.ID, "limit")).select_by_value("2")
     Select(browser.find_element(By.ID, "within")).select_by_visible_text("0.1")
     Select(browser.find_element(By.ID, "instance")).select_by_value("skip_d6")
     assert not browser.find_element(By.ID, "solve").is_displayed()
@@ -230,6 +236,6 @@ def test_the_page_in_a_browser(here: Path, browser: Any) -> None:
         "HTMLAnchorElement.prototype.click = () => {}; document.getElementById('csv').click(); return kept.text();"
     )
     assert saved.splitlines()[0].startswith("graph,family,scope,budget_bytes")
-    assert len(saved.splitlines()) == 1 + 4 * 6
+    assert len(saved.splitlines()) == 1 + 3 * 6
     assert browser.get_log("browser") == []
     assert json.loads(browser.execute_script("return document.getElementById('data').textContent"))["problems"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,11 @@ from remat.simulator import plain_peak
 from remat.solvers import choose as joint_search
 
 JOINT = conv_relu()
+
+
+def here(graph: Graph, budget: int, strategy: str, **options: Any) -> remat.Solution:
+    """`solve` without a process of its own."""
+    return remat.solve(graph, budget, strategy, time_limit_s=20, threads=1, isolate=False, **options)
 
 
 def once_in_order(*names: str) -> Plan:
@@ -115,7 +121,7 @@ def test_plans_against_brute_force(seed: int, tmp_path) -> None:
     for budget in sorted({int(plain_peak(joint) * share) for share in (0.6, 0.75, 0.9, 1.0)}):
         best = optimum(joint, budget, "staged")
         for strategy, work in (("portfolio", None), ("search", 2000), ("monet", None)):  # the search goes on until then
-            solution = remat.solve(joint, budget, strategy, time_limit_s=20, work_limit=work, threads=1)
+            solution = here(joint, budget, strategy, work_limit=work)
             assert not wrong_with(joint, solution, best, tmp_path)
             if strategy == "portfolio":
                 assert (solution.status, solution.cost) == (("INFEASIBLE" if best is None else "OPTIMAL"), best)
@@ -149,7 +155,7 @@ def test_kept_values_against_brute_force(name: str) -> None:
     joint = KEPT[name]
     for budget in range(6, 24):
         best = optimum(joint, budget, "staged")
-        solution = remat.solve(joint, budget, "portfolio", time_limit_s=2, threads=1)
+        solution = here(joint, budget, "portfolio")
         assert (solution.status, solution.cost) == (("INFEASIBLE", None) if best is None else ("OPTIMAL", best))
 
 
@@ -184,7 +190,7 @@ def test_nothing_to_switch_is_no_failure(name: str, strategy: str, monkeypatch: 
     monkeypatch.setattr(joint_search, "EXHAUSTIVE_OPERATIONS", 0)
     joint = NO_SWITCH[name]
     for scope, budget in (("staged", 4), ("staged", 5), ("staged", 8), ("fixed_order", 5), ("free", 5)):
-        solution = remat.solve(joint, budget, strategy, scope=scope, time_limit_s=20, work_limit=3, threads=1)
+        solution = here(joint, budget, strategy, scope=scope, work_limit=3)
         assert solution.status not in ("FAILED", "SKIPPED")
         assert not solution.ended, solution.message
         assert solution.cost == optimum(joint, budget, scope)
@@ -198,7 +204,7 @@ def test_monet_leaves_kept_gradients_alone(way: Implementation) -> None:
     b2 = Operation("b2", "", (1,), (2, 3), 4, 0, True, implementations=(way,))
     operations = (Operation("x", "", (), (0,), 1), Operation("b1", "", (0,), (1,), 1, 0, True), b2)
     joint = Graph("kept", operations, tuple(Value(f"v{i}", 2, i in (1, 3)) for i in range(4)), loss=0)
-    solution = remat.solve(joint, 20, "monet", time_limit_s=20)
+    solution = here(joint, 20, "monet")
     assert solution.cost == 6, solution.message
 
 
@@ -212,7 +218,7 @@ def test_monet_makes_what_later_gradients_read() -> None:
         ),
         tuple(Value(f"v{i}", 2, i == 3) for i in range(4)), loss=0,
     )  # fmt: skip
-    solution = remat.solve(joint, 20, "monet", time_limit_s=20)
+    solution = here(joint, 20, "monet")
     assert solution.cost == optimum(joint, 20, "staged") == 7
 
 
@@ -315,10 +321,10 @@ def test_a_group_that_may_run_once_runs_once() -> None:
 
 
 def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> None:
-    solution = remat.solve(JOINT, 200, "checkmate_milp", time_limit_s=20)
+    solution = here(JOINT, 200, "checkmate_milp")
     assert (solution.status, solution.cost, solution.bound) == ("FEASIBLE", 26, 22)
     assert solution.stats["default_bound"] == simulate(JOINT, solution.plan).cost == 26
-    tight = remat.solve(JOINT, 100, "checkmate_milp", time_limit_s=20)
+    tight = here(JOINT, 100, "checkmate_milp")
     assert tight.status == "NO_PLAN"
     assert "with default implementations" in tight.message
     assert remat.solve(JOINT, 200, "checkpoint_all").cost == 26
@@ -326,12 +332,12 @@ def test_strategies_without_a_choice_run_with_defaults_and_prove_nothing() -> No
 
 def test_monet_chooses_where_there_is_room() -> None:
     for budget, cost in ((200, 22), (117, 22), (90, 23), (86, 23)):
-        solution = remat.solve(JOINT, budget, "monet", time_limit_s=20)
+        solution = here(JOINT, budget, "monet")
         assert solution.cost == solution.stats["objective"] == cost
         assert cost - 1 <= solution.stats["monet_bound"] <= cost
     # a plan that is given is not lost, whatever the strategy knows of implementations
     given = once_in_order("", "", "mask", "", "mask", "")
-    assert remat.solve(JOINT, 86, "checkmate_milp", time_limit_s=20, warm_start=given).cost == 27
+    assert here(JOINT, 86, "checkmate_milp", warm_start=given).cost == 27
     backward_first = replace(JOINT, operations=tuple(replace(op, is_backward=True) for op in JOINT.operations))
     assert remat.solve(backward_first, 200, "monet").status == "SKIPPED"
 
@@ -339,7 +345,7 @@ def test_monet_chooses_where_there_is_room() -> None:
 def test_a_plan_as_a_point_of_monets_program() -> None:
     joint = chain_with_masks(4).default()
     least, peak = joint.largest_working_set()[0], plain_peak(joint)
-    found = (remat.solve(joint, budget, "monet", time_limit_s=20) for budget in range(least, peak))
+    found = (here(joint, budget, "monet") for budget in range(least, peak))
     solution = next(one for one in found if one.plan is not None)
     plan = solution.plan
     assert plan.n_computations > len(joint)
@@ -357,13 +363,13 @@ def test_a_plan_as_a_point_of_monets_program() -> None:
 
 def test_monet_starts_from_a_plan() -> None:
     joint = chain_with_masks(5)
-    budget, how = int(0.8 * plain_peak(joint)), {"time_limit_s": 20, "isolate": False}
-    started = remat.solve(joint, budget, "monet", **how)
+    budget = int(0.8 * plain_peak(joint))
+    started = here(joint, budget, "monet")
     assert started.stats["started"]
     assert started.stats["start_cost"] >= started.cost
-    again = remat.solve(joint, budget, "monet", **how, deterministic=True)
+    again = here(joint, budget, "monet", deterministic=True)
     assert not again.stats["started"]  # the clock ends the searches for a start
-    assert remat.solve(joint, budget, "monet", **how, deterministic=True, warm_start=started.plan).stats["started"]
+    assert here(joint, budget, "monet", deterministic=True, warm_start=started.plan).stats["started"]
 
 
 def test_the_start_counts_if_the_solver_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +377,7 @@ def test_the_start_counts_if_the_solver_finds_nothing(monkeypatch: pytest.Monkey
     budget = int(0.8 * plain_peak(joint))
     monkeypatch.setattr(Backend, "probe", lambda _self: None)
     monkeypatch.setattr(Backend, "solve", lambda *_args, **_options: Answer())
-    kept = remat.solve(joint, budget, "monet", time_limit_s=20, isolate=False)
+    kept = here(joint, budget, "monet")
     assert remat.simulate(joint, kept.plan).peak_bytes <= budget
 
 

@@ -50,10 +50,9 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
     for planned in (False, True):
         model, optimizer_ = built(factory), OPTIMIZERS[optimizer]()
         x, y = batch_for(model, 8)
-        optimizer_.build(model.trainable_variables)
+        step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
         run = eager_iteration(model, optimizer_)
         if planned:
-            step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
             order, n = random_order(step.planned, np.random.default_rng(1), 0.2), len(step.planned)
             merged = step.epilogue.merged(order)
             assert [k for k in merged if k < n] == order

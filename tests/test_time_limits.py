@@ -298,7 +298,7 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
 @pytest.mark.parametrize("name", ["checkpoint_last", "griewank", "portfolio"])
 def test_quadratic_plans_do_not_break_the_time_limit(name: str) -> None:
     graph = training_chain(2000)
-    limit_s = 2.0
+    limit_s = 5.0
     started = time.monotonic()
     solution = remat.solve(graph, 600, name, time_limit_s=limit_s, threads=1)
     assert time.monotonic() - started <= 1.05 * limit_s + 2

@@ -65,7 +65,7 @@ def assert_near(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -
 
 def planned(operators: str, tmp_path, budget: float | str = BUDGET, **options) -> rt.Rematerialized:
     return rt.rematerialize(
-        fresh(), (X,), budget, implementations=operators, cost="roofline", gpu="cpu", time_limit_s=2,
+        fresh(), (X,), budget, implementations=operators, cost="roofline", gpu="cpu", time_limit_s=3,
         cache_folder=tmp_path / "cache", **options,
     )  # fmt: skip
 

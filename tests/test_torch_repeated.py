@@ -1,5 +1,7 @@
 """Steps of which a few blocks are captured, and kernels that a GPU would run."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -29,21 +31,28 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated, "LEAST", FEW)
 
 
+@functools.cache
+def described() -> graphs.DescribedGraph:
+    """The step of a small language model whose blocks are copied."""
+    model, args = llama(2, n_layers=FEW, **SMALL)
+    made = graphs.described_graph(model, args, name="step")
+    assert len(model.blocks) == FEW  # none is gone
+    return made
+
+
 @pytest.mark.parametrize("n_experts", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
     model, args = llama(2, n_layers=FEW, n_experts=n_experts, **SMALL)
-    made = graphs.described_graph(model, args, name="step")
+    made = graphs.described_graph(model, args, name="step") if n_experts else described()
     whole = graphs.described_graph(model, args, name="step", repeats=False)
     assert made.captured == "6 of 8 equal blocks, the others as copies"
     assert not whole.captured
     assert repeated._facts(made.graph) == repeated._facts(whole.graph)
     assert made.modules == whole.modules
-    assert len(model.blocks) == FEW
 
 
 def test_another_size_needs_fewer_blocks() -> None:
-    model, args = llama(2, n_layers=FEW, **SMALL)
-    known = graphs.described_graph(model, args, name="step").repeated
+    known = described().repeated
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})
     made = graphs.described_graph(more, args, name="step", repeats=known, n_chunks=4)
     whole = graphs.described_graph(more, args, name="step", repeats=False, n_chunks=4)
@@ -67,8 +76,7 @@ def test_blocks_of_another_form_are_found_anew() -> None:
 
 
 def test_the_bytes_of_a_deep_step_follow_from_those_of_a_shallow_one() -> None:
-    model, args = llama(2, n_layers=FEW, **SMALL)
-    made = graphs.described_graph(model, args, name="step")
+    made = described()
     assert made.repeated is not None
     assert made.repeated.copies is not None
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})  # another size

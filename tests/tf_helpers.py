@@ -24,7 +24,7 @@ from remat.tf.api import Objective  # noqa: E402
 from remat.tf.capture import capture_step, trace  # noqa: E402
 
 layers = keras.layers
-QUICK = {"cost": "flops", "time_limit_s": 1.5, "verify": False}
+QUICK = {"cost": "flops", "time_limit_s": 2.5, "verify": False}
 needs_compiler = pytest.mark.skipif(bool(_heap.can_measure()), reason=f"memory not measured: {_heap.can_measure()}")
 
 
