@@ -179,7 +179,7 @@ def plan_with(graph: Graph, k: int, way: Implementation) -> Plan:
     return Plan.from_order(graph, range(len(graph)), implementations=names)
 
 
-@pytest.mark.parametrize("name", ["leaky", "vgg16", "unet", "mobilenet_v2", "googlenet"])
+@pytest.mark.parametrize("name", ["leaky", "unet", "mobilenet_v2", "googlenet"])
 def test_every_way_can_be_executed(name: str) -> None:
     graph = training_graph(leaky(), name) if name == "leaky" else monet_graph(name, 2)
     graph = with_gist(graph, lossy=True)

@@ -27,7 +27,7 @@ from remat.registry import get_strategy
 from remat.search.exhaustive import exhaustive
 from remat.simulator import plain_peak, simulate
 
-FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=2", "strategies=[checkpoint_all,chen_sqrtn,search]"]
+FAST = ["scale=quick", "networks=[chain]", "points=3", "time_limit=1", "strategies=[checkpoint_all,chen_sqrtn,search]"]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_part_runs_is_drawn_and_is_not_measured_again(
     assert cli.main(command) == 0
     page = (here / "runs" / "paper" / "paper.md").read_text()
     if "memory" in parts:
-        assert page.startswith("`scale=quick`: 3 budgets of a sweep, 2 s for each solve")
+        assert page.startswith("`scale=quick`: 3 budgets of a sweep, 1 s for each solve")
         assert "Cost over the optimum" in page  # Table 2, of the rows of Figure 5
         assert {path.stem for path in (here / "runs" / "paper").glob("*.csv")} > {"paper_table2", "paper_rounding"}
         assert (here / "runs" / "paper" / "figures" / "paper_memory_over_time.pdf").is_file()  # it replays plans

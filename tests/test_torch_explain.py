@@ -49,8 +49,8 @@ def explained() -> rt.Explanation:
 
 @pytest.mark.parametrize(("sizes", "size", "name"), [((2, 4), 7, "batch_size"), ((24, 48, 72), 100, "length")])
 def test_a_step_between_captures_is_as_captured(sizes: tuple[int, ...], size: int, name: str) -> None:
-    sized = StepAtSizes.of(lambda n: StepAtSize(graph_at(**{name: n})), sizes)
-    made, real = sized.at(size).graph, graph_at(**{name: size})
+    sized = StepAtSizes.of(lambda n: StepAtSize(graph_at(n_layers=1, **{name: n})), sizes)
+    made, real = sized.at(size).graph, graph_at(n_layers=1, **{name: size})
     assert made.fixed_bytes == real.fixed_bytes
     assert [value.bytes for value in made.values] == [value.bytes for value in real.values]
     work = [(op.work.flops, op.work.bytes_moved) for op in made.operations if op.work]
