@@ -304,9 +304,3 @@ def test_the_documented_factory_is_extracted(here: Path) -> None:
     assert graph.name == "my_models:factory, batch 4"
     hidden = max(value.bytes for value in graph.values if not value.keep)
     assert hidden == 4 * 64 * 4  # batch, width, float32
-    half = extract_in_child(ModelSpec(**{**_fields(spec), "options": {"width": 64, "half": True}}), None)
-    assert max(value.bytes for value in half.values if not value.keep) == 4 * 64 * 2
-
-
-def _fields(spec: ModelSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ModelSpec.__slots__}

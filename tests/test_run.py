@@ -19,7 +19,7 @@ from experiments import cli
 from experiments.build import Subject
 from experiments.solving import GraphRun
 from remat.errors import RematError
-from remat.extraction import extract_in_child
+from remat.extraction import extract, extract_in_child
 from remat.frontends.spec import ModelSpec
 
 N = 6
@@ -328,6 +328,8 @@ def test_an_own_model_is_run_as_its_factory_made_it_and_called_by_its_name(
     """The second question is about other types: it is not answered with the first one's rows."""
     pytest.importorskip("torch")
     (here / "my_models.py").write_text(OWN)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr("remat.extraction._extract", extract)  # a child imports PyTorch each time
     own = ["model=torch", "target=my_models:factory", "batch_size=4", "budget=1MB", "strategies=checkpoint_all"]
     for option, types in (("half=true", "bfloat16"), ("half=false", "float32")):
         assert cli.main([*own, f"model.options.{option}"]) == 0
