@@ -50,7 +50,7 @@ import sys
 from pathlib import Path
 from experiments import cli, store
 store.KEPT_FOLDER = Path("results")
-arguments, sys.argv[1:] = sys.argv[1:], []
+arguments, sys.argv = sys.argv[1:], ["run.py"]
 sys.exit(cli.main(arguments))
 """
 
