@@ -339,7 +339,7 @@ def test_monet_chooses_where_there_is_room() -> None:
     given = once_in_order("", "", "mask", "", "mask", "")
     assert here(JOINT, 86, "checkmate_milp", warm_start=given).cost == 27
     backward_first = replace(JOINT, operations=tuple(replace(op, is_backward=True) for op in JOINT.operations))
-    assert remat.solve(backward_first, 200, "monet").status == "SKIPPED"
+    assert here(backward_first, 200, "monet").status == "SKIPPED"
 
 
 def test_a_plan_as_a_point_of_monets_program() -> None:
