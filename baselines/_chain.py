@@ -61,10 +61,10 @@ class Chain:
         passes = (self.forward, self.backward)
         return Chain(self.graph, *([sorted(chain.from_iterable(ops[i : i + size])) for i in starts] for ops in passes))
 
-    def order(self, passes: Sequence[tuple[str, int]]) -> list[int]:
+    def order(self, passes: Sequence[tuple[str, int, int]]) -> list[int]:
         """Operations of passes; what must run once runs the first time."""
         order, known = list[int](), set[int]()
-        for kind, stage in passes:
+        for kind, stage, _ in passes:
             for k in self.backward[stage] if kind == "return" else self.forward[stage]:
                 if not (k in known and self.graph.operations[k].run_once):
                     order.append(k)

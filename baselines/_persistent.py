@@ -43,19 +43,6 @@ class Stages(NamedTuple):
         return self._replace(**{name: -(-getattr(self, name) // unit) for name in sizes})
 
 
-def cheapest_schedule(stages: Stages, slots: int) -> list[tuple[str, int]] | None:
-    """Passes (kind, stage) in the cheapest order within so many slots; None if none fits.
-
-    Kinds, with the paper's names: ``check`` (F_ck) runs forward and keeps the stage's input, ``run`` (F_empty) drops it
-    afterwards, ``save`` (F_all) saves all, ``return`` (B) is the backward pass.
-
-    Persistent: a checkpoint stays until the backward pass of its stage has used it. Among such schedules the program is
-    exact (their theorem 1): it tries every stage before which the first checkpoint may lie.
-    """
-    passes = Schedules(stages, slots).within(slots)
-    return None if passes is None else [(kind, stage) for kind, stage, _ in passes]
-
-
 class Schedules:
     """The cheapest schedules of a chain within each number of slots up to a largest one."""
 
@@ -68,7 +55,14 @@ class Schedules:
         self.choice = schedule_table(stages._replace(**by_option | costs), slots)
 
     def within(self, slots: int) -> list[tuple[str, int, int]] | None:
-        """Passes (kind, stage, option) within so many slots, or None; see `cheapest_schedule`."""
+        """Passes (kind, stage, option) in the cheapest order within so many slots; None if none fits.
+
+        Kinds, with the paper's names: ``check`` (F_ck) runs forward and keeps the stage's input, ``run`` (F_empty)
+        drops it afterwards, ``save`` (F_all) saves all, ``return`` (B) is the backward pass.
+
+        Persistent: a checkpoint stays until the backward pass of its stage has used it. Among such schedules the
+        program is exact (their theorem 1): it tries every stage before which the first checkpoint may lie.
+        """
         if self.choice[0, -1, slots] == NONE:
             return None
         return [*self._passes(slots)]

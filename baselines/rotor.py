@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baselines._chain import SLOTS, Chain
-from baselines._persistent import cheapest_schedule, schedule_table
+from baselines._persistent import Schedules, schedule_table
 from remat import Candidate, Plan, Problem, simulate, strategy
 
 MOST_STAGES = 200  # the program takes time in the cube of their number
@@ -36,7 +36,7 @@ def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
         if room < 0:
             break
         unit = max(1, -(-room // slots))
-        passes = cheapest_schedule(stages.in_slots(unit), room // unit)
+        passes = Schedules(stages.in_slots(unit), room // unit).within(room // unit)
         if passes is None:
             break
         plan = Plan.from_order(problem.graph, chain.order(passes))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import NoReturn, TypeVar
 
-from remat.errors import InvalidInput, MissingPackage, RematError, unknown_name
+from remat.errors import InvalidInput, MissingPackage, RematError, check_name
 from remat.files import show_any_text
 
 T = TypeVar("T")
@@ -80,9 +80,7 @@ def one_of(what: str, name: object, known: Iterable[str]) -> str:
     Raises:
         UnknownName: it is not known; the message has the nearest names.
     """
-    known = list(known)
-    if name not in known:
-        raise unknown_name(what, str(name), known)
+    check_name(what, name, known)
     return str(name)
 
 

@@ -21,9 +21,9 @@ from typing import Any, Protocol, Self, TypeAlias
 import baselines
 import remat
 from experiments.arguments import import_optional, one_of
-from experiments.provenance import cpu_name, versions
+from experiments.provenance import versions
 from experiments.settings import ENGINES
-from remat.cost.profile import cpu_count
+from remat.cost.profile import cpu_count, cpu_name
 from remat.errors import InvalidInput, InvalidPlan, RematError, shortened
 from remat.files import digest_of_source
 from remat.frontends.spec import ModelSpec

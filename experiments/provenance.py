@@ -2,12 +2,13 @@
 
 import json
 import platform
-import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from remat.cost.profile import cpu_name
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = (
@@ -51,13 +52,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def cpu_name() -> str:
-    """The processor's name, from the operating system."""
-    info = Path("/proc/cpuinfo")  # Linux
-    found = re.search(r"^model name\s*: *(.*)", info.read_text(), re.MULTILINE) if info.is_file() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _git(*arguments: str) -> str | None:

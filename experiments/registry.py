@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name
 
 FOLDER = Path(__file__).resolve().parent
 OTHER_FOLDERS = "REMAT_EXPERIMENTS"  # variable: folders of experiments outside of the checkout
@@ -134,8 +134,7 @@ def listed(name: str) -> Listed:
         UnknownName: there is none.
     """
     known = experiments()
-    if name not in known:
-        raise unknown_name("experiment", name, known)
+    check_name("experiment", name, known)
     return known[name]
 
 

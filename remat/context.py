@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from remat.errors import RematError
 from remat.incumbent import Found, Incumbent
@@ -19,22 +19,6 @@ PROOF_SHARE = 0.4  # of the time limit, for a proof in a repeatable run
 # Any other solve that ends with less time left, or a smaller share of a short limit, counts as ended by the time limit.
 LATE_S, LATE_SHARE = 1.0, 0.5
 LONGEST_S = 3600.0  # a repeatable run derives its work from at most this much of the time limit
-
-
-class RunStrategy(Protocol):
-    """Run a strategy by name on the problem of a context."""
-
-    def __call__(
-        self,
-        context: Context,
-        strategy: str,
-        options: Mapping[str, Any],
-        *,
-        isolate: bool | None = None,
-        should_stop: Callable[[], bool] = ...,
-    ) -> Solution:
-        """The solution; `isolate`: whether to use a separate process (None: as the strategy declares)."""
-        ...
 
 
 def incumbent_of(problem: Problem, **listeners: Any) -> Incumbent:
@@ -55,17 +39,17 @@ class Context:
         options: how it runs; every random choice derives from the seed.
         deadline: `time.monotonic()` value by which the call must end.
         incumbent: collects the plans and bounds given to `offer` and `offer_bound` while strategies run.
-        run_strategy: runs another strategy, in a separate process if asked.
+        run_strategy: `remat.solving.dispatch.run_strategy`, which runs another strategy.
     """
 
     problem: Problem
     options: SolveOptions
     deadline: float
     incumbent: Incumbent
-    run_strategy: RunStrategy
+    run_strategy: Callable[..., Solution]
 
     @classmethod
-    def of(cls, problem: Problem, options: SolveOptions, run_strategy: RunStrategy = _run_none) -> Context:
+    def of(cls, problem: Problem, options: SolveOptions, run_strategy: Callable[..., Solution] = _run_none) -> Context:
         """A solve that starts now, with an empty incumbent."""
         incumbent = incumbent_of(problem, report=options.progress)
         return cls(problem, options, time.monotonic() + options.time_limit_s, incumbent, run_strategy)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 # Frames of a framework (a module's call, its compiler) or of Python may lie between a user's line and ours.
 _NOT_THE_USER = {"remat", "torch", "tensorflow", "keras"} | sys.stdlib_module_names
 
+MOST_NAMES = 60  # that one line lists
+
 
 class RematError(Exception):
     """Base of every error that users see as one line, without a traceback."""
@@ -110,7 +112,8 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> UnknownName:
     """An `UnknownName` that offers the nearest of the known names."""
     known = sorted(known)
     near = nearest(name, known)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known[:MOST_NAMES])}{more}"
     return UnknownName(f"unknown {what} '{plain(name)}'; {hint}")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import remat.errors
 from remat import child
-from remat.errors import InvalidInput, RematError, unknown_name, warn
+from remat.errors import InvalidInput, RematError, check_name, warn
 from remat.files import digest_of_source, read_json, sealed, unsealed, write_text
 from remat.frontends import synthetic
 from remat.frontends.json import graph_from_dict, graph_to_dict, load_graph
@@ -35,10 +35,8 @@ def extract(spec: ModelSpec) -> Graph:
         InvalidInput: unknown framework or granularity, or a network that cannot be built.
         MissingPackage: the framework is not installed.
     """
-    if spec.framework not in FRAMEWORKS:
-        raise unknown_name("framework", spec.framework, FRAMEWORKS)
-    if spec.granularity not in GRANULARITIES:
-        raise unknown_name("granularity", spec.granularity, GRANULARITIES)
+    check_name("framework", spec.framework, FRAMEWORKS)
+    check_name("granularity", spec.granularity, GRANULARITIES)
     if spec.framework == "synthetic":
         return synthetic.extract(spec)
     if spec.framework == "keras":

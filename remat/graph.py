@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from remat.implementation import DEFAULT, Implementation, Work
 from remat.units import MAX_BYTES, format_size
 
 T = TypeVar("T", "Operation", "Value", Work)
+Node = TypeVar("Node", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,6 +569,16 @@ def _look_at_each(graph: Graph, look: Callable[[object, str], None]) -> None:
             look(implementation.workspace_bytes, f"workspace_bytes of {where}")
     for i, value in enumerate(graph.values):
         look(value.bytes, f"bytes of value {i} ({value.name})")
+
+
+def reached(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+    """The starts, and all that is reached from them, each once."""
+    found, todo = dict[Node, None](), [*starts]
+    while todo:
+        if (node := todo.pop()) not in found:
+            found[node] = None
+            todo += following(node)
+    return found
 
 
 def is_held_outside(graph: Graph, v: int) -> bool:

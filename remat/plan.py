@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.errors import InvalidInput, InvalidPlan, plain, shown, unknown_name, warn
+from remat.errors import InvalidInput, InvalidPlan, first_line, plain, shown, unknown_name, warn
 from remat.files import MOST_PROBLEMS, NO_MORE, UnknownKeys, read_json, write_text
 from remat.graph import Graph, Operation, check_graph, text_problem
 from remat.implementation import DEFAULT, Implementation
@@ -150,13 +150,13 @@ class Plan:
                 its last use in a stage unless the next stage's S holds it; without S, at its last use.
         """
         check_graph(graph)
-        R_TN = np.asarray(R_TN, dtype=bool)
+        R_TN = _matrix("R", R_TN)
         if R_TN.ndim != 2 or R_TN.shape[1] != len(graph):
             raise InvalidPlan(f"R has shape {R_TN.shape}, expected (stages, {len(graph)})")
         order = np.nonzero(R_TN)[1]
         if S_TV is None:
             return cls.from_order(graph, order.tolist(), budget_bytes)
-        return cls.from_steps(graph, _frees_by_stage(graph, R_TN, np.asarray(S_TV, dtype=bool)), budget_bytes)
+        return cls.from_steps(graph, _frees_by_stage(graph, R_TN, _matrix("S", S_TV)), budget_bytes)
 
     def __repr__(self) -> str:
         repeats = self.n_computations - len(np.unique(self.order))
@@ -502,6 +502,13 @@ def scope_of_order(order: Iterable[int], n_operations: int) -> Scope:
             staged = staged and last_in_stage < k and next_first < n_operations
             last_in_stage = k
     return Scope.STAGED if staged else Scope.FIXED_ORDER
+
+
+def _matrix(name: str, rows: Any) -> np.ndarray:
+    try:
+        return np.asarray(rows, dtype=bool)
+    except (ValueError, TypeError) as error:
+        raise InvalidPlan(f"{name} is no matrix of 0 and 1: {first_line(error)}") from error
 
 
 def _frees_by_stage(graph: Graph, R_TN: np.ndarray, S_TV: np.ndarray) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
-from remat.errors import InvalidInput, shown, unknown_name
+from remat.errors import InvalidInput, check_name, shown
 from remat.graph import Graph
 from remat.incumbent import GAP_TOLERANCE, Progress
 from remat.link import Link
@@ -157,8 +157,7 @@ def check_gap(name: str, gap: Any) -> None:
 
 def check_accounting(accounting: str) -> str:
     """The accounting; raises `UnknownName` with the nearest name."""
-    if not isinstance(accounting, str) or accounting not in ACCOUNTINGS:
-        raise unknown_name("accounting", accounting, ACCOUNTINGS)
+    check_name("accounting", accounting, ACCOUNTINGS)
     return accounting
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from remat.compiled import is_compiled
 from remat.context import Context
-from remat.errors import InvalidInput, UnknownName, unknown_name, warn
+from remat.errors import InvalidInput, UnknownName, check_name, unknown_name, warn
 from remat.graph import Graph
 
 GROUP = "remat.strategies"
@@ -131,10 +131,8 @@ def _check_value(name: str, value: Any, allowed: Any) -> None:
     elif isinstance(allowed, range):
         is_allowed = type(value) is int and value in allowed
         kind = "a positive integer" if allowed == POSITIVE else f"an integer from {allowed[0]} to {allowed[-1]:,}"
-    elif not isinstance(value, str) or value not in allowed:
-        raise unknown_name(name, str(value), allowed)
     else:
-        return
+        return check_name(name, value, allowed)
     if not is_allowed:
         raise InvalidInput(f"{name} must be {kind}, not {value!r}")
 

@@ -80,7 +80,10 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | st
             or the host has no room for it.
         InvalidInput: the plan copies, but there is no link, or costs are not in ns; `sharing` does not fit the graph.
     """
-    _check_both(graph, plan)
+    check_graph(graph)
+    check_plan(plan)
+    if plan.graph_sha256 != graph.sha256():
+        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
     check_sharing(graph, sharing)
     n, size = len(graph), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
@@ -223,13 +226,6 @@ def _check_movable(graph: Graph, resident: bytearray, kind: int, v: int, step: i
         raise InvalidPlan(f"{does} value {_named(graph, v)}, which is not resident", step)
     if kind == PREFETCH and resident[v]:
         raise InvalidPlan(f"{does} value {_named(graph, v)}, which is still resident", step)
-
-
-def _check_both(graph: Graph, plan: Plan) -> None:
-    check_graph(graph)
-    check_plan(plan)
-    if plan.graph_sha256 != graph.sha256():
-        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
 
 
 def check_sharing(graph: Graph, sharing: Sharing) -> None:

@@ -23,6 +23,7 @@ from experiments.registry import Case
 from experiments.store import Table
 from remat import solvers
 from remat.frontends import synthetic
+from remat.registry import get_strategy
 from remat.simulator import plain_peak
 
 STRATEGIES = "strategies=[checkpoint_all,griewank,checkmate_milp]"
@@ -93,17 +94,21 @@ def test_cases_are_shuffled_and_what_may_use_its_time_has_three_seeds(
 
 
 def test_rows_are_what_the_solvers_return(here: Path) -> None:
-    graph = synthetic.chain(n=12, varied=True)
-    rows = [row for row in rows_of("chain_n12") if row["wall_s"] < 2]  # whom no clock has cut
-    assert len(rows) >= 4
-    for row in rows:
+    graph, with_plan = synthetic.chain(n=12, varied=True), 0
+    for row in rows_of("chain_n12"):
         solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=20)
-        found = {"status": str(solution.status), "cost": solution.cost, "peak_bytes": solution.peak_bytes}
-        assert found.items() <= row.items()
-        if solution.plan is not None:
-            levels = base64.b64decode(row["memory"])
-            assert len(levels) == POINTS
-            assert max(levels) == round(255 * solution.peak_bytes / row["plain_peak_bytes"])
+        if row["cost"] is None:  # on a busy machine its 2 s may be too few
+            assert row["status"] == "TIMEOUT" or row["status"] == str(solution.status)
+            continue
+        with_plan += 1
+        assert solution.cost is not None
+        assert solution.cost <= row["cost"]
+        if row["status"] == "OPTIMAL" or get_strategy(row["strategy"]).ignores_budget:
+            assert (solution.cost, str(solution.status)) == (row["cost"], row["status"])
+        levels = base64.b64decode(row["memory"])
+        assert len(levels) == POINTS
+        assert max(levels) == round(255 * row["peak_bytes"] / row["plain_peak_bytes"])
+    assert with_plan
 
 
 def test_the_highest_memory_of_each_part_by_hand() -> None:

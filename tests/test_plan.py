@@ -109,12 +109,15 @@ def test_what_S_holds_stays_resident():
         (CHAIN, np.eye(4), held_between_stages((0, 1)), "stage 0"),  # what is not there
         (CHAIN, np.eye(4), held_between_stages((1, 2)), "not resident"),
         (CHAIN, np.eye(4), held_between_stages((3, 0)), "stage 3"),
+        (CHAIN, [[1, 0], [1]], None, "R is no matrix"),  # rows of unequal lengths
+        (CHAIN, np.eye(4), [[0], [0, 1]], "S is no matrix"),
         *((DIAMOND, R, None, "shape") for R in (np.eye(4), np.ones(3), np.ones((2, 2, 2)))),
     ],
 )
 def test_matrices_of_no_plan_are_refused(graph, R, S, words):
-    with pytest.raises(InvalidPlan, match=words):
+    with pytest.raises(InvalidPlan, match=words) as refused:
         Plan.from_matrices(graph, R, S)
+    assert "\n" not in str(refused.value)
 
 
 def test_held_to_the_end():

@@ -12,7 +12,7 @@ import pytest
 from brute_force import random_graph
 from helpers import step_of
 
-from baselines._persistent import Stages, cheapest_schedule
+from baselines._persistent import Schedules, Stages
 from baselines._program_points import walk
 from remat import Plan, simulate, solve
 from remat.errors import InvalidInput
@@ -77,10 +77,10 @@ def test_rotor_is_the_cheapest_persistent_schedule(seed: int) -> None:
     known = [replayed(stages, passes) for passes in schedules(0, len(stages.forward) - 1)]
     for slots in range(1, max(most for _, most in known) + 1):
         fitting = [cost for cost, most in known if most <= slots]
-        found = cheapest_schedule(stages, slots)
+        found = Schedules(stages, slots).within(slots)
         assert (found is None) == (not fitting), slots
         if found is not None:
-            cost, most = replayed(stages, found)
+            cost, most = replayed(stages, [(kind, k) for kind, k, _ in found])
             assert most <= slots
             assert cost == min(fitting), slots
 

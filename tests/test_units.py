@@ -1,4 +1,4 @@
-"""Sizes: what a user writes and what is printed."""
+"""Sizes and names: what a user writes and what is printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import refused
 
-from remat.errors import InvalidInput
+from remat.errors import InvalidInput, unknown_name
 from remat.units import format_cost, format_size, parse_size
 
 
@@ -58,3 +58,8 @@ def test_only_nanoseconds_become_times():
 def test_a_size_to_ask_for_is_enough_as_it_is_printed(size):
     for text in format_size(size, up=True).rstrip(")").split(" ("):
         assert size <= parse_size(text) <= 1.01 * size + 1
+
+
+def test_the_line_about_an_unknown_name_lists_some_of_many() -> None:
+    names = [f"n{i:03}" for i in range(300)]
+    assert str(unknown_name("thing", "qq", names)).endswith("n058, n059 and 240 more")

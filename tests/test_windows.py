@@ -30,7 +30,7 @@ from remat.frontends import synthetic
 from remat.graph import Graph, Operation, Value
 from remat.incumbent import Incumbent
 from remat.plan import COMPUTE, Plan, Scope
-from remat.programs.windows import CHOICE, CHOSEN, Arrays, WindowModel, build_window_model
+from remat.programs.windows import Arrays, Kind, WindowModel, build_window_model
 from remat.search.exhaustive import exhaustive
 from remat.search.exhaustive_choices import exhaustive_choices
 from remat.simulator import plain_peak
@@ -150,7 +150,7 @@ def test_every_optimal_choice_of_implementations_is_a_point_of_the_relaxation(fi
             assert_fits(model, point_of(model, plan, graph), cost - graph.least_cost, (seed, scope))
             mapped += 1
             costly += best > graph.least_cost
-            chosen += int(np.isin(model.row_kind, (CHOSEN, CHOICE)).sum())
+            chosen += int(np.isin(model.row_kind, (Kind.CHOSEN, Kind.CHOICE)).sum())
     assert mapped > 0.6 * count
     assert costly > 0.5 * count
     assert chosen > count

@@ -125,10 +125,10 @@ def _positive(numbers: Sequence[int]) -> np.ndarray:
 def _spread(sizes: Sequence[Mapping[str, Any]]) -> str:
     """The widest ratios of a network's largest layer to its smallest."""
     words = []
-    for key, what in (("layer_costs", "cost"), ("layer_bytes", "memory")):
+    for key, what in (("layer_costs", "cost"), ("layer_flops", "FLOPs"), ("layer_bytes", "memory")):
         ratio, label = max((1 / float(_positive(s[key]).min(initial=1.0)), s["label"]) for s in sizes)
         words.append(f"{ratio:,.0f} times in {what} ({label})")
-    return " and ".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _layers(sizes: Sequence[Mapping[str, Any]]) -> Figure:

@@ -14,6 +14,7 @@ from experiments.paper.sweeps import with_starts
 from experiments.settings import configured_model
 from experiments.throughput import best_batch
 from remat.frontends.json import graph_to_dict
+from remat.graph import Graph
 
 SHARE = 2 / 3  # of the scale's time limit for one solve, because a strategy has several for each network
 
@@ -67,17 +68,20 @@ def memory(context: Context) -> dict[str, Any]:
     budgets = budgets_of_sweep(graph_run, by_factor=True, at=int(context.settings.gpu.memory_bytes))
     rows, families = run_single(graph_run, budgets[len(budgets) // 3])
     plans = panel_of(graph_run, rows, families, network.label) | {"graph": graph_to_dict(subject.graph)}
-    return {"plans": plans, "sizes": [_sizes(each, subjects[each.name]) for each in context.networks]}
+    return {"plans": plans, "sizes": [
+        _sizes(each, subjects[each.name], extracted(context, each, cost="flops").graph) for each in context.networks
+    ]}  # fmt: skip
 
 
-def _sizes(network: Network, subject: Subject) -> dict[str, Any]:
+def _sizes(network: Network, subject: Subject, in_flops: Graph) -> dict[str, Any]:
     """Bytes of one network's parameters, its features at the published batch, and costs and bytes of its layers.
 
     The loss is no layer: its one number would be the smallest by far.
     """
     graph = subject.graph
-    forward = [op for k, op in enumerate(graph.operations) if not op.is_backward and k != graph.loss]
-    sizes = [sum(graph.values[v].bytes for v in op.outputs) for op in forward]
+    layers = [k for k, op in enumerate(graph.operations) if not op.is_backward and k != graph.loss]
+    sizes = [sum(graph.values[v].bytes for v in graph.operations[k].outputs) for k in layers]
     return {"name": network.name, "label": network.label, "batch": subject.batch_size, "features_bytes": sum(sizes),
             "parameter_bytes": per_sample(configured_model(network.name)).parameter_bytes // 2,
-            "layer_costs": [op.cost for op in forward], "layer_bytes": sizes}  # fmt: skip
+            "layer_costs": [graph.operations[k].cost for k in layers], "layer_bytes": sizes,
+            "layer_flops": [in_flops.operations[k].cost for k in layers]}  # fmt: skip

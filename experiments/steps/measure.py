@@ -55,7 +55,9 @@ def _add_rows(job: Job, implementations: str, rows: list[Row]) -> None:
 
     Nothing refers to the subject afterwards, because the next one needs its memory.
     """
-    subject = _subject(job, implementations)
+    module, name = ADAPTERS.get(job.steps, ("torch_steps", "TorchSteps"))
+    # This imports only the framework of the model.
+    subject: Subject = getattr(import_module(f"experiments.steps.{module}"), name)(job, implementations)
     about = {"batch": subject.batch, "operations": len(subject.graph), "fixed_bytes": subject.fixed_bytes}
     for candidate in _candidates(subject, rows):
         chooses = candidate.method in (PORTFOLIO, OFFERED)
@@ -66,12 +68,6 @@ def _add_rows(job: Job, implementations: str, rows: list[Row]) -> None:
         row = {**key, "budget_bytes": candidate.budget_bytes, **about, **NOTHING, **_columns(subject, candidate)}
         plain = next((known for known in rows if known["method"] == PLAIN), row)
         rows.append(row | {"plain_bytes": plain["measured_peak_bytes"]})
-
-
-def _subject(job: Job, implementations: str) -> Subject:
-    """The model in its framework; this imports only that framework."""
-    module, name = ADAPTERS.get(job.steps, ("torch_steps", "TorchSteps"))
-    return getattr(import_module(f"experiments.steps.{module}"), name)(job, implementations)
 
 
 def _candidates(subject: Subject, rows: list[Row]) -> Iterator[Candidate]:

@@ -138,20 +138,17 @@ def find_arena(
     capacity = None if limit is None else max(0, limit - graph.fixed_bytes)
     placed = place(intervals.lower, intervals.upper, size, capacity, time_limit_s, seed=seed)
     check_offsets(intervals, size, placed.offsets, placed.bytes)
+    offsets = placed.offsets.tolist()
     return Arena(
         plan if limit is None else replace(plan, budget_bytes=limit), placed.bytes, placed.load,
-        _offsets_by_call(intervals, placed.offsets), placed.bound, graph.fixed_bytes, alignment, sharing,
+        tuple(tuple(offsets[buffer] for buffer in call) for call in intervals.calls), placed.bound, graph.fixed_bytes,
+        alignment, sharing,
     )  # fmt: skip
 
 
 def aligned(size: np.ndarray, alignment: int) -> np.ndarray:
     """[n] int64, sizes rounded up."""
     return -(-size // alignment) * alignment
-
-
-def _offsets_by_call(intervals: Intervals, offsets: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    listed = offsets.tolist()
-    return tuple(tuple(listed[buffer] for buffer in call) for call in intervals.calls)
 
 
 def check_offsets(intervals: Intervals, size: np.ndarray, offsets: np.ndarray, n_bytes: int) -> None:

@@ -22,23 +22,7 @@ from remat.plan import Scope
 from remat.problem import Problem
 from remat.programs.highs import Simplex
 from remat.programs.link_windows import LinkModel, build_link_model
-from remat.programs.windows import (
-    CHOICE,
-    CHOSEN,
-    CONTINUITY,
-    EACH,
-    EDGE,
-    JOIN,
-    KNAPSACK,
-    MEMORY,
-    NAMES,
-    NEED,
-    Arrays,
-    Cut,
-    WindowModel,
-    build_window_model,
-    place_of,
-)  # fmt: skip
+from remat.programs.windows import NAMES, Arrays, Cut, Kind, WindowModel, build_window_model, place_of
 
 MOST_BOUNDARIES = 24
 WORTH = 1e-5  # share of the cost that some of the last rounds must have gained for another
@@ -261,14 +245,14 @@ def alike(model: WindowModel, other: WindowModel, chosen: np.ndarray) -> np.ndar
     begin = np.searchsorted(old, t, side="right") - 1
     end = np.append(np.searchsorted(old, t[1:], side="left") - 1, len(old) - 1)
     key = model.row_key.copy()
-    in_interval = (model.row_kind != CHOICE) & (model.row_kind <= KNAPSACK)
+    in_interval = (model.row_kind != Kind.CHOICE) & (model.row_kind <= Kind.KNAPSACK)
     key[in_interval, 0] = begin[key[in_interval, 0]]
-    in_window = np.isin(model.row_kind, (NEED, EDGE, CONTINUITY, JOIN, EACH, CHOSEN))
+    in_window = np.isin(model.row_kind, (Kind.NEED, Kind.EDGE, Kind.CONTINUITY, Kind.JOIN, Kind.EACH, Kind.CHOSEN))
     key[in_window, 1] = end[key[in_window, 1]]
-    is_each = model.row_kind == EACH
+    is_each = model.row_kind == Kind.EACH
     key[is_each, 3] = begin[key[is_each, 3]]
     here, there = _codes(model.row_kind, key), _codes(other.row_kind[chosen], other.row_key[chosen])
-    return np.isin(here, there) | (model.row_kind == KNAPSACK)
+    return np.isin(here, there) | (model.row_kind == Kind.KNAPSACK)
 
 
 def _codes(kind: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -282,7 +266,7 @@ def _codes(kind: np.ndarray, key: np.ndarray) -> np.ndarray:
 def missed_cuts(model: WindowModel, x: np.ndarray) -> list[Cut]:
     """New rows KNAPSACK that the point x [n] misses."""
     known, found = set(model.cuts), list[Cut]()
-    rows = np.nonzero(model.row_kind == MEMORY)[0]
+    rows = np.nonzero(model.row_kind == Kind.MEMORY)[0]
     for row, terms, most in cuts_of_rows(model.matrix, model.row_lower, rows, x):
         k = int(model.row_key[row, 0])
         value_of = {column: v for v, column in enumerate(model.S[k].tolist()) if column >= 0}
@@ -314,7 +298,7 @@ def multipliers_of(model: WindowModel, y: np.ndarray, denominator: int) -> dict[
     for row in np.nonzero(y > 0)[0].tolist():
         name, amount = NAMES[model.row_kind[row]], int(y[row] * denominator)
         key = model.row_key[row].tolist()
-        if model.row_kind[row] == KNAPSACK:
+        if model.row_kind[row] == Kind.KNAPSACK:
             cut = model.cuts[key[1]]
             key = [key[0], cut.most, *(number for weight in cut.weights for number in weight)]
         else:

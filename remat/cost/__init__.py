@@ -10,7 +10,7 @@ import numpy as np
 from remat.cost.gpu import Gpu, gpu_names, link_of, load_gpu
 from remat.cost.profile import NEGLIGIBLE, Noise, Profile, profile_costs
 from remat.cost.roofline import modelled_costs
-from remat.errors import CostWarning, InvalidInput, unknown_name, warn
+from remat.errors import CostWarning, InvalidInput, check_name, warn
 from remat.graph import Graph
 
 COST_MODELS = ("flops", "roofline", "profile")
@@ -57,8 +57,7 @@ def costs_and_noise(
     device: str | None = None,
 ) -> tuple[Graph, Noise | None]:
     """The graph of `apply_cost`, and the noise of its costs if they were measured here, else None."""
-    if model not in COST_MODELS:
-        raise unknown_name("cost model", model, COST_MODELS)
+    check_name("cost model", model, COST_MODELS)
     if all(op.work is None for op in graph.operations):
         raise InvalidInput(
             f"graph '{graph.name}' does not give the work of its operations, so cost={model} cannot be applied; "

@@ -301,7 +301,7 @@ def _versions(frameworks: Iterable[str]) -> dict[str, str]:
 
 def machine(frameworks: list[str]) -> tuple[str, dict[str, str]]:
     """(CPU and threads, versions of the frameworks), on which measurements on this machine's CPU depend."""
-    return f"{_cpu_name()}, {_threads(frameworks)} threads", _versions(frameworks)
+    return f"{cpu_name()}, {_threads(frameworks)} threads", _versions(frameworks)
 
 
 def provenance_of(device: str) -> dict[str, Any]:
@@ -345,7 +345,8 @@ def _cuda() -> tuple[str, int]:
 
 
 @functools.cache
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's name, from the operating system."""
     return _proc_field("cpuinfo", "model name") or platform.processor() or platform.machine()
 
 

@@ -49,9 +49,13 @@ def kept_plan(path: Path, graph: Graph, budget_bytes: int, scope: Scope) -> tupl
 
 
 def keep_plan(path: Path, graph: Graph, plan: Plan) -> None:
-    """Write the file of a plan; a folder that takes none is named in a warning, and the next process searches again."""
-    document = sealed({"format": FORMAT, "graph_sha256": graph.sha256(), "plan": plan.document()})
+    """Write the file of a plan."""
+    keep(path, {"format": FORMAT, "graph_sha256": graph.sha256(), "plan": plan.document()}, "plan")
+
+
+def keep(path: Path, document: Mapping[str, Any], what: str) -> None:
+    """Write a sealed file; a folder that takes none is named in a warning, and the next process works again."""
     try:
-        write_text(path, json.dumps(document))
+        write_text(path, json.dumps(sealed(document)))
     except (OSError, DiskFull, InvalidInput) as error:
-        warn(f"{path}: the plan is not kept for later processes: {error}")
+        warn(f"{path}: the {what} is not kept for later processes: {error}")

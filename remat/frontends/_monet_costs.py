@@ -145,10 +145,10 @@ class _Builder:
 
     def _outputs(self, k: int) -> tuple[int, ...]:
         """The values that operation `k` makes by default: its own, its parameters' gradients, statistics."""
-        node = self.nodes[k]
+        node, measured = self.nodes[k], self.costs["operations"][k]
         grown = self._bytes(node["fixed_bytes"]) - self._bytes(self.nodes[k - 1]["fixed_bytes"]) if k > self.loss else 0
         made = list[int]()
-        if self._is_cheaper_again(k):
+        if "rt" in measured and self._ns(measured["rt"][0]) < self._ns(measured["t"][0]):
             self.statistics_of[k] = self._value(f"{node['name']}:{STATISTICS}", 0)
         if node["bytes"] or not grown:
             made.append(self._value(node["name"], node["bytes"]))
@@ -157,10 +157,6 @@ class _Builder:
             self.values.append(Value(f"{node['name']}:parameters", grown, keep=True))
             made.append(len(self.values) - 1)
         return tuple(made)
-
-    def _is_cheaper_again(self, k: int) -> bool:
-        measured = self.costs["operations"][k]
-        return "rt" in measured and self._ns(measured["rt"][0]) < self._ns(measured["t"][0])
 
     def _statistics(self, k: int) -> Operation:
         """What operation `k` does the first time only."""

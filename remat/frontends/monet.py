@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remat.cost import apply_cost, load_gpu
-from remat.errors import InvalidInput, unknown_name
+from remat.errors import InvalidInput, check_name
 from remat.frontends._monet_costs import KEPT_INDICES, STATISTICS, load_costs, load_schedules, read_costs
 from remat.frontends._monet_costs import MODES as LEVELS_PUBLISHED
 from remat.frontends._monet_gist import with_gist
@@ -53,8 +53,7 @@ def monet_graph(name: str, batch: int | None = None, *, implementations: str = "
     Raises:
         InvalidInput: no such network or batch, or another word for `implementations`.
     """
-    if name not in NETWORKS:
-        raise unknown_name("network", name, NETWORKS)
+    check_name("network", name, NETWORKS)
     batch = BATCHES[name] if batch is None else batch
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidInput(f"batch must be a positive integer, not {batch!r}")
@@ -63,8 +62,7 @@ def monet_graph(name: str, batch: int | None = None, *, implementations: str = "
 
 def training_graph(network: Network, name: str, *, implementations: str = "joint") -> Graph:
     """The training graph of any `Network`; see `monet_graph`."""
-    if implementations not in ("none", "joint"):
-        raise unknown_name("choice of implementations", implementations, ("none", "joint"))
+    check_name("choice of implementations", implementations, ("none", "joint"))
     graph = apply_cost(_default(network.layers, name), "roofline", load_gpu(DEVICE))
     return graph if implementations == "none" else add_implementations(graph, network.layers)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from remat.errors import RematError, Skip, unknown_name
+from remat.errors import RematError, Skip, check_name
 from remat.programs.highs import FEASIBLE, Answer, highs_options
 from remat.programs.program import Limits, Program
 
@@ -145,8 +145,7 @@ def _in_cvxpy(program: Program, start: np.ndarray | None) -> tuple[cp.Problem, l
 
 def get_backend(name: str) -> Backend:
     """The back-end of that name; raises `UnknownName` with the nearest names."""
-    if name not in BACKENDS:
-        raise unknown_name("solver", str(name), BACKENDS)
+    check_name("solver", name, BACKENDS)
     return BACKENDS[name]
 
 

@@ -96,40 +96,10 @@ import numpy as np
 from remat.graph import Graph
 from remat.link import Link
 from remat.programs.program import Rows
-from remat.programs.windows import (
-    AGAIN,
-    ARRIVAL,
-    ARRIVAL_RUN,
-    ARRIVED,
-    BEGUN_IN,
-    BEGUN_OUT,
-    CONTINUITY,
-    CONTINUITY_OUT,
-    DEADLINE,
-    EDGE,
-    EDGE_OUT,
-    HELD_IN,
-    HELD_OUT,
-    HOST,
-    NEED,
-    NEED_OUT,
-    ONE,
-    OUT,
-    RELEASE,
-    SENT,
-    SINGLE_IN,
-    SINGLE_OUT,
-    SOURCE,
-    STAYED,
-    STREAM_IN,
-    STREAM_OUT,
-    Arrays,
-    Builder,
-    WindowModel,
-)  # fmt: skip
+from remat.programs.windows import Arrays, Builder, Kind, WindowModel
 
-OUT_KINDS = {NEED: NEED_OUT, EDGE: EDGE_OUT, CONTINUITY: CONTINUITY_OUT}
-ON_DEMAND = (DEADLINE, RELEASE, ARRIVAL_RUN)
+OUT_KINDS = {Kind.NEED: Kind.NEED_OUT, Kind.EDGE: Kind.EDGE_OUT, Kind.CONTINUITY: Kind.CONTINUITY_OUT}
+ON_DEMAND = (Kind.DEADLINE, Kind.RELEASE, Kind.ARRIVAL_RUN)
 MISSED = 1e-6  # share of the cost by which a point must miss a row for it to enter
 
 TimeRow = tuple[list[tuple[int, int]], int, int, tuple[int, int, int, int]]  # terms, lower, kind, key
@@ -252,20 +222,20 @@ class _LinkBuilder(Builder):
         for j in range(1, self.K + 1):
             v = np.nonzero(self.B[j] >= 0)[0]
             outs = [(self.W[i][v], 1) for i in range(j + 1)]
-            self._add_keyed(OUT, [*outs, (self.B[j][v], -1)], 0, j, v)
-            self._add_keyed(ARRIVED, [(self.B[j][v], 1), (self.A[j][v], -1)], 0, j, v)
-        self._add_keyed(ONE, [(column, -1) for column in self.W], -1, 0, values)
+            self._add_keyed(Kind.OUT, [*outs, (self.B[j][v], -1)], 0, j, v)
+            self._add_keyed(Kind.ARRIVED, [(self.B[j][v], 1), (self.A[j][v], -1)], 0, j, v)
+        self._add_keyed(Kind.ONE, [(column, -1) for column in self.W], -1, 0, values)
         for k, m in self.windows:
             v = np.nonzero(self._old(k))[0]
             terms = [*super()._provided(k, m, v), *((self.W[j][v], -1) for j in range(k + 1, m + 2))]
-            self._add(SOURCE, terms, 0, (k, m), v)
+            self._add(Kind.SOURCE, terms, 0, (k, m), v)
             if (row := self.deadline(k, m, self._last_reader(m))) is not None:
                 self.rows.add(*row)
         for j in range(self.K + 1):
             self._streams(j)
         for k in range(self.K):
-            self._flights(k, self.P, (self.W, self.V), (HELD_OUT, BEGUN_OUT, SINGLE_OUT))
-            self._flights(k, self.Q, (self.B,), (HELD_IN, BEGUN_IN, SINGLE_IN))
+            self._flights(k, self.P, (self.W, self.V), (Kind.HELD_OUT, Kind.BEGUN_OUT, Kind.SINGLE_OUT))
+            self._flights(k, self.Q, (self.B,), (Kind.HELD_IN, Kind.BEGUN_IN, Kind.SINGLE_IN))
         if self.host_bytes is not None:
             self._host_rows(self.host_bytes)
 
@@ -291,14 +261,14 @@ class _LinkBuilder(Builder):
             if k < self.K:
                 v = np.nonzero(self.H[k] >= 0)[0]
                 terms = list(zip(self.H[k][v].tolist(), (-a.size[v]).tolist(), strict=True))
-                self.rows.add(terms, -host_bytes, HOST, (k, -1, -1, -1))
-                self._add_keyed(STAYED, [*begun, (self.H[k], -1)], 0, k, v)
+                self.rows.add(terms, -host_bytes, Kind.HOST, (k, -1, -1, -1))
+                self._add_keyed(Kind.STAYED, [*begun, (self.H[k], -1)], 0, k, v)
             if k > 0:
                 v = np.nonzero(self.B[k] >= 0)[0]
-                self._add_keyed(SENT, [*begun, (self.B[k], -1)], 0, k, v)
+                self._add_keyed(Kind.SENT, [*begun, (self.B[k], -1)], 0, k, v)
                 v = np.nonzero((self.V[k] >= 0) & ~self.is_there[k - 1])[0]
                 there = [*super()._provided(k - 1, k - 1, v), (self.B[k][v], 1)]
-                self._add_keyed(AGAIN, [*there, (self.V[k][v], -1)], 0, k, v)
+                self._add_keyed(Kind.AGAIN, [*there, (self.V[k][v], -1)], 0, k, v)
 
     def _add_keyed(self, kind: int, terms: Sequence[tuple[np.ndarray, int]], lower: int, j: int, v: np.ndarray) -> None:
         keys = np.full((len(v), 4), -1, dtype=np.int64)
@@ -339,9 +309,10 @@ class _LinkBuilder(Builder):
         terms, constant = self._duration(j)
         key = (j, -1, -1, -1)
         for kind, begun, flight, lasts in (
-            (STREAM_OUT, (self.W[j], self.V[j]), self.P, self.out_ns), (STREAM_IN, (self.B[j],), self.Q, self.in_ns),
-        ):  # fmt: skip
-            if kind == STREAM_IN and j == 0:
+            (Kind.STREAM_OUT, (self.W[j], self.V[j]), self.P, self.out_ns),
+            (Kind.STREAM_IN, (self.B[j],), self.Q, self.in_ns),
+        ):
+            if kind == Kind.STREAM_IN and j == 0:
                 continue
             rest = [] if j == 0 else weighted(flight[j - 1], -lasts)
             after = [] if j == self.K else weighted(flight[j], lasts)
@@ -350,7 +321,7 @@ class _LinkBuilder(Builder):
         if 1 <= j < self.K:
             is_read = self.first_use[j - 1] <= self.t[j]
             come = [*weighted(self.A[j], -self.in_ns), *weighted(np.where(is_read, self.Q[j - 1], -1), -self.in_ns)]
-            self.rows.add([*terms, *come], self._own_cost(j) - constant, ARRIVAL, key)
+            self.rows.add([*terms, *come], self._own_cost(j) - constant, Kind.ARRIVAL, key)
 
     @cached_property
     def first_use(self) -> np.ndarray:
@@ -372,7 +343,7 @@ class _LinkBuilder(Builder):
         for columns, factor in (*super()._provided(k, m, v), (self.Q[k][v], -1)):
             terms += weighted(columns, factor * lasts)
         time = int(self.begins[e] - self.begins[self.done[k] + 1])
-        return terms, int(lasts.sum()) - time, DEADLINE, (k, m, e, -1)
+        return terms, int(lasts.sum()) - time, Kind.DEADLINE, (k, m, e, -1)
 
     def release(self, j: int, e: int) -> TimeRow:
         """RELEASE."""
@@ -380,18 +351,19 @@ class _LinkBuilder(Builder):
         late = self.arrays.producer >= e
         for columns, factor in ((self.W[j], -1), (self.V[j], -1), *([(self.P[j], 1)] if j < self.K else [])):
             terms += weighted(np.where(late, columns, -1), factor * self.out_ns)
-        return terms, int(self.begins[e + 1] - self.begins[self._first(j)]) - constant, RELEASE, (j, e, -1, -1)
+        return terms, int(self.begins[e + 1] - self.begins[self._first(j)]) - constant, Kind.RELEASE, (j, e, -1, -1)
 
     def arrival_run(self, j: int, i: int, v: int) -> TimeRow:
         """ARRIVAL_RUN."""
         terms, constant = self._duration(j)
         lasts, cost = int(self.in_ns[v]), self.arrays.cost
         terms += [(int(self.Q[j - 1][v]), -lasts), (int(self.R[j - 1, j - 1][i]), -lasts - int(cost[i]))]
-        return terms, self._own_cost(j) - lasts - constant, ARRIVAL_RUN, (j, i, v, -1)
+        return terms, self._own_cost(j) - lasts - constant, Kind.ARRIVAL_RUN, (j, i, v, -1)
 
     def missed(self, x: np.ndarray) -> list[TimeRow]:
         """Rows DEADLINE, RELEASE and ARRIVAL_RUN that the point x [n] misses most, one for each window or stretch."""
-        lasts = np.array([self._duration_at(j, x) for j in range(self.K + 1)])
+        durations = map(self._duration, range(self.K + 1))
+        lasts = np.array([constant + sum(factor * x[column] for column, factor in of) for of, constant in durations])
         until = np.concatenate([[0.0], np.cumsum(lasts)])
         least = MISSED * float(self.arrays.cost.sum())
         found = []
@@ -406,10 +378,6 @@ class _LinkBuilder(Builder):
                 i, v, amount = self._worst_run(j, x, lasts[j] - self._own_cost(j))
                 found += [self.arrival_run(j, i, v)] if amount > least else []
         return found
-
-    def _duration_at(self, j: int, x: np.ndarray) -> float:
-        terms, constant = self._duration(j)
-        return constant + sum(factor * x[column] for column, factor in terms)
 
     def _worst_deadline(self, k: int, m: int, x: np.ndarray, lasts: float) -> tuple[int, float]:
         """(operation, by how much its row is missed)."""

@@ -95,18 +95,18 @@ from remat.plan import Plan, Scope
 from remat.programs.program import Program, Rows, scale_of
 from remat.simulator import simulate
 
-# Kinds of rows.
-NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN, KNAPSACK = range(12)
-NAMES = ("need", "edge", "continuity", "join", "each", "memory", "run", "later", "slot", "choice", "chosen", "knapsack")
-# Of copies to the host, see `remat.programs.link_windows`.
-NEED_OUT, EDGE_OUT, CONTINUITY_OUT, OUT, SOURCE, ONE, ARRIVED, STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE = range(12, 23)
-NAMES += ("need_out", "edge_out", "continuity_out", "out", "source", "one", "arrived")
-NAMES += ("stream_out", "stream_in", "arrival", "deadline")
-HELD_OUT, BEGUN_OUT, SINGLE_OUT, HELD_IN, BEGUN_IN, SINGLE_IN = range(23, 29)
-RELEASE, ARRIVAL_RUN, HOST, STAYED, SENT, AGAIN = range(29, 35)
-NAMES += ("held_out", "begun_out", "single_out", "held_in", "begun_in", "single_in")
-NAMES += ("release", "arrival_run", "host", "stayed", "sent", "again")
-TIMES = (STREAM_OUT, STREAM_IN, ARRIVAL, DEADLINE, RELEASE, ARRIVAL_RUN)
+
+class Kind:
+    """Kinds of rows; from NEED_OUT on those of copies to the host, see `remat.programs.link_windows`."""
+
+    NEED, EDGE, CONTINUITY, JOIN, EACH, MEMORY, RUN, LATER, SLOT, CHOICE, CHOSEN, KNAPSACK = range(12)
+    NEED_OUT, EDGE_OUT, CONTINUITY_OUT, OUT, SOURCE, ONE, ARRIVED, STREAM_OUT, STREAM_IN, ARRIVAL = range(12, 22)
+    DEADLINE, HELD_OUT, BEGUN_OUT, SINGLE_OUT, HELD_IN, BEGUN_IN, SINGLE_IN = range(22, 29)
+    RELEASE, ARRIVAL_RUN, HOST, STAYED, SENT, AGAIN = range(29, 35)
+
+
+NAMES = [name.lower() for name in vars(Kind) if name.isupper()]
+TIMES = (Kind.STREAM_OUT, Kind.STREAM_IN, Kind.ARRIVAL, Kind.DEADLINE, Kind.RELEASE, Kind.ARRIVAL_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class WindowModel:
         for place, cut in enumerate(cuts, start=len(self.cuts)):
             k = self.boundaries.index(cut.boundary)
             terms = [(int(self.S[k, v]), -a) for v, a in cut.weights]
-            rows.add(terms, -cut.most, KNAPSACK, (k, place, -1, -1))
+            rows.add(terms, -cut.most, Kind.KNAPSACK, (k, place, -1, -1))
         return replace(self.with_rows(rows), cuts=(*self.cuts, *cuts))
 
     def with_missed(self, x: np.ndarray) -> Self:
@@ -360,7 +360,7 @@ class WindowModel:
     @cached_property
     def is_bytes(self) -> np.ndarray:
         """[rows] whether the row counts bytes."""
-        return np.isin(self.row_kind, (MEMORY, SLOT, HOST))
+        return np.isin(self.row_kind, (Kind.MEMORY, Kind.SLOT, Kind.HOST))
 
     @cached_property
     def is_time(self) -> np.ndarray:
@@ -498,7 +498,7 @@ class Builder:
             if graph.operations[i].workspace_bytes:
                 terms[i].append((int(self.R[k, k][i]), -graph.operations[i].workspace_bytes))
             unit = math.gcd(*(factor for _, factor in terms[i])) or 1
-            self.rows.add(terms[i], -(room[i] // unit) * unit, SLOT, (k, i, -1, -1))
+            self.rows.add(terms[i], -(room[i] // unit) * unit, Kind.SLOT, (k, i, -1, -1))
 
     def _resident(self, k: int, v: int, slots: Sequence[int]) -> Iterator[tuple[int, list[tuple[int, int]], int]]:
         """(slot, columns with factors, constant) whose sum is at most 1 if v is resident at the slot, and else 0."""
@@ -538,9 +538,9 @@ class Builder:
             column = self.U[k, j, v] = self.n_columns
             self.n_columns += 1
             self.cost.append(np.zeros(1, dtype=np.int64))
-            self.rows.add([(column, 1), (int(self.R[k, k][j]), -1)], 0, RUN, (k, j, v, -1))
+            self.rows.add([(column, 1), (int(self.R[k, k][j]), -1)], 0, Kind.RUN, (k, j, v, -1))
             if later >= 0:
-                self.rows.add([(column, 1), (later, -1)], 0, LATER, (k, j, v, -1))
+                self.rows.add([(column, 1), (later, -1)], 0, Kind.LATER, (k, j, v, -1))
         return self.U[k, j, v]
 
     def _held_columns(self) -> tuple[np.ndarray, np.ndarray]:
@@ -572,9 +572,9 @@ class Builder:
         many = np.nonzero(whole)[0]
         parts = [self.R[j, j][many] for j in range(k, m + 1)]
         key = (k, m)
-        self._add(JOIN, [(part, 1) for part in parts] + [(columns[many], -1)], 0, key, many)
+        self._add(Kind.JOIN, [(part, 1) for part in parts] + [(columns[many], -1)], 0, key, many)
         for j, part in enumerate(parts, start=k):
-            self._add(EACH, [(columns[many], 1), (part, -1)], 0, key, many, np.full(len(many), j))
+            self._add(Kind.EACH, [(columns[many], 1), (part, -1)], 0, key, many, np.full(len(many), j))
         return columns
 
     def _window_rows(self, k: int, m: int) -> None:
@@ -590,18 +590,18 @@ class Builder:
         needed &= old
         key = (k, m)
         v = np.nonzero(needed)[0]
-        self._add(NEED, self._provided(k, m, v), 1, key, v)
+        self._add(Kind.NEED, self._provided(k, m, v), 1, key, v)
         edges = old[a.read] & ~needed[a.read] & (R[a.reader] >= 0) & a.always
         i, v = a.reader[edges], a.read[edges]
-        self._add(EDGE, [*self._provided(k, m, v), (R[i], -1)], 0, key, i, v)
+        self._add(Kind.EDGE, [*self._provided(k, m, v), (R[i], -1)], 0, key, i, v)
         if not is_last:
             v = np.nonzero(old & ~needed & (self.S[m + 1] >= 0))[0]
             held = (self.S[m + 1][v], -1)
-            self._add(CONTINUITY, [*self._provided(k, m, v, is_read=False), held], 0, key, v)
+            self._add(Kind.CONTINUITY, [*self._provided(k, m, v, is_read=False), held], 0, key, v)
         for i, v in np.stack([a.reader, a.read])[:, first_runs & ~a.always & (old & ~needed)[a.read]].T.tolist():
             chosen = [(int(column), 1) for column in (S[v], R[a.producer[v]]) if column >= 0]
             chosen += [(int(self._choice(i)[w]), -1) for w in a.choices[i].readers[v]]
-            self.rows.add(chosen, 0, CHOSEN, (k, m, i, v))
+            self.rows.add(chosen, 0, Kind.CHOSEN, (k, m, i, v))
 
     def _choice(self, i: int) -> np.ndarray:
         """The columns X[i,.], with their row if they are new."""
@@ -609,7 +609,7 @@ class Builder:
             costs = np.array(self.arrays.choices[i].costs, dtype=np.int64)
             self.X[i] = np.full(len(costs), -1, dtype=np.int64)
             self._new(self.X[i], np.full(len(costs), True), costs)
-            self.rows.add([(column, 1) for column in self.X[i].tolist()], 1, CHOICE, (i, -1, -1, -1))
+            self.rows.add([(column, 1) for column in self.X[i].tolist()], 1, Kind.CHOICE, (i, -1, -1, -1))
         return self.X[i]
 
     def _memory_row(self, k: int) -> None:
@@ -623,7 +623,7 @@ class Builder:
         if sum(sizes) <= room:
             return
         terms = [(column, -size) for column, size in zip(columns, sizes, strict=True) if size]
-        self.rows.add(terms, -(room // unit) * unit, MEMORY, (k, -1, -1, -1))
+        self.rows.add(terms, -(room // unit) * unit, Kind.MEMORY, (k, -1, -1, -1))
 
     def _room(self, k: int) -> int:
         """Bytes for other values while the operation of boundary k runs with its smallest implementation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from remat.bounds.lp import SMALL_COLUMNS, model_columns
@@ -23,7 +22,7 @@ from remat.simulator import simulate
 from remat.solution import Candidate, Outcome
 from remat.solvers._milp_peak import solve_peak
 from remat.solvers._milp_trimmed import MARGIN_S, limits_of, solve_trimmed
-from remat.solvers._polish import drop_needless_repeats, scope_note
+from remat.solvers._polish import StagedSolver, drop_needless_repeats, scope_note
 from remat.solvers.search import quick_plan
 
 FORMULATIONS = ("trimmed", "published", "peak")
@@ -106,51 +105,44 @@ def checkmate_milp(
     return _Published(context, equations, backend, mip_gap, stats).run()
 
 
-@dataclass(slots=True)
-class _Published:
+class _Published(StagedSolver):
     """The published form: the first solve, and the further solves that tolerances make necessary."""
 
-    context: Context
-    equations: Equations
-    backend: Backend
-    mip_gap: float
-    stats: dict[str, Any]
+    def __init__(
+        self, context: Context, equations: Equations, backend: Backend, mip_gap: float, stats: dict[str, Any]
+    ) -> None:
+        super().__init__(context, "checkmate_milp", backend.name)
+        self.equations, self.backend, self.mip_gap, self.stats = equations, backend, mip_gap, stats
 
     def run(self) -> Outcome:
-        context, equations = self.context, self.equations
-        room_bytes = context.problem.budget_bytes - context.problem.graph.fixed_bytes
-        units = room_bytes // equations.unit_bytes
+        context, graph, budget_bytes = self.context, self.graph, self.context.problem.budget_bytes
+        units = (budget_bytes - graph.fixed_bytes) // self.equations.unit_bytes
         answer, plan = self._solve(units + 0.5)
         if answer is None:
-            return self._timeout("the time limit was over before the model was built")
+            return self.outcome("the time limit was over before the model was built", timed_out=True)
         if answer.infeasible:
             return self._infeasible(units)
-        bound = self._bound(answer)
+        if math.isfinite(answer.bound):
+            scale = self.equations.cost_scale
+            self.keep_bound(least_whole(answer.bound / scale, scale) * self.equations.cost_unit)
         shrink = TOLERANCE
-        while plan is not None and simulate(context.problem.graph, plan).peak_bytes > context.problem.budget_bytes:
+        while plan is not None and simulate(graph, plan).peak_bytes > budget_bytes:
             self.stats["slips"] = self.stats.get("slips", 0) + 1
             answer, plan = self._solve(min(units - 0.5, units * (1 - shrink)))
             shrink *= 4
         if plan is not None:
-            plan = drop_needless_repeats(
-                context.problem.graph, plan, context.problem.budget_bytes, context.deadline - 0.2
-            )
-            message = scope_note(context.problem.scope)
-            return Outcome(
-                (Candidate(plan),), bound=bound, proven_by=self.backend.name, message=message, stats=self.stats
-            )
+            self.keep(drop_needless_repeats(graph, plan, budget_bytes, context.deadline - 0.2))
+            return self.outcome(scope_note(context.problem.scope))
         if answer is None or not (answer.optimal or answer.infeasible):
-            return self._timeout("no plan found within the limit", bound)
-        return Outcome(
-            bound=bound, proven_by=self.backend.name, stats=self.stats,
-            message="plans exceed the budget by the solver's tolerance and none fits just below it; unproven",
-        )  # fmt: skip
+            return self.outcome("no plan found within the limit", timed_out=True)
+        message = "plans exceed the budget by the solver's tolerance and none fits just below it; unproven"
+        return self.outcome(message, timed_out=False)
 
     def _solve(self, units: float) -> tuple[Answer | None, Plan | None]:
         """Solve with a budget of `units`; (None, None) if no time is left."""
         if self.context.remaining_s() <= MARGIN_S:
             return None, None
-        graph, plan, start = self.context.problem.graph, self.context.options.warm_start, None
+        graph, plan, start = self.graph, self.context.options.warm_start, None
         if plan is not None and plan.scope is Scope.STAGED:
             start = self.equations.point(units, *plan.matrices(graph))
         started = time.monotonic()
@@ -163,26 +155,15 @@ class _Published:
         calls = drop_unread_repeats(graph, [(k, "") for k in self.equations.order(answer.x)])
         return answer, Plan.from_order(graph, [k for k, _ in calls])
 
-    def _bound(self, answer: Answer) -> int | None:
-        """The dual bound, lowered by the tolerance and rounded up to a possible cost."""
-        if self.context.problem.scope is not Scope.STAGED or not math.isfinite(answer.bound):
-            return None
-        scale = self.equations.cost_scale
-        return least_whole(answer.bound / scale, scale) * self.equations.cost_unit
-
     def _infeasible(self, units: int) -> Outcome:
         """Claim INFEASIBLE if the scope is staged and the claim holds beyond the tolerance."""
         scope = self.context.problem.scope
         if scope is not Scope.STAGED:
-            return Outcome(stats=self.stats, message=f"no staged plan fits; {scope_note(scope)}")
+            return self.outcome(f"no staged plan fits; {scope_note(scope)}", timed_out=False)
         if half_unit_is_lost(units):
             answer, _ = self._solve(units * (1 + TOLERANCE) + 0.5)
             if answer is None or not answer.infeasible:
-                return Outcome(
-                    stats=self.stats, timed_out=answer is None or not answer.optimal,
-                    message="infeasible within the solver's tolerance, feasible or undecided just above; unproven",
-                )  # fmt: skip
-        return Outcome(infeasible=True, stats=self.stats)
-
-    def _timeout(self, message: str, bound: int | None = None) -> Outcome:
-        return Outcome(bound=bound, proven_by=self.backend.name, timed_out=True, message=message, stats=self.stats)
+                message = "infeasible within the solver's tolerance, feasible or undecided just above; unproven"
+                return self.outcome(message, timed_out=answer is None or not answer.optimal)
+        self.infeasible = True
+        return self.outcome("")

@@ -483,20 +483,15 @@ class _ChoiceSearch:
 
     def offer(self, choice: Choice, order: np.ndarray) -> _Trial:
         """Lift a plan of the choice's graph to the full graph, offer it, and score it."""
-        context = self.context
-        plan, cost, peak_bytes = self._lifted(choice, order)
-        known = context.incumbent.cost
-        if peak_bytes <= context.problem.budget_bytes and (known is None or cost < known):
-            context.offer(plan, WHO)
-        over = max(0, peak_bytes - context.problem.budget_bytes)
-        calls = tuple(plan.order.tolist())
-        return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
-
-    def _lifted(self, choice: Choice, order: np.ndarray) -> tuple[Plan, int, int]:
-        """(plan, cost, peak) in the full graph."""
         budget_bytes = self.context.problem.budget_bytes
         plan = choice.lift(Plan.from_order(choice.graph, order.tolist()), budget_bytes)
-        return self.choices.with_fastest_that_fit(plan, budget_bytes)
+        plan, cost, peak_bytes = self.choices.with_fastest_that_fit(plan, budget_bytes)
+        known = self.context.incumbent.cost
+        if peak_bytes <= budget_bytes and (known is None or cost < known):
+            self.context.offer(plan, WHO)
+        over = max(0, peak_bytes - budget_bytes)
+        calls = tuple(plan.order.tolist())
+        return _Trial(choice, order, calls, self._leanest(plan), (over, cost, peak_bytes))
 
     def _leanest(self, plan: Plan) -> tuple[int, ...]:
         """[N] index of the implementation with the least workspace among those in which a plan runs each operation."""

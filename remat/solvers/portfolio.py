@@ -248,7 +248,8 @@ class _Run:
             return self._prove_free(context)
         done = partial(self._done, context)
         if context.incumbent.plan is None and not context.repeats and not done():
-            self._lean_plan(context)
+            # Minimise memory alone: find a plan to start from, or prove that none fits.
+            self.infeasible = lean_plan(context).lower_bound_bytes > context.problem.budget_bytes
         refiner = self.refiner
         if not done():  # on a large graph one round takes more than the share of the others
             self._window_bound(context.until(context.share_ends(WINDOW_SHARE_FIRST)), rounds=1)
@@ -299,10 +300,6 @@ class _Run:
                 other = context.with_options(seed=context.options.seed + SEED_STEP * turns, warm_start=best.plan)
                 ends = _turn_ends(context)
                 self.search(other.until(ends), 1, hot=WARM if ends - time.monotonic() < FIRST_CYCLE_S else None)
-
-    def _lean_plan(self, context: Context) -> None:
-        """Minimise memory alone if there is no plan yet: find a plan to start from, or prove that none fits."""
-        self.infeasible = lean_plan(context).lower_bound_bytes > context.problem.budget_bytes
 
     def _starts(self, context: Context) -> None:
         """Plans of other strategies, of a kind that annealing misses on graphs of a few hundred operations.

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from remat.errors import HostFull, InvalidInput, InvalidPlan, shown
 from remat.graph import Graph, check_graph
 from remat.link import Link, parse_link
@@ -106,27 +108,20 @@ def solve_sweep(
     question = Problem(checked, 0, parse_scope(scope), check_accounting(accounting), link=way)
     if isolate is not None and not isinstance(isolate, bool):
         raise InvalidInput(f"isolate must be True, False or None, not {shown(isolate)}")
-    if isinstance(budgets, (str, bytes)) or not _is_list(budgets):
+    if isinstance(budgets, (str, bytes)) or not np.iterable(budgets):
         raise InvalidInput(f"budgets must be a list of sizes, not {shown(budgets)}; `remat.solve` takes a single one")
     problems = [replace(question, budget_bytes=parse_size(budget)) for budget in budgets]
 
     if not graph.has_implementations or chosen.implementations != "default":
         return _solve_all(chosen, problems, how, own, isolate, began)
-    default = graph.default()
-    plain = replace(how, warm_start=_without_choices(how.warm_start, default))
+    default, start = graph.default(), how.warm_start
+    start = None if start is None or start.implementations else replace(start, graph_sha256=default.sha256())
+    plain = replace(how, warm_start=start)
     solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
     found = [restated(graph, solution, "with default implementations") for solution in solutions]
     if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
-
-
-def _is_list(given: object) -> bool:
-    try:
-        iter(given)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    except TypeError:
-        return False
-    return True
 
 
 def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
@@ -147,11 +142,6 @@ def _check_warm_start(graph: Graph, warm_start: Plan, link: Link | None) -> None
         pass
     except InvalidPlan as error:
         raise error.of_file("warm_start") from None
-
-
-def _without_choices(plan: Plan | None, default: Graph) -> Plan | None:
-    """The plan for the graph of default implementations; None if it uses others."""
-    return None if plan is None or plan.implementations else replace(plan, graph_sha256=default.sha256())
 
 
 def _solve_all(

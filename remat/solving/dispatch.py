@@ -22,7 +22,7 @@ def run_strategy(
     isolate: bool | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Solution:
-    """The solution of one strategy, see `remat.context.RunStrategy`; `should_stop` ends a worker."""
+    """The solution of one strategy, by default in a separate process if it declares so; `should_stop` ends a worker."""
     if get_strategy(strategy).in_own_process(isolate, len(context.problem.graph)):
         return solve_isolated(context, strategy, options, should_stop)
     return solve_here(context, strategy, options)

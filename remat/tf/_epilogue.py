@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat.graph import Graph
+from remat.graph import Graph, reached
 from remat.tf._nested import changes_state
 from remat.tf.operation_graph import StepReader
 
@@ -121,13 +121,8 @@ class Epilogue:
 
     def _planned_sources(self, i: int) -> set[int]:
         """Planned operations whose results lead to the i-th operation of the epilogue."""
-        todo, seen = list(self._sources[i]), set()
-        while todo:
-            k = todo.pop()
-            if k not in seen:
-                seen.add(k)
-                todo += self._sources[k - self.n_planned] if k >= self.n_planned else []
-        return {k for k in seen if k < self.n_planned}
+        n = self.n_planned
+        return {k for k in reached(self._sources[i], lambda k: self._sources[k - n] if k >= n else ()) if k < n}
 
 
 def _shrinks(graph: Graph, k: int) -> bool:

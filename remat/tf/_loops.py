@@ -24,17 +24,16 @@ class Loop:
     """Memory and work of a loop.
 
     Attributes:
-        turns: number of iterations; the largest number possible if the loop may end earlier.
         counters: for each output that counts turns its last value, else None.
         alias_of: for each output the input whose storage it shares (a loop invariant, or a list of
             references to a variable or to another list's elements), or None.
         output_bytes: of each output; 0 for aliases.
         workspace_bytes: peak of one turn without the loop's inputs and outputs.
-        flops: of all turns; None where an operation of the body has no rule or no static shape.
+        flops: of all turns, of the largest number possible if the loop may end earlier; None where an operation of the
+            body has no rule or no static shape.
         bytes_moved: of all turns.
     """
 
-    turns: int
     counters: tuple[int | None, ...]
     alias_of: tuple[int | None, ...]
     output_bytes: tuple[int, ...]
@@ -90,7 +89,7 @@ def read_loop(op: Any, constant: Callable[[int], int | None], input_bytes: Calla
     operations = tuple(o for o in body.get_operations() if o.type not in ("Placeholder", "Const", "NoOp"))
     flops, bytes_moved = _turn_work(operations, nodes.fold_all(body.get_operations()))
     return Loop(
-        turns, tuple(counting.last(i, turns) for i in range(len(op.outputs))), aliases,
+        tuple(counting.last(i, turns) for i in range(len(op.outputs))), aliases,
         tuple(map(output_bytes, range(len(op.outputs)))), peak_bytes(operations),
         None if flops is None else turns * flops, turns * bytes_moved,
     )  # fmt: skip

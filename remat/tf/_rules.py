@@ -46,10 +46,6 @@ def _elements(op: OperationFacts, at: int) -> int:
     return (op.outputs[0] if at < 0 else op.inputs[at]).size
 
 
-def _nothing(op: OperationFacts) -> int:
-    return 0
-
-
 def _per_output(factor: int) -> Callable[[OperationFacts], int]:
     return lambda op: factor * _elements(op, -1)
 
@@ -94,10 +90,6 @@ def _pool(at: int) -> Callable[[OperationFacts], int]:
     return lambda op: _elements(op, at) * math.prod(op.attrs["ksize"])
 
 
-def _sum_of_tensors(op: OperationFacts) -> int:
-    return max(0, len(op.inputs) - 1) * _elements(op, -1)
-
-
 _MOVEMENT = """
     Reshape Squeeze ExpandDims Identity IdentityN StopGradient Snapshot Transpose ConjugateTranspose ConcatV2 Concat
     Pad PadV2 MirrorPad Slice StridedSlice StridedSliceGrad Split SplitV Pack Unpack Tile BroadcastTo Fill ZerosLike
@@ -118,7 +110,7 @@ _ELEMENTWISE = """
     Xlogy Xdivy BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift
 """
 _KINDS: tuple[tuple[str, Callable[[OperationFacts], int]], ...] = (
-    (_MOVEMENT, _nothing),
+    (_MOVEMENT, lambda _: 0),
     (_ELEMENTWISE, _per_output(1)),
     ("AssignAddVariableOp AssignSubVariableOp", _per_input(1, at=1)),
     # y * (1 - y) * dy and the like: more than one operation per element
@@ -141,7 +133,7 @@ _KINDS: tuple[tuple[str, Callable[[OperationFacts], int]], ...] = (
     ("FusedBatchNormV3", _per_input(7)),
     # two reductions of dy and dy * x_hat (1 + 3), then scale * (dy - mean - x_hat * mean) (5)
     ("FusedBatchNormGradV3", _per_input(9)),
-    ("AddN AccumulateNV2", _sum_of_tensors),
+    ("AddN AccumulateNV2", lambda op: max(0, len(op.inputs) - 1) * _elements(op, -1)),
     ("Softmax LogSoftmax", _per_output(5)),
     # max, subtract, exp, sum, log, product with the label; and exp/sum - label for the gradient
     ("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits", _per_input(8)),

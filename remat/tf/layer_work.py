@@ -193,10 +193,6 @@ def _transposed(call: Call) -> int:
     return prod(call.layer.kernel.shape[:-1]) * call.n_in
 
 
-def _depthwise(call: Call) -> int:
-    return prod(call.layer.kernel.shape[:-2]) * call.n_out
-
-
 def _separable(call: Call) -> int:
     depthwise, pointwise = call.layer.depthwise_kernel.shape, call.layer.pointwise_kernel.shape
     middle, filters = pointwise[-2:]
@@ -213,7 +209,7 @@ def _recurrent(call: Call) -> int:
 _MULTIPLY_ADDS: dict[str, Callable[[Call], int]] = {
     **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "Dense"), _convolution),
     **dict.fromkeys(("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"), _transposed),
-    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _depthwise),
+    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), lambda x: prod(x.layer.kernel.shape[:-2]) * x.n_out),
     **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _separable),
     **dict.fromkeys(("SimpleRNN", "GRU", "LSTM"), _recurrent),
 }

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.errors import InvalidInput
-from remat.graph import Graph, Operation, Value, Work
+from remat.graph import Graph, Operation, Value, Work, reached
 from remat.tf import _nodes as nodes
 from remat.tf._keras import check_backend
 from remat.tf._loops import Loop, read_loop
@@ -241,13 +241,7 @@ class StepReader:
 
     def with_ancestors(self, operations: Iterable[Any]) -> set[Any]:
         """The operations and all operations that lead to them; constants lead nowhere."""
-        todo, found = list(operations), set()
-        while todo:
-            op = todo.pop()
-            if op not in found:
-                found.add(op)
-                todo += [t.op for t in self.inputs(op) if t.name not in self.constants]
-        return found
+        return {*reached(operations, lambda op: [t.op for t in self.inputs(op) if t.name not in self.constants])}
 
     def _forwarded(self) -> dict[str, Any]:
         assigned: dict[str, Any] = {}  # by handle; None after a change that is no plain assignment

@@ -17,14 +17,6 @@ _library.define(
 )  # (result, the factor of each element)
 
 
-def _bernoulli_like(x: Tensor, p: float) -> Tensor:
-    return torch.empty_like(x).bernoulli_(p)
-
-
-def _like(x: Tensor, _p: float) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _rrelu(x: Tensor, lower: float, upper: float) -> tuple[Tensor, Tensor]:
     noise = torch.empty_like(x, memory_format=torch.contiguous_format)
     return aten.rrelu_with_noise.default(x, noise, lower, upper, True), noise
@@ -80,8 +72,8 @@ _library.impl("rrelu", _rrelu, "CPU")
 torch.library.register_fake("remat::rrelu", _fake_rrelu, lib=_library)
 torch.library.register_autograd("remat::rrelu", _differentiate_rrelu, setup_context=_remember_noise, lib=_library)
 for key in ("CPU", "CUDA"):
-    _library.impl("bernoulli_like", _bernoulli_like, key)
-torch.library.register_fake("remat::bernoulli_like", _like, lib=_library)
+    _library.impl("bernoulli_like", lambda x, p: torch.empty_like(x).bernoulli_(p), key)
+torch.library.register_fake("remat::bernoulli_like", lambda x, _: torch.empty_like(x), lib=_library)
 
 # Zeros and ones in the layout of `x`. In functional graphs `aten.bernoulli.p` replaces `bernoulli_`, but fills a
 # contiguous tensor: in another layout the same numbers would be other elements.

@@ -16,7 +16,7 @@ import functools
 from pathlib import Path
 from typing import Any, Literal
 
-from remat.errors import InvalidInput, InvalidPlan, shown, unknown_name
+from remat.errors import InvalidInput, InvalidPlan, check_name, shown, unknown_name
 from remat.files import read_json
 from remat.frontends.json import load_graph
 from remat.graph import Graph
@@ -68,8 +68,7 @@ def describe(name: str, kind: Kind = "graph") -> dict[str, Any]:
 
 
 def _checked(kind: Kind) -> Kind:
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise unknown_name("kind of plan", kind, KINDS)
+    check_name("kind of plan", kind, KINDS)
     return kind
 
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from remat.errors import InvalidInput, headline, shown, unknown_name
 from remat.execution import StepPlan
 from remat.files import write_text
+from remat.graph import reached
 from remat.torch.checkpointing.languages import LANGUAGES, Kept, Language, language_named
 from remat.torch.checkpointing.program import Program, Steps
 from remat.torch.checkpointing.runs import Changes, Region, Run, Savers, marked, marked_region, saving, saving_as
@@ -330,15 +331,11 @@ class _Search:
     def _parts(self) -> list[tuple[str, nn.Module]]:
         """Names and modules within one block that are nowhere else in the model: a region is one in every place."""
         blocks = {name: self.model.get_submodule(name) for name in self.blocks}
-        roots, outside, todo = {id(block) for block in blocks.values()}, set[int](), [self.model]
-        while todo:
-            module = todo.pop()
-            if id(module) not in roots and id(module) not in outside:
-                outside.add(id(module))
-                todo += filter(None, module._modules.values())
-        uses = Counter(id(part) for block in blocks.values() for part in block.modules())
-        uses.update(outside)
+        roots = {*blocks.values()}
+        outside = reached([self.model], lambda x: () if x in roots else x.children())
+        uses = Counter(part for block in blocks.values() for part in block.modules())
+        uses.update(outside.keys() - roots)
         return [
             (f"{name}.{own}", part) for name, block in blocks.items() for own, part in block.named_modules()
-            if own and uses[id(part)] == 1
+            if own and uses[part] == 1
         ]  # fmt: skip

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from torch import nn
-
 from remat.cost import Gpu, gpu_names, link_of, load_gpu
 from remat.errors import InvalidInput, plain, shown, unknown_name
 from remat.graph import Graph
@@ -18,10 +16,8 @@ from remat.problem import SolveOptions
 from remat.simulator import simulate
 from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.gpu_kernels import kernel_family
-from remat.torch.explaining.holding import Holding
 from remat.torch.explaining.largest import KnownPlans
 from remat.torch.explaining.training import Training
-from remat.torch.resident.optimizer import state_bytes
 from remat.torch.step.aot import no_collection
 from remat.units import format_size
 
@@ -106,17 +102,12 @@ def compare(
         link = parse_link(link)
     devices = [load_gpu(name) for name in gpus or [name for name in gpu_names() if name != "cpu"]]
     per_hour = _prices(prices, [device.name for device in devices])
-    state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
     devices.sort(key=lambda device: (kernel_family(device), device.memory_bytes))
     families = [[*those] for _, those in groupby(devices, kernel_family)]
     families.sort(key=lambda those: -those[-1].memory_bytes)  # the first is captured even if no step fits
-
-    def holding_of(model: nn.Module, gpu: Gpu = families[0][0]) -> Holding:
-        return Holding.of(model, gpu, optimizer, shard)
-
-    made = StepFactory(factory, options, families[0][0], lambda model: holding_of(model).beside_bytes, shard, training)
+    made = StepFactory(factory, options, families[0][0], optimizer, shard, training)
     found, there, trained = list[OnGpu](), 0, ""
     for those in families:
         if there > those[-1].memory_bytes:
@@ -125,7 +116,7 @@ def compare(
         made.use(those[0])
         step, known, model = made.step({})
         trained = training.describe(model)
-        holding = {gpu.name: holding_of(model, gpu) for gpu in those}
+        holding = {gpu.name: made.holding(model, gpu) for gpu in those}
         graphs = {gpu.name: holding[gpu.name].costed(holding[gpu.name].held(step.graph)) for gpu in those}
         first = graphs[those[-1].name]
         there = sum(

@@ -10,8 +10,6 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-from torch import nn
-
 from remat.arena import places_in_words
 from remat.cost import Gpu, link_of, load_gpu
 from remat.errors import InvalidInput, check_name
@@ -30,7 +28,6 @@ from remat.torch.explaining.sizes import StepAtSizes
 from remat.torch.explaining.snapshot import snapshot_of
 from remat.torch.explaining.training import Training
 from remat.torch.planning.replay import group_of, held_values
-from remat.torch.resident.optimizer import state_bytes
 from remat.torch.step.aot import no_collection
 from remat.units import format_size, parse_size
 
@@ -188,19 +185,12 @@ def explain(
     if not budget_bytes:
         raise InvalidInput("the budget is 0; give a size such as 24GB")
     check_name("implementations", implementations, IMPLEMENTATIONS)
-    state_bytes(optimizer, ())  # an unknown name is refused before the capture
     training = Training(precision, lora)
     options |= {} if batch_size is None else {"batch_size": batch_size}
 
-    def holding_of(model: nn.Module) -> Holding:
-        return Holding.of(model, device, optimizer, shard)
-
-    made = StepFactory(
-        factory, options, device, lambda model: holding_of(model).beside_bytes, shard, training,
-        CHUNKS if shard is None else 0,
-    )  # fmt: skip
+    made = StepFactory(factory, options, device, optimizer, shard, training, CHUNKS if shard is None else 0)
     step, known, model = made.step({})
-    holding = holding_of(model)
+    holding = made.holding(model)
     graph = holding.costed(holding.held(step.graph))
     plain_peak_bytes = holding.framework_peak(graph.fixed_bytes, known.needs)
     growing = _Sizes(made, holding, budget_bytes)

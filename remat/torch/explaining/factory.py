@@ -14,6 +14,7 @@ from remat.errors import InvalidInput, RematError, first_line, shown
 from remat.frontends.spec import ModelSpec, load_target, place_in_target
 from remat.graph import Graph
 from remat.torch.explaining.gpu_kernels import kernels_of, with_workspaces, workspace_of_call
+from remat.torch.explaining.holding import Holding
 from remat.torch.explaining.sizes import StepAtSize, StepAtSizes, are_alike
 from remat.torch.explaining.training import Training
 from remat.torch.frontend import build
@@ -21,6 +22,7 @@ from remat.torch.frontend.graphs import DescribedGraph, described_graph
 from remat.torch.frontend.repeated import Copies, Repeated
 from remat.torch.internals.dynamo import TraceSettings
 from remat.torch.measuring.plain import FollowedStep, has_recurrent_layer, plain_step
+from remat.torch.resident.optimizer import state_bytes
 from remat.torch.resident.shard import WHOLE, Sharding
 from remat.torch.step.blocks import blocks_in_rows
 
@@ -33,8 +35,7 @@ class StepFactory:
 
     Attributes:
         name: of the factory.
-        beside: bytes that are there throughout beside a model, its buffers and inputs; a part of its graphs. It is
-            asked before the step is captured, so that what it refuses costs no time.
+        optimizer: its name, or bytes of its state.
         shard: number of ranks of FSDP2 of which the step is one's; None: the model is not divided.
         training: types, and what is trained.
         n_chunks: of the logits, for `known_in_chunks`.
@@ -42,14 +43,15 @@ class StepFactory:
 
     def __init__(
         self, factory: str | Callable[..., Any], options: dict[str, Any], gpu: Gpu,
-        beside: Callable[[nn.Module], int] = lambda _: 0, shard: int | None = None, training: Training | None = None,
+        optimizer: str | int | None = None, shard: int | None = None, training: Training | None = None,
         n_chunks: int = 0,
     ):  # fmt: skip
+        state_bytes(optimizer, ())  # an unknown name is refused before the capture
         self.target = factory if isinstance(factory, str) else ""
         self.make: Callable[..., Any] = load_target(factory) if isinstance(factory, str) else factory
         if not callable(self.make) or isinstance(self.make, nn.Module):
             raise InvalidInput(f"give a function that makes the model, not {shown(factory)}")
-        self.options, self.gpu, self.beside, self.shard = options, gpu, beside, shard
+        self.options, self.gpu, self.optimizer, self.shard = options, gpu, optimizer, shard
         self.training, self.n_chunks = training or Training(), n_chunks
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
@@ -84,6 +86,10 @@ class StepFactory:
             self.gpu, self.copies, self.steps, self.in_chunks, self.settings = gpu, None, {}, {}, TraceSettings()
             self.repeats = True if isinstance(self.repeats, Repeated) else self.repeats
 
+    def holding(self, model: nn.Module, gpu: Gpu | None = None) -> Holding:
+        """What a GPU holds beside the values of a step of this model."""
+        return Holding.of(model, gpu or self.gpu, self.optimizer, self.shard)
+
     def describe_sizes(self) -> str:
         """``batch_size=4, length=8192``: the sizes of the step."""
         sizes = {name: self.options.get(name) or self._default(name) for name in ("batch_size", *LENGTHS)}
@@ -98,7 +104,7 @@ class StepFactory:
         model, args, loss_fn = self._built(sizes)
         if not any(p.requires_grad for p in model.parameters()):
             raise InvalidInput("nothing in the model needs a gradient")
-        beside_bytes = self.beside(model)
+        beside_bytes = self.holding(model).beside_bytes  # before the capture: what is refused costs no time
         if has_recurrent_layer(model):
             raise InvalidInput("the model has a recurrent layer, whose memory is known only from a step that runs")
         with kernels_of(self.gpu):

@@ -63,13 +63,8 @@ def kernels_of(gpu: Gpu) -> Iterator[None]:
             out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
             return out[..., :width] if width % 8 else out
         bias = None if attn_mask is None else _as_bias(attn_mask, query, key)
-        if kernel == "cudnn":
-            return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, bias, True, dropout_p, is_causal, scale=scale
-            )[0]
-        return aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias, True, dropout_p, is_causal, scale=scale
-        )[0]
+        fused = getattr(aten, f"_scaled_dot_product_{kernel}_attention")  # cuDNN's, or the efficient one
+        return fused(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
 
     kernels = {"scaled_dot_product_attention": attention, "rms_norm": _rms_norm}
     with overridden(kernels), overridden({name: _in_float32(name) for name in WIDE}, "AutocastCPU"):
@@ -82,13 +77,11 @@ def _in_float32(name: str) -> Callable[..., Any]:
 
     def wide(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
-            return kernel(*tree_map(_as_float32, args), **kwargs)
+            return kernel(
+                *tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.dtype in HALF else x, args), **kwargs
+            )
 
     return wide
-
-
-def _as_float32(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.dtype in HALF else x
 
 
 def _rms_norm(
@@ -219,10 +212,7 @@ def workspace_of_call(signature: str) -> int:
     """Bytes of workspace by rule, as in `with_workspaces`; 0 without a rule."""
     if "remat.linear_cross_entropy" in signature:
         return logits.workspace_bytes([*map(_on_meta, json.loads(signature)["args"])])
-    if (
-        "dot_product_flash_attention_backward" not in signature
-        and "dot_product_cudnn_attention_backward" not in signature
-    ):
+    if not any(f"dot_product_{kernel}_attention_backward" in signature for kernel in ("flash", "cudnn")):
         return 0
     _, query, key, *_ = json.loads(signature)["args"]
     batch, heads, length, width = query["t"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from remat.cost import CostWarning, Gpu, apply_cost
 from remat.errors import InvalidInput
-from remat.graph import Graph, Operation, Value
+from remat.graph import Graph, Operation
 from remat.simulator import plain_peak
 from remat.torch.explaining.gpu_kernels import allocated, library_bytes
 from remat.torch.resident.optimizer import STATES, TEMPORARIES, state_bytes
@@ -134,15 +134,12 @@ def changes(captured: Graph, model: nn.Module, holding: Holding, optimizer: str 
 def _changed(graph: Graph, optimizer: str | int | None, is_rank: bool) -> Iterator[tuple[str, Graph]]:
     gradients = kept_gradients(graph)
     kept = sum(graph.values[v].bytes for v in gradients)
-    freed = replace(graph, values=_freed(graph, gradients))
+    values = (replace(value, keep=value.keep and v not in gradients) for v, value in enumerate(graph.values))
+    freed = replace(graph, values=tuple(values))
     # From the second step on the gradients are there before; each new one is added to them and freed.
     yield "gradient accumulation", replace(freed, fixed_bytes=graph.fixed_bytes + kept)
     if not is_rank and isinstance(optimizer, str) and optimizer.lower() in TEMPORARIES:
         yield "updates in backward", _with_updates(freed, gradients, TEMPORARIES[optimizer.lower()])
-
-
-def _freed(graph: Graph, gradients: Collection[int]) -> tuple[Value, ...]:
-    return tuple(replace(value, keep=value.keep and v not in gradients) for v, value in enumerate(graph.values))
 
 
 def _with_updates(graph: Graph, gradients: Collection[int], times: int) -> Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -60,20 +60,13 @@ class StepAtSizes:
         numbers = {size: np.array([*_numbers(step)], dtype=object) for size, step in steps.items()}
         return cls(steps, numbers, apart or {})
 
-    def check(self, step: StepAtSize, size: int) -> None:
-        """Compare what is promised at a size with the step.
+    def check_needs(self, needs: Sequence[int], size: int) -> None:
+        """Compare what is promised of the framework's own step at a size with what it needs.
 
         Raises:
-            InvalidInput: bytes or work differ.
+            InvalidInput: bytes differ.
         """
-        self._check(_numbers(step), _numbers(self.at(size)), size)
-
-    def check_needs(self, needs: Sequence[int], size: int) -> None:
-        """As `check`, of the framework's own step only."""
-        self._check(needs, self.without_graph(size)[1], size)
-
-    def _check(self, real: Iterable[int], promised: Iterable[int], size: int) -> None:
-        if [*real] != [*promised]:
+        if tuple(needs) != self.without_graph(size)[1]:
             known = ", ".join(map(str, self.steps))
             raise InvalidInput(f"at size {size} the step is not what sizes {known} promise; the model changes with it")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from remat.cost.records import cache_key, read_record, write_record
+from remat.cost.records import cache_key, read_record
 from remat.errors import headline, warn
 from remat.execution import PlanOptions, default_cache
+from remat.execution.kept import keep
 from remat.files import digest_of_source
 from remat.plan import Plan
 from remat.torch import _version
@@ -46,7 +47,7 @@ def check_untested_version(device: str) -> None:
             raise _version.newer_fails(
                 f"a step under a plan fails ({type(error).__name__}: {headline(error, 160)})"
             ) from error
-        _keep(path, {**provenance, "differing": differing})
+        keep(path, {**provenance, "differing": differing}, "verdict on this PyTorch")
         if not differing:
             warn(
                 f"{_version.newer()}; one small step under a plan gave the bits of the plain step (nothing else was "
@@ -91,10 +92,3 @@ def _recomputing(model: nn.Module, x: Tensor, device: str) -> Rematerialized:
     plan = Plan.from_order(own.graph, order_with(own.graph, set()))
     step_plan = planner.plans[own.fingerprint.sha256] = own.planned(own.graph, plan, "self-check", None)
     return Rematerialized(InOneGraph(model, planner), step_plan)
-
-
-def _keep(path: Path, record: dict[str, object]) -> None:
-    try:
-        write_record(path, record)
-    except OSError as error:
-        warn(f"the verdict on this PyTorch cannot be kept in {path.parent} ({error.strerror}); set REMAT_CACHE")

@@ -48,8 +48,3 @@ def unpack(packed: Tensor, size: Sequence[int], strides: Sequence[int]) -> Tenso
     """The truth values as a bool tensor of this shape and these dense strides, one byte per element."""
     words = packed.to(torch.int64).mul_(_SPREAD).bitwise_and_(_PICK)
     return words.view(torch.uint8).ne_(0).view(torch.bool).as_strided(size, strides)
-
-
-def zeroed(gradient: Tensor, where: Tensor) -> Tensor:
-    """`gradient` with zeros at `where`, in the layout of `where`; ATen's backward operators take their input's."""
-    return torch.where(where, gradient.new_zeros(()), gradient)

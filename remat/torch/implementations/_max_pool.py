@@ -32,19 +32,13 @@ def max_pool2d_values(x: Tensor, *window: Any) -> Tensor:
     return aten.max_pool2d_with_indices.default(x, *_Window(*window))[0]
 
 
-def max_pool2d_backward_recomputed(
-    grad: Tensor, x: Tensor, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
-) -> Tensor:
+def max_pool2d_backward_recomputed(grad: Tensor, x: Tensor, *window: Any) -> Tensor:
     """Backward that pools the input again to get the indices; only the input is kept. Workspace: output and indices."""
-    window = (kernel_size, stride, padding, dilation, ceil_mode)
     indices = aten.max_pool2d_with_indices.default(x, *window)[1]
     return aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)
 
 
-def max_pool2d_backward_from_indices(
-    grad: Tensor, size: Ints, strides: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
-    ceil_mode: bool, indices: Tensor,
-) -> Tensor:  # fmt: skip
+def max_pool2d_backward_from_indices(grad: Tensor, size: Ints, strides: Ints, *window_and_indices: Any) -> Tensor:
     """Backward from ATen's int64 indices and the input's `size` and `strides`, without the input.
 
     On a CPU gradients are added up in the order of ATen's kernel, without a workspace. On CUDA ATen's kernel gets
@@ -52,8 +46,8 @@ def max_pool2d_backward_from_indices(
     """
     if grad.device.type != "cpu" or grad.dtype not in (torch.float32, torch.float64):  # half adds up in float32 there
         like = torch.empty_strided(size, strides, dtype=grad.dtype, device=grad.device)
-        window = (kernel_size, stride, padding, dilation, ceil_mode)
-        return aten.max_pool2d_with_indices_backward.default(grad, like, *window, indices)
+        return aten.max_pool2d_with_indices_backward.default(grad, like, *window_and_indices)
+    indices: Tensor = window_and_indices[-1]
     out = torch.empty(tuple(size), dtype=grad.dtype, memory_format=_memory_format(size, strides)).zero_()
     out.flatten(-2).scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
     return out

@@ -16,7 +16,7 @@ input is then multiplied by rstd in place. Workspace: one tensor like the output
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,17 +70,26 @@ def normalised(output: Tensor, weight: Tensor | None, bias: Tensor | None) -> Te
     return x / weight if bias is None else x.div_(weight)
 
 
-def batch_norm_checked(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """`aten._native_batch_norm_legit_functional`, whose output may replace its input. Same bits.
+def _checked(name: str, operator: Callable[..., tuple[Tensor, ...]], weight: int) -> Callable[..., tuple[Tensor, ...]]:
+    """`operator`, whose output may replace its input, under the name that this module gives it. Same bits.
 
-    Raises:
-        NotInvertible: before anything is computed, so that the caller can take the default.
+    It raises `NotInvertible` before anything is computed, so that the caller can take the default.
+
+    Args:
+        weight: its position among the arguments; the bias follows.
     """
-    require_invertible(weight, bias, x.dtype)
-    return aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, variance, training, momentum, eps)
+
+    def checked(*args: Any) -> tuple[Tensor, ...]:
+        require_invertible(args[weight], args[weight + 1], args[0].dtype)
+        return operator(*args)
+
+    checked.__name__ = checked.__qualname__ = name  # by which graphs find it
+    return checked
+
+
+batch_norm_checked = _checked("batch_norm_checked", aten._native_batch_norm_legit_functional.default, 1)
+layer_norm_checked = _checked("layer_norm_checked", aten.native_layer_norm.default, 2)  # (output, mean, rstd)
+group_norm_checked = _checked("group_norm_checked", aten.native_group_norm.default, 1)  # (output, mean, rstd)
 
 
 def batch_norm_backward_from_output(
@@ -100,33 +109,6 @@ def batch_norm_backward_from_output(
     )
 
 
-def batch_norm_leaky_relu(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, training: bool,
-    momentum: float, eps: float, negative_slope: float = 0.01,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Batch norm with leaky ReLU written over its output. Same bits as one after the other; no workspace.
-
-    Returns:
-        (activated output, mean, rstd, new running mean, new running variance).
-
-    Raises:
-        NotInvertible: the slope is too near zero, or as `batch_norm_checked`.
-    """
-    if not negative_slope >= 1e-3:
-        raise NotInvertible(f"leaky ReLU of slope {negative_slope:g} cannot be inverted: keep the layer's input")
-    y, *rest = batch_norm_checked(x, weight, bias, mean, variance, training, momentum, eps)
-    return aten.leaky_relu_.default(y, negative_slope), *rest
-
-
-def batch_norm_leaky_relu_backward(
-    grad: Tensor, output: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor, negative_slope: float,
-    output_mask: Sequence[bool],
-) -> Gradients:  # fmt: skip
-    """Gradients of both from the activated output. Workspace: that of batch norm, and two tensors like the output."""
-    inner = aten.leaky_relu_backward.default(grad, output, negative_slope, True)
-    return batch_norm_backward_from_leaky_relu(inner, output, weight, bias, save_rstd, negative_slope, output_mask)
-
-
 def batch_norm_backward_from_leaky_relu(
     grad: Tensor, activated: Tensor, weight: Tensor | None, bias: Tensor | None, save_rstd: Tensor,
     negative_slope: float, output_mask: Sequence[bool],
@@ -137,18 +119,6 @@ def batch_norm_backward_from_leaky_relu(
     """
     y = aten.leaky_relu.default(activated, 1 / negative_slope)
     return batch_norm_backward_from_output(grad, y, weight, bias, save_rstd, output_mask)
-
-
-def layer_norm_checked(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, ...]:
-    """`aten.native_layer_norm`: (output, mean, rstd). Same bits.
-
-    Raises:
-        NotInvertible: before anything is computed, so that the caller can take the default.
-    """
-    require_invertible(weight, bias, x.dtype)
-    return aten.native_layer_norm.default(x, normalized_shape, weight, bias, eps)
 
 
 def layer_norm_backward_from_output(
@@ -163,18 +133,6 @@ def layer_norm_backward_from_output(
     if output_mask[0]:
         gradients[0].mul_(rstd)
     return gradients
-
-
-def group_norm_checked(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, group: int, eps: float
-) -> tuple[Tensor, ...]:
-    """`aten.native_group_norm`: (output, mean, rstd). Same bits.
-
-    Raises:
-        NotInvertible: before anything is computed, so that the caller can take the default.
-    """
-    require_invertible(weight, bias, x.dtype)
-    return aten.native_group_norm.default(x, weight, bias, n, c, hw, group, eps)
 
 
 def group_norm_backward_from_output(

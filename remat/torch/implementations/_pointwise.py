@@ -17,18 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from remat.torch.implementations._bits import flags_like, pack, unpack, zeroed
+from remat.torch.implementations._bits import flags_like, pack, unpack
 
 aten = torch.ops.aten
-
-
-def hardtanh_backward_from_output(grad: Tensor, output: Tensor, min_val: float, max_val: float) -> Tensor:
-    """Gradient of hardtanh and ReLU6 where the output lies strictly between the bounds.
-
-    The output is at a bound exactly where the input is at or beyond it, and there ATen's gradient is zero. Same bits,
-    those of NaN included: the same kernel runs (it lets the gradient of NaN pass only in the scalar tail of its loop).
-    """
-    return aten.hardtanh_backward.default(grad, output, min_val, max_val)
 
 
 def leaky_relu_backward_from_output(grad: Tensor, output: Tensor, negative_slope: float) -> Tensor:
@@ -82,7 +73,7 @@ def packed_backward(grad: Tensor, packed: Tensor, strides: Sequence[int]) -> Ten
     Args:
         strides: those of the forward function.
     """
-    return zeroed(grad, unpack(packed, grad.shape, strides))
+    return torch.where(unpack(packed, grad.shape, strides), grad.new_zeros(()), grad)  # in the layout of the bits
 
 
 def add_in_place(x: Tensor, other: Tensor | float, alpha: float = 1) -> Tensor:

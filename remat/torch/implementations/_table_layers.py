@@ -70,10 +70,9 @@ NORMS = (
     TorchImplementation(
         "batch_norm_leaky_relu", OUTPUT, (BATCH_NORM, "aten.leaky_relu"),
         ("aten.leaky_relu_backward", BATCH_NORM_BACKWARD), _AFFINE, _ABN_RESULTS,
-        forward=_norms.batch_norm_leaky_relu, backward=_norms.batch_norm_leaky_relu_backward,
-        forward_arguments=lambda c: (*c.forward[0], *c.forward[1][1:]),
+        backward=_norms.batch_norm_backward_from_leaky_relu,
         backward_arguments=lambda c: (
-            c.backward[0][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
+            c.backward[1][0], c.results[0], *c.forward[0][1:3], c.results[2], c.forward[1][1], c.backward[1][-1]),
         why_not=_leaky_abn_why_not, tolerance=NORM_TOLERANCE),
     TorchImplementation(
         "layer_norm_from_output", OUTPUT, ("aten.native_layer_norm",), ("aten.native_layer_norm_backward",), _AFFINE,
@@ -98,10 +97,6 @@ def _im2col_why_not(c: Calls) -> str:
     return "" if same_layout else "results would have another layout than the default's"
 
 
-def _images_why_not(c: Calls) -> str:
-    return "" if value_of(c.forward[0][0]).dim() == 4 else "only images have channels last"
-
-
 def _convolution_of(name: str, module: Any, **more: Any) -> TorchImplementation:
     return TorchImplementation(
         f"convolution_{name}", Family.ALGORITHM, ("aten.convolution",), ("aten.convolution_backward",),
@@ -115,10 +110,11 @@ CONVOLUTIONS = (
     _convolution_of("im2col", _im2col, why_not=_im2col_why_not),
     _convolution_of("im2col_per_sample", _im2col, why_not=_im2col_why_not),
     _convolution_of("native", _convolution),
-    _convolution_of("channels_last", _convolution, why_not=_images_why_not),
+    _convolution_of("channels_last", _convolution, why_not=lambda c: (
+        "" if value_of(c.forward[0][0]).dim() == 4 else "only images have channels last")),
     _convolution_of("cudnn_benchmark", _convolution, devices=("cuda",)),
     _convolution_of("cudnn_deterministic", _convolution, devices=("cuda",)),
-)
+)  # fmt: skip
 
 
 N_CHUNKS = (4, 16, 64)

@@ -18,34 +18,20 @@ def _strides_of_input(c: Calls) -> tuple[int, ...]:
     return dense_strides(value_of(c.forward[0][0]))
 
 
-def _from_output(c: Calls) -> tuple[Any, ...]:
-    """The backward call's own arguments, with the output in place of the second one."""
-    grad, _, *options = c.backward[0]
-    return (grad, c.results[0], *options)
-
-
 def _activation(name: str, backward: Any, backward_kind: str, **more: Any) -> TorchImplementation:
-    more = {"backward_arguments": _from_output, **more}
+    """By default `backward` takes the backward call's arguments, with the output in place of the second one."""
+    more = {"backward_arguments": lambda c: (c.backward[0][0], c.results[0], *c.backward[0][2:]), **more}
     kinds = (f"aten.{name}",)
     return TorchImplementation(f"{name}_from_output", OUTPUT, kinds, (f"aten.{backward_kind}",), ("output",),
                                backward=backward, **more)  # fmt: skip
 
 
-def _leaky_relu_why_not(c: Calls) -> str:
-    return "" if c.backward[0][2] >= 0 else "the output's sign does not determine the input's"
-
-
-def _elu_arguments(c: Calls) -> tuple[Any, ...]:
-    grad, alpha, scale, input_scale, _is_result, _x = c.backward[0]
-    return grad, c.results[0], alpha, scale, input_scale
-
-
-def _elu_why_not(c: Calls) -> str:
-    return "" if min(c.backward[0][1:4]) > 0 else "the output does not determine on which side of zero the input is"
-
-
-_ELU: dict[str, Any] = {"backward_arguments": _elu_arguments, "why_not": _elu_why_not,
-                        "tolerance": {"float32": 1e-6, "float64": 1e-14}}  # fmt: skip
+_ELU: dict[str, Any] = {
+    "backward_arguments": lambda c: (c.backward[0][0], c.results[0], *c.backward[0][1:4]),
+    "why_not": lambda c: (
+        "" if min(c.backward[0][1:4]) > 0 else "the output does not determine on which side of zero the input is"),
+    "tolerance": {"float32": 1e-6, "float64": 1e-14},
+}  # fmt: skip
 ACTIVATIONS = (
     # ATen's own backward operators of these five read the output already.
     _activation("relu", aten.threshold_backward.default, "threshold_backward", is_default=True),
@@ -53,10 +39,12 @@ ACTIVATIONS = (
     _activation("tanh", aten.tanh_backward.default, "tanh_backward", is_default=True),
     _activation("_softmax", aten._softmax_backward_data.default, "_softmax_backward_data", is_default=True),
     _activation("_log_softmax", aten._log_softmax_backward_data.default, "_log_softmax_backward_data", is_default=True),
-    _activation("hardtanh", _pointwise.hardtanh_backward_from_output, "hardtanh_backward"),
+    # The output is at a bound exactly where the input is at or beyond it, and there the gradient is zero. The same
+    # kernel gives the same bits (it lets the gradient of NaN pass only in the scalar tail of its loop).
+    _activation("hardtanh", aten.hardtanh_backward.default, "hardtanh_backward"),
     _activation("leaky_relu", _pointwise.leaky_relu_backward_from_output, "leaky_relu_backward",
                 backward_arguments=lambda c: (c.backward[0][0], c.results[0], c.backward[0][2]),
-                why_not=_leaky_relu_why_not),
+                why_not=lambda c: "" if c.backward[0][2] >= 0 else "the output's sign does not determine the input's"),
     _activation("elu", _pointwise.elu_backward_from_output, "elu_backward", **_ELU),
     _activation("celu", _pointwise.elu_backward_from_output, "elu_backward", **_ELU),
 )  # fmt: skip
@@ -67,23 +55,16 @@ def _with_strides(c: Calls) -> tuple[Any, ...]:
     return *c.forward[0], _strides_of_input(c)
 
 
-def _by_bits(c: Calls) -> tuple[Any, ...]:
-    return c.backward[0][0], c.kept[0], _strides_of_input(c)
-
-
 def _mask(name: str, backward_kind: str) -> TorchImplementation:
     return TorchImplementation(
         f"{name}_packed", INTERMEDIATE, (f"aten.{name}",), (f"aten.{backward_kind}",), ("bits",), kept=("bits",),
         forward_arguments=_with_strides, forward=getattr(_pointwise, f"{name}_packed"),
-        backward=_pointwise.packed_backward, backward_arguments=_by_bits,
+        backward=_pointwise.packed_backward,
+        backward_arguments=lambda c: (c.backward[0][0], c.kept[0], _strides_of_input(c)),
     )  # fmt: skip
 
 
 MASKS = (_mask("relu", "threshold_backward"), _mask("hardtanh", "hardtanh_backward"))
-
-
-def _dropout_why_not(c: Calls) -> str:
-    return "" if c.forward[0][2] is not False else "nothing is drawn"
 
 
 def _dropout_keeping(kept: str, name: str, backward_arguments: Any) -> TorchImplementation:
@@ -91,7 +72,7 @@ def _dropout_keeping(kept: str, name: str, backward_arguments: Any) -> TorchImpl
         name, INTERMEDIATE, ("aten.native_dropout",), ("aten.native_dropout_backward",), (kept,), kept=(kept,),
         random=True, forward_arguments=_with_strides, forward=getattr(_dropout, name),
         backward=getattr(_dropout, f"{name}_backward"), backward_arguments=backward_arguments,
-        why_not=_dropout_why_not,
+        why_not=lambda c: "" if c.forward[0][2] is not False else "nothing is drawn",
     )  # fmt: skip
 
 

@@ -41,14 +41,6 @@ class Calls:
     kept: tuple[Any, ...] = ()
 
 
-def _first_forward(calls: Calls) -> tuple[Any, ...]:
-    return calls.forward[0]
-
-
-def _applies(calls: Calls) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class TorchImplementation:
     """One implementation of an operator's forward and backward pass.
@@ -85,9 +77,9 @@ class TorchImplementation:
     kept: tuple[str, ...] = ()
     forward: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
-    forward_arguments: Callable[[Calls], tuple[Any, ...]] = _first_forward
+    forward_arguments: Callable[[Calls], tuple[Any, ...]] = lambda calls: calls.forward[0]
     backward_arguments: Callable[[Calls], tuple[Any, ...]] | None = None
-    why_not: Callable[[Calls], str] = _applies
+    why_not: Callable[[Calls], str] = lambda _: ""
     tolerance: Mapping[str, float] = field(default_factory=dict)
     overwrites: int | None = None
     random: bool = False

@@ -23,10 +23,11 @@ from remat.bounds.min_budget import min_budget
 from remat.cost import Noise, costs_and_noise
 from remat.cost.gpu import DEFAULT_GPU, Gpu, load_gpu
 from remat.cost.profile import begin_to_measure, profile_workspaces
-from remat.errors import BudgetTooSmall, CostWarning, DiskFull, InvalidInput, warn
+from remat.errors import BudgetTooSmall, CostWarning, InvalidInput, warn
 from remat.execution import Generated
+from remat.execution.kept import keep
 from remat.execution.phases import MEASURING, Phases
-from remat.files import read_json, sealed, unsealed, write_text
+from remat.files import read_json, unsealed
 from remat.graph import Graph
 from remat.plan import Plan
 from remat.simulator import simulate
@@ -144,12 +145,7 @@ class LoweredStep:
         begin_to_measure(self.step.graph, self.folder, self.device)  # meanwhile: the process takes seconds to start
         order = order_of()
         halves = self._lowered(order, [], whole=whole)
-        document = {"format": FORMAT, "order": order, "halves": [asdict(half) for half in halves]}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(sealed(document)))
-        except (OSError, DiskFull, InvalidInput) as error:
-            warn(f"{path}: the code is not kept for later processes: {error}")
+        keep(path, {"format": FORMAT, "order": order, "halves": [asdict(half) for half in halves]}, "code")
         return order, halves
 
     def _order_of(self, halves: Sequence[fx.GraphModule]) -> list[int]:

@@ -18,11 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from remat.graph import Graph, Operation, Value, Work
+from remat.graph import Graph, Operation, Value, Work, reached
 from remat.torch.internals.inductor import LoweredHalf
-from remat.torch.internals.operators import tree_iter
 from remat.torch.step.emit import SAVED
-from remat.torch.step.training_graph import CapturedStep, end_of
+from remat.torch.step.training_graph import CapturedStep, end_of, values_in
 
 FORWARD, BACKWARD = 0, 1
 COPY_KIND = "remat.copy_arguments"
@@ -155,7 +154,7 @@ class _Fuser:
         """Values of the step behind a node of a half; none for nodes that only Inductor knows."""
         node = self.by_name.get(name)
         if node in self.step.storage:
-            yield from (v for v in tree_iter(self.step.storage[node]) if isinstance(v, int))
+            yield from values_in(self.step.storage[node])
 
     def _read_buffers(self, half: int, lowered: LoweredHalf) -> None:
         """Find the values that buffers hold."""
@@ -327,13 +326,9 @@ class _Fuser:
         op_of = {node: k for k, nodes in enumerate(self.step.nodes) for node in nodes}
         read = dict[int, set[int]]()
         for name, number in arguments.items():
-            todo = [self.by_name[name]]
-            while todo:
-                for user in todo.pop().users:
-                    if user in op_of:
-                        read.setdefault(op_of[user], set()).add(number)
-                    else:  # a view
-                        todo.append(user)
+            for user in reached([self.by_name[name]], lambda x: () if x in op_of else x.users):  # through views
+                if user in op_of:
+                    read.setdefault(op_of[user], set()).add(number)
         return read
 
     def _operation(

@@ -105,7 +105,7 @@ class _Code:
                 space[name] = _maker_on(name.split("_")[2])
             elif name.startswith("assert_"):
                 space[name] = lambda *_: None
-        space["reinterpret_tensor"] = _reinterpreted
+        space["reinterpret_tensor"] = lambda x, size, stride, at: x.as_strided(size, stride, x.storage_offset() + at)
         return space
 
     def _note(self, kernel: _Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -151,10 +151,6 @@ def _maker_on(device: str) -> Callable[..., Tensor]:
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     return empty
-
-
-def _reinterpreted(x: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
-    return x.as_strided(size, stride, x.storage_offset() + offset)
 
 
 def follow(

@@ -13,8 +13,7 @@ from torch import fx
 
 from remat.graph import Graph
 from remat.torch.internals.aot import min_cut
-from remat.torch.internals.operators import tree_iter
-from remat.torch.step.training_graph import CapturedStep
+from remat.torch.step.training_graph import CapturedStep, values_in
 
 SOLVERS = ("dp", "greedy", "ilp")  # values of ``activation_memory_budget_solver``
 FLOPS, PROFILE = "flops", "profile"  # values of ``activation_memory_budget_runtime_estimator``
@@ -42,7 +41,7 @@ def values_saved_by(forward: fx.GraphModule, step: CapturedStep) -> set[int]:
     outputs: Any = forward.graph.find_nodes(op="output")[0].args[0]
     saved = outputs[step.training_graph.n_forward_outputs :]
     names = [node.name for node in saved if isinstance(node, fx.Node)]
-    return {v for name in names for v in tree_iter(step.storage[by_name[name]]) if isinstance(v, int)}
+    return {v for name in names for v in values_in(step.storage[by_name[name]])}
 
 
 def order_with(graph: Graph, saved: set[int]) -> list[int]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_current_graph_task_keep_graph, _profiler_enabled
+from torch._C._autograd import _get_current_graph_task_keep_graph as retains_graph
+from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.utils.checkpoint import SAC_IGNORED_OPS as NOT_IN_POLICIES
@@ -108,11 +109,6 @@ def memory_events(profiler: Any) -> list[Any]:
     return sorted(events, key=lambda e: e.start_ns())
 
 
-def profiler_is_on() -> bool:
-    """Whether PyTorch's profiler runs, of which there can be only one."""
-    return _profiler_enabled()
-
-
 def step_without_hooks(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """The class's `step`, without the hooks that are called around it."""
     step: Any = type(optimizer).step
@@ -145,14 +141,8 @@ def of_no_bytes(kind: type[Tensor], like: Tensor) -> Tensor:
     )
 
 
-def will_run(node: Any) -> bool:
-    """Whether the backward pass that runs now reaches a node of the autograd graph."""
-    return torch._C._will_engine_execute_node(node)
-
-
-def backward_pass() -> int:
-    """Which backward pass runs now in this thread."""
-    return torch._C._current_graph_task_id()
+will_run = torch._C._will_engine_execute_node  # (node): does the backward pass that runs now reach it?
+backward_pass = torch._C._current_graph_task_id  # (): which backward pass runs now in this thread?
 
 
 def gets_gradient(leaf: Any) -> bool:
@@ -221,11 +211,6 @@ def is_transformed() -> bool:
     """Whether a transform of `torch.func` or differentiation in forward mode is active."""
     levels: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return levels.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def retains_graph() -> bool:
-    """Whether the backward pass that runs keeps the graph for another one."""
-    return _get_current_graph_task_keep_graph()
 
 
 def hooks_of_all_modules() -> tuple[int, ...]:

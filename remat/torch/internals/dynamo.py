@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.notes import Modules, _named, example_of
-from remat.torch.internals.operators import outside_modes, patched, schema_of
+from remat.torch.internals.operators import outside_modes, patched, replaced, schema_of
 
 
 def tracing_shown(traced_at: Iterable[Place] | None = None) -> AbstractContextManager[None]:
@@ -66,17 +66,12 @@ def compiler_settings(most_graphs: int) -> Iterator[None]:
     PyTorch's.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, log.disabled = log.disabled, True
     ignored = {_IGNORED: getattr(torch._dynamo.config, _IGNORED) | _calls_without_result(len(vars(logging.Logger)))}
-    try:
-        with functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
-            allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs,
-            optimize_ddp=False, skip_nnmodule_hook_guards=False,
-            trace_autograd_ops=True, use_numpy_random_stream=True, **ignored,
-        ):  # fmt: skip
-            yield
-    finally:
-        log.disabled = was_disabled
+    with replaced(log, disabled=True), functorch_config.patch(backward_pass_autocast="off"), torch._dynamo.config.patch(
+        allow_rnn=True, recompile_limit=most_graphs, accumulated_recompile_limit=4 * most_graphs, optimize_ddp=False,
+        skip_nnmodule_hook_guards=False, trace_autograd_ops=True, use_numpy_random_stream=True, **ignored,
+    ):  # fmt: skip
+        yield
 
 
 _IGNORED = next(
@@ -165,14 +160,8 @@ def as_in_eager_mode(
     - A refusal notes in which module it stops, for `modules_at`.
     """
     _extend_dynamo()
-    own = tracing.__dict__  # this thread's
-    before = own.copy()
-    own.update(as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings)
-    try:
+    with replaced(tracing, as_in_eager_mode=True, traced_at=traced_at, asked=None, values=values, settings=settings):
         yield
-    finally:
-        own.clear()
-        own.update(before)
 
 
 @functools.cache
@@ -502,7 +491,8 @@ def _calculation_of(node: fx.Node) -> Calculation | None:
         todo += [before for before in each.all_input_nodes if before not in needed]
     storages = {storage_key(x) for each in needed for x in tree_leaves(example_of(each)) if _is_held(x)}
     for each in node.graph.nodes:
-        if _writes(each) and any(_is_held(x) and storage_key(x) in storages for x in _examples_read_by(each)):
+        read = [x for before in each.all_input_nodes for x in tree_leaves(example_of(before))]
+        if _writes(each) and any(_is_held(x) and storage_key(x) in storages for x in read):
             return None
         if each in needed and each not in made:
             args, kwargs = map_arg((each.args, each.kwargs), made.__getitem__)
@@ -515,10 +505,6 @@ def _is_held(x: Any) -> bool:
     """Whether a tensor has a storage of its own or shares one."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
     return isinstance(x, Tensor) and x.layout is torch.strided and not is_wrapped(x)
-
-
-def _examples_read_by(node: fx.Node) -> list[Any]:
-    return [x for each in node.all_input_nodes for x in tree_leaves(example_of(each))]
 
 
 def _outcome_of(node: fx.Node) -> bool | None:

@@ -34,6 +34,7 @@ from remat.torch.internals.operators import (
     fakes_hidden,
     is_fake,
     outside_modes,
+    replaced,
     schema_of,
     tree_leaves,
     tree_map,
@@ -323,14 +324,9 @@ class Follower(TorchDispatchMode):
         self.signatures: list[str] = []
         self.held: list[int] = []
 
-    @contextmanager
-    def holding(self, extra_bytes: int) -> Iterator[None]:
+    def holding(self, extra_bytes: int) -> AbstractContextManager[None]:
         """Count `extra_bytes` more meanwhile."""
-        self.extra_bytes = extra_bytes
-        try:
-            yield
-        finally:
-            self.extra_bytes = 0
+        return replaced(self, extra_bytes=extra_bytes)
 
     def hold(self, n_bytes: int) -> None:
         """Count bytes that no tensor has from now on; less if negative."""
@@ -339,14 +335,9 @@ class Follower(TorchDispatchMode):
             self.signatures.append("")
             self.held.append(self.total_bytes + self.extra_bytes)
 
-    @contextmanager
-    def unseen(self) -> Iterator[None]:
+    def unseen(self) -> AbstractContextManager[None]:
         """Count nothing that is made meanwhile."""
-        self.sees = False
-        try:
-            yield
-        finally:
-            self.sees = True
+        return replaced(self, sees=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -85,7 +85,6 @@ class Inductor(Backend):
         )  # fmt: skip
         best = min([plan, *fitting.values()], key=lambda each: each.overhead)
         best = replace(best, budget_bytes=planner.budget_bytes)
-        folder.mkdir(parents=True, exist_ok=True)
         best.save(folder / f"{held}.json")
         return best
 

@@ -318,7 +318,8 @@ class InBackward:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().to("cpu", copy=True) for p in parameters]
         state = self.optimizer.state
-        self.optimizer.state = _copied_state(state)
+        copied = {p: tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, of) for p, of in state.items()}
+        self.optimizer.state = collections.defaultdict(dict, copied)
         try:
             yield
         finally:
@@ -343,11 +344,6 @@ def _moved(x: Any, device: str) -> Any:
 def _storages(state: Mapping[Any, Any]) -> dict[int, int]:
     """[storage] bytes of an optimizer's state."""
     return {storage_key(x): x.untyped_storage().nbytes() for x in tensors_of([*state.values()])}
-
-
-def _copied_state(state: Mapping[Any, Any]) -> Any:
-    copied = {p: tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, of) for p, of in state.items()}
-    return collections.defaultdict(dict, copied)
 
 
 def _calling(method: weakref.WeakMethod[Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import collections
 import copy
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -106,10 +107,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> int:
     held = _bytes_of(optimizer.state)
     if not any(p.requires_grad for group in new for p in group["params"]):
         return held
-    try:
+    with suppress(Exception):  # it may read values in any way
         return held + _made_by_a_step(optimizer, new, "meta")
-    except Exception:  # it may read values in any way
-        pass
     try:
         return held + _made_by_a_step(optimizer, new, "cpu")
     except Exception as error:

@@ -23,7 +23,7 @@ from remat.plan import Plan
 from remat.simulator import simulate
 from remat.torch.internals.autograd import storage_key
 from remat.torch.internals.operators import tree_iter
-from remat.torch.step.training_graph import END_KIND, CapturedStep, Update
+from remat.torch.step.training_graph import END_KIND, CapturedStep, Update, values_in
 from remat.torch.step.work import tensor_bytes
 from remat.units import format_size
 
@@ -83,7 +83,7 @@ class _Adding:
 
     def _update(self, i: int) -> tuple[int, Operation]:
         """(the operation behind which it runs, the update of primal `i`)."""
-        gradient = {v for v in tree_iter(self.step.storage[self.gradients[i]]) if isinstance(v, int)}
+        gradient = {*values_in(self.step.storage[self.gradients[i]])}
         producers = {self.graph.producer[v] for v in gradient}
         end = (k for k, op in enumerate(self.graph.operations) if op.kind == END_KIND)  # no update runs in forward
         earlier = {*self._readers_of(i), *end}
@@ -119,8 +119,7 @@ def _readers(step: CapturedStep) -> defaultdict[int, set[int]]:
         primal = training_graph.primals[i]
         of[node] = {storage_key(primal)} if isinstance(primal, torch.Tensor) else set()
     for node in training_graph.module.graph.nodes:
-        is_view = node.op == "call_function" and not any(isinstance(v, int) for v in tree_iter(step.storage.get(node)))
-        if is_view:
+        if node.op == "call_function" and not any(True for _ in values_in(step.storage.get(node))):  # a view
             of[node] = set[int]().union(*(of.get(source, ()) for source in node.all_input_nodes))
     readers = defaultdict[int, set[int]](set)
     for k, nodes in enumerate(step.nodes):

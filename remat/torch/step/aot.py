@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from remat.errors import InvalidInput
+from remat.graph import reached
 from remat.torch._random import random_state
 from remat.torch.copying import copies
 from remat.torch.internals import aot, autograd, dynamo, notes, operators
@@ -126,18 +127,15 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
         outputs: of a compiled step.
         watch: gets the node of the autograd graph that stands for the backward half.
     """
-    todo: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
-    seen = set[Any]()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if autograd.is_compiled_backward(node):
+
+    def made_of(node: Any) -> list[Any]:  # a view of an output, made again
+        is_half = node is None or autograd.is_compiled_backward(node)
+        return [] if is_half else [before for before, _ in node.next_functions]
+
+    for node in reached((x.grad_fn for x in tensors_of(outputs)), made_of):
+        if node is not None and autograd.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
             watch(node)
-        else:  # a view of an output, made again
-            todo.extend(before for before, _ in node.next_functions)
 
 
 def _note_undefined(gradients: tuple[torch.Tensor | None, ...]) -> None:

@@ -31,7 +31,8 @@ def cast_once(graph: fx.Graph, trained: Mapping[fx.Node, fx.Node]) -> None:
         total = gradient
         casts: dict[torch.dtype, list[fx.Node]] = {}
         for user in place.users:
-            if _is_cast(user, _LOWER) and not _is_explicit(user):
+            is_cast = user.target is aten._to_copy.default and user.meta["val"].dtype in _LOWER
+            if is_cast and notes.called_by_name(user) not in _EXPLICIT:
                 casts.setdefault(user.meta["val"].dtype, []).append(user)
         for dtype, several in casts.items():
             if len(several) < 2:
@@ -89,13 +90,5 @@ def _is_sum(node: fx.Node) -> bool:
     return node.target is aten.add.Tensor and not node.kwargs and len(node.all_input_nodes) == 2 and within
 
 
-def _is_cast(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    return node.target is aten._to_copy.default and node.meta["val"].dtype in dtypes
-
-
 def _is_cast_from(node: fx.Node, dtype: torch.dtype) -> bool:
     return node.target is aten._to_copy.default and node.all_input_nodes[0].meta["val"].dtype is dtype
-
-
-def _is_explicit(node: fx.Node) -> bool:
-    return notes.called_by_name(node) in _EXPLICIT

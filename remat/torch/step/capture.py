@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -20,9 +20,11 @@ import torch
 from torch import fx, nn
 
 from remat.errors import InvalidInput, RematError
+from remat.graph import reached
 from remat.torch.internals import dynamo, notes
 from remat.torch.internals.dynamo import BackendCompilerFailed, TorchDynamoException
 from remat.torch.internals.notes import primals_of
+from remat.torch.internals.operators import replaced
 from remat.torch.step.aot import no_collection
 from remat.torch.step.autocast import cast_once
 from remat.torch.step.branches import NewBranches, Values
@@ -86,10 +88,6 @@ Halves = tuple[fx.GraphModule, fx.GraphModule]  # forward and backward
 class Call(Protocol):
     """A call of a compiled model, or a capture."""
 
-    def halves_of(self, training_graph: TrainingGraph) -> Halves:
-        """The forward and the backward half of a step."""
-        ...
-
     def run(self, step: Halfway, args: list[Any]) -> Any:
         """Run a captured step on the tensors of its placeholders."""
         ...
@@ -104,14 +102,9 @@ class _Calling(threading.local):
 calling = _Calling()
 
 
-@contextmanager
-def called_by(call: Call) -> Iterator[None]:
+def called_by(call: Call) -> AbstractContextManager[None]:
     """Let models that are called in here be captured, or run, as `call` says."""
-    before, calling.call = calling.call, call
-    try:
-        yield
-    finally:
-        calling.call = before
+    return replaced(calling, call=call)
 
 
 class Halfway:
@@ -156,12 +149,9 @@ class _Capture:
     def __init__(self) -> None:
         self.found = list[TrainingGraph]()
 
-    def halves_of(self, training_graph: TrainingGraph) -> Halves:
-        self.found.append(training_graph)
-        raise _Captured
-
     def run(self, step: Halfway, args: list[Any]) -> Any:
-        self.halves_of(step.on(args))
+        self.found.append(step.on(args))
+        raise _Captured
 
 
 def capture(
@@ -317,13 +307,7 @@ def read_training_graph(
 
 def with_inputs(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
     """The nodes and all nodes on which they depend."""
-    found, todo = set[fx.Node](), [node for node in nodes if node is not None]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
+    return {*reached((node for node in nodes if node is not None), lambda node: node.all_input_nodes)}
 
 
 def _mark_backward(graph: fx.Graph, n_forward_outputs: int, runner: Runner) -> None:

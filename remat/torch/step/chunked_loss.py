@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat.graph import reached
 from remat.torch.implementations import logits
 from remat.torch.internals.notes import is_in_backward, modules_as_of
 from remat.torch.step.capture import TrainingGraph
@@ -225,17 +226,8 @@ def _backward_calls(loss: _Loss) -> _Gradients | None:
 
 def _ends(node: fx.Node) -> list[fx.Node]:
     """The calls behind a gradient that are none of `_OF_GRADIENT`, in the backward pass."""
-    found, todo, seen = dict[fx.Node, None](), [node], set[fx.Node]()
-    while todo:
-        for user in todo.pop().users:
-            if user in seen:
-                continue
-            seen.add(user)
-            if user.target in _OF_GRADIENT:
-                todo.append(user)
-            else:
-                found[user] = None
-    return list(found)
+    found = reached([node], lambda x: x.users if x.target in _OF_GRADIENT else ())
+    return [x for x in found if x.target not in _OF_GRADIENT]
 
 
 def _turned_from(end: fx.Node) -> list[fx.Node] | None:

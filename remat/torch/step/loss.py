@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from remat.errors import InvalidInput
+from remat.graph import reached
 from remat.torch.internals.autograd import base_of
 from remat.torch.internals.operators import fields_of, make_contiguous_strides_for
 from remat.torch.step.work import dense_bytes, tensors_of
@@ -183,14 +184,9 @@ def backward_from(outputs: Any, meanwhile: Meanwhile = nothing, retains: bool = 
 @contextmanager
 def gradients_restored(loss: Tensor) -> Iterator[None]:
     """Let gradients be afterwards what they were; the loss may have parameters of its own."""
-    leaves, seen, todo = list[Tensor](), set[Any](), [loss.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            leaves += [x for x in (getattr(node, "variable", None),) if isinstance(x, Tensor)]
-            todo += [before for before, _ in node.next_functions]
-    before = [(x, x.grad) for x in leaves]
+    nodes = reached([loss.grad_fn], lambda node: [] if node is None else [before for before, _ in node.next_functions])
+    leaves = (getattr(node, "variable", None) for node in nodes)
+    before = [(x, x.grad) for x in leaves if isinstance(x, Tensor)]
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from remat.errors import InvalidInput, RematError, headline, shortened
+from remat.graph import reached
 from remat.torch.internals.autograd import BatchNorm, backward_hooks, storage_key
 from remat.torch.internals.dynamo import (
     MISSING_GRADIENTS,
@@ -195,13 +196,12 @@ def check_functions(graph: fx.GraphModule) -> None:
 
 def _same_storage(node: fx.Node) -> set[fx.Node]:
     """The node and those before it back to the last `torch.autograd.Function`, as long as the storage is the same."""
-    found, todo = set[fx.Node](), [node]
-    while todo:
-        x = todo.pop()
-        found.add(x)
-        if not is_function(x):
-            todo += [y for y in x.all_input_nodes if is_function(y) or _storage_of(y) == _storage_of(node)]
-    return found
+
+    def before(x: fx.Node) -> list[fx.Node]:
+        read = [] if is_function(x) else x.all_input_nodes
+        return [y for y in read if is_function(y) or _storage_of(y) == _storage_of(node)]
+
+    return {*reached([node], before)}
 
 
 def _storage_of(node: fx.Node) -> int | None:

@@ -126,7 +126,7 @@ class State:
             if not but_set_up or id(each.container) not in hooks:
                 each.put_back(but_set_up)
         for array, contents in self._arrays:
-            if not _is_equal(array, contents):
+            if array.dtype.hasobject or array.tobytes() != contents.tobytes():  # bytes, because NaN is not NaN
                 array[...] = contents
 
     def replace(self, replacement: Callable[[Tensor], Tensor]) -> None:
@@ -214,10 +214,6 @@ def _held(container: Any) -> list[Any]:
         return list(container)
     base = _base(container)
     return list(base.items(container) if issubclass(base, dict) else container)
-
-
-def _is_equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    return not one.dtype.hasobject and one.tobytes() == other.tobytes()  # bytes, because NaN is not NaN
 
 
 def _is_same(x: Any, y: Any) -> bool:

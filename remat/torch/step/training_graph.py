@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from remat.errors import InvalidInput, warn
-from remat.graph import Graph, Operation, Value, Work
+from remat.graph import Graph, Operation, Value, Work, reached
 from remat.implementation import Implementation
 from remat.torch.implementations.logits import scaled_gradient
 from remat.torch.internals import notes
@@ -102,6 +102,11 @@ def split_graph_of(
 def end_of(graph: Graph) -> int:
     """The operation between the forward and the backward pass."""
     return next(k for k, op in enumerate(graph.operations) if op.kind == END_KIND)
+
+
+def values_in(storage: Any) -> Iterator[int]:
+    """Ids of the values in a part of `CapturedStep.storage`."""
+    return (v for v in tree_iter(storage) if isinstance(v, int))
 
 
 class _Builder:
@@ -291,7 +296,7 @@ class _Builder:
         return not _moves_statistics(node) and not self.stale.isdisjoint(node.all_input_nodes)
 
     def _roots(self, node: fx.Node) -> Iterator[int]:
-        yield from (v for v in tree_iter(self.storage[node]) if isinstance(v, int))
+        return values_in(self.storage[node])
 
     def _root(self, node: fx.Node | None) -> int | None:
         return None if node is None else next(self._roots(node), None)
@@ -329,20 +334,19 @@ def _copy_what_backward_reads(training_graph: TrainingGraph) -> None:
     graph = training_graph.module.graph
     places = training_graph.places
     for index in training_graph.mutated:
-        place, seen = places[index], set[fx.Node]()
-        todo = list(place.users)
-        while todo:  # through views, which are made again in the backward pass
-            user = todo.pop()
-            if user not in seen:
-                seen.add(user)
-                todo += list(user.users) if _base(user) is not None or user.target is operator.getitem else []
-        if not any(is_in_backward(user) for user in seen):
+        place = places[index]
+        if not any(map(is_in_backward, reached(place.users, _users_of_view))):
             continue
         last = graph.find_nodes(op="placeholder")[-1]
         copy = _call_after(last, notes.FORWARD, aten.clone.default, place)
         place.replace_all_uses_with(
             copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output"
         )
+
+
+def _users_of_view(node: fx.Node) -> Iterable[fx.Node]:
+    """What reads a view, which is made again in the backward pass; nothing of a call."""
+    return node.users if _base(node) is not None or node.target is operator.getitem else ()
 
 
 def _copy_what_accumulation_would(training_graph: TrainingGraph) -> None:

@@ -27,7 +27,7 @@ from remat.torch.implementations import (
     batch_norm_backward_from_leaky_relu,
 )
 from remat.torch.internals.operators import FakeTensor, tree_iter, tree_map
-from remat.torch.step.training_graph import END_KIND, CapturedStep
+from remat.torch.step.training_graph import END_KIND, CapturedStep, values_in
 from remat.torch.step.work import plain_form, storage_bytes, tensor_bytes, tensors_of
 
 CHOICES = ("default", "exact", "joint")
@@ -152,7 +152,7 @@ class _Finder:
     def _add_forward(self, made: TorchImplementation, node: fx.Node, calls: Calls, vals: Any, checks: bool) -> None:
         storage, args = self.step.storage[node], made.forward_arguments(calls)
         indices = tuple(i for _, i in made.results)
-        own = set(_ids(storage))
+        own = set(values_in(storage))
         outputs = [v for v in ([storage] if isinstance(storage, int) else [storage[i] for i in indices])
                    if isinstance(v, int)]  # fmt: skip
         operation = self.step.graph.operations[self.place[node]]
@@ -184,7 +184,7 @@ class _Finder:
         operation = self.step.graph.operations[k]
         if (k, name) in self.recipes:
             return
-        known = {v for x in node.all_input_nodes for v in _ids(self.step.storage[x])}
+        known = {v for x in node.all_input_nodes for v in values_in(self.step.storage[x])}
         ordered = set(operation.inputs) - known  # the token that keeps its place in the order
         reads = ordered.union(self._values(recipe.args), checked)
         side = "backward" if recipe.results is None else "forward"
@@ -258,9 +258,9 @@ class _Finder:
             if isinstance(x, Kept):
                 yield self.extra[x]
             elif isinstance(x, _Part):
-                yield from _ids(self.step.storage[x.node][x.index])
+                yield from values_in(self.step.storage[x.node][x.index])
             elif isinstance(x, fx.Node):
-                yield from _ids(self.step.storage[x])
+                yield from values_in(self.step.storage[x])
 
     def _extra(self, kept: Kept, size: int) -> int:
         if kept not in self.extra:
@@ -282,11 +282,6 @@ class _Part:
 
 def _arguments(call: fx.Node) -> tuple[Any, ...]:
     return all_arguments(call.target, call.args, call.kwargs)
-
-
-def _ids(storage: Any) -> Iterator[int]:
-    """Ids of the values in a part of `CapturedStep.storage`."""
-    return (v for v in tree_iter(storage) if isinstance(v, int))
 
 
 def _work(function: str, args: tuple[Any, ...], vals: Any, val: Callable[[Any], Any], flops: int | None) -> Work:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph import Work
+from remat.graph import Work, reached
 from remat.torch.internals.operators import OpOverload, fields_of, tree_iter
 from remat.torch.step import flop_rules
 
@@ -114,9 +114,5 @@ def plain_form(x: Any) -> Any:
 
 def users_of(node: fx.Node, follows: Callable[[fx.Node], bool] = lambda _: True) -> set[fx.Node]:
     """All nodes that depend on a node, through those that `follows` accepts."""
-    found, todo = set[fx.Node](), [node]
-    while todo:
-        new = {user for user in todo.pop().users if user not in found and user.op != "output" and follows(user)}
-        found |= new
-        todo.extend(new)
-    return found
+    found = reached([node], lambda x: [user for user in x.users if user.op != "output" and follows(user)])
+    return {*found} - {node}
