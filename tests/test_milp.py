@@ -105,6 +105,18 @@ def test_an_import_is_not_a_licence(monkeypatch):
         broken.probe()
 
 
+def test_a_solver_that_had_no_time_is_not_called_broken():
+    """On a busy machine cvxpy may take all of the time to compile a program of two columns."""
+    late, wrong = (
+        dataclasses.replace(BACKENDS["highs"], read=lambda _, answer=answer: (answer, False))
+        for answer in (Answer(), Answer(infeasible=True))
+    )
+    with pytest.raises(Skip, match="is the machine busy"):
+        late.probe()
+    with pytest.raises(Skip, match="correctly; reinstall"):
+        wrong.probe()
+
+
 def test_a_model_that_is_too_large_is_skipped():
     solution = here(DIAMOND, 7, max_nonzeros=10)
     assert solution.status is Status.SKIPPED

@@ -26,6 +26,8 @@ from remat.programs.program import Limits, Program
 if TYPE_CHECKING:
     import cvxpy as cp
 
+PROBE_S = 60.0  # cvxpy compiles the tiny program within these seconds, and the machine may be busy
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -93,12 +95,14 @@ class Backend:
             sp.csr_array([[1.0, 1.0]]), np.array([1.0, 2.0]), np.ones(2), np.ones(1), is_integer=np.ones(2, dtype=bool)
         )
         try:
-            answer = self.solve(either, Limits(time_s=10))
+            answer = self.solve(either, Limits(time_s=PROBE_S))
         except Skip:
             raise
         except Exception as error:  # each package raises its own licence errors
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise Skip(f"solver '{self.name}' does not run here: {reason}") from None
+        if answer.x is None and not answer.infeasible:
+            raise Skip(f"solver '{self.name}' solved no trivial problem in {PROBE_S:g} s; is the machine busy?")
         if answer.x is None or abs(float(answer.x @ either.cost) - 1) > 1e-6:
             raise Skip(f"solver '{self.name}' does not solve a trivial problem correctly; reinstall '{self.install}'")
 
