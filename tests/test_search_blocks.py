@@ -1,6 +1,7 @@
 """Repeated blocks of a graph, and the plan that chains plans of one block."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from helpers import step_of
 from remat.arrays import GraphArrays
 from remat.graph import Graph
 from remat.plan import Plan, Scope
-from remat.search.chain import BlockPlans, Chain, chain_plan
+from remat.search.chain import BlockPlans, Chain, Option, chain_plan
 from remat.search.greedy import greedy_eviction
 from remat.search.repeats import find_repeats, with_blocks
 from remat.search.timeline import Sizes, Timeline
@@ -108,16 +109,51 @@ def test_a_last_block_with_fewer_gradients_leaves_the_others() -> None:
     assert (found.forward, found.backward) == (find_repeats(whole).forward, find_repeats(whole).backward - 1)
 
 
-@pytest.mark.parametrize(("n_blocks", "operations", "group"), [(32, 1, 1), (32, 20, 4), (31, 20, 2), (8, 20, 1)])
-def test_small_neighbours_are_one_block(n_blocks: int, operations: int, group: int) -> None:
+@pytest.mark.parametrize(("n_blocks", "operations", "largest"), [(32, 1, 1), (32, 20, 16), (31, 20, 8), (8, 20, 1)])
+def test_small_neighbours_are_planned_together_too(n_blocks: int, operations: int, largest: int) -> None:
     graph = step_of(n_blocks)
     each = find_repeats(graph)
-    found = each.grouped(operations)
-    assert found.n_blocks == n_blocks // group
-    for k in range(found.n_blocks):
-        inside = range(group * k, group * (k + 1))
-        assert [*found.forward_of(k)] == [i for b in inside for i in each.forward_of(b)]
-        assert [*found.backward_of(k)] == [i for b in reversed(inside) for i in each.backward_of(b)]
+    chain = Chain(graph, each, each.n_groups(operations))
+    assert [group.n_blocks for group in chain.groups] == [2**i for i in range(largest.bit_length())]
+    for group in chain.groups:
+        for first in range(0, n_blocks - group.n_blocks + 1, group.n_blocks):
+            forward, backward = chain.passes(first, group.n_blocks)
+            blocks = range(first, first + group.n_blocks)
+            assert [*forward] == [i for b in blocks for i in each.forward_of(b)]
+            assert [*backward] == [i for b in reversed(blocks) for i in each.backward_of(b)]
+
+
+@pytest.mark.parametrize("share", [0.85, 0.8])
+def test_groups_of_all_sizes_cost_the_least_of_all_choices(share: float) -> None:
+    graph = step_of(7)
+    budget_bytes = round(share * plain_peak(graph))
+    chain = Chain(graph, find_repeats(graph), 3)
+    no_limit = {"seed": 0, "threads": 1, "deadline": float("inf")}
+    turn = chain.turn.option(range(len(chain.turn.own)))
+    options = list[list[Option]]()
+    for group in chain.groups:
+        every = sorted(group.options(**no_limit), key=lambda option: option.cost)
+        options.append([every[0], every[len(every) // 2]])
+
+    def rows(first: int = 0) -> Iterator[tuple[Option, ...]]:
+        if first == 7:
+            yield ()
+        for option in itertools.chain(*options):
+            if option.n_blocks <= 7 - first and first % option.n_blocks == 0:
+                yield from ((option, *rest) for rest in rows(first + option.n_blocks))
+
+    costs = dict[tuple[int, ...], int]()  # [sizes of the groups] of the cheapest plan
+    for row in rows():
+        trace = simulate(graph, Plan.from_order(graph, chain.order(row, turn)[0]))
+        sizes = tuple(option.n_blocks for option in row)
+        if trace.peak_bytes <= budget_bytes:
+            costs[sizes] = min(trace.cost, costs.get(sizes, trace.cost))
+    plan = BlockPlans(chain, options, [turn]).within(budget_bytes)
+    trace = simulate(graph, plan)
+    assert trace.peak_bytes <= budget_bytes
+    assert trace.cost == min(costs.values())
+    single = [cost for sizes, cost in costs.items() if len({*sizes}) == 1]
+    assert trace.cost < min(single)
 
 
 @pytest.mark.parametrize("n_blocks", [1, 2, 3])
@@ -149,7 +185,7 @@ def test_the_chain_is_the_cheapest_of_all_choices(share: float) -> None:
     graph = step_of(4)
     budget_bytes = round(share * plain_peak(graph))
     chain = Chain(graph, find_repeats(graph))
-    options = chain.block.options(seed=0, threads=1, deadline=float("inf"))
+    options = chain.groups[0].options(seed=0, threads=1, deadline=float("inf"))
     turns = chain.turn.options(seed=0, threads=1, deadline=float("inf"))
     assert len(options) > 3
     costs = []

@@ -7,11 +7,11 @@ So a program over (block, bytes held before it) finds the cheapest plan for each
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from remat.search.timeline import Sizes, Timeline
 
 SLOTS = 16_384  # of memory, in the program
 N_KEPT, PEAKS = 12, (1.0, 0.5, 0.1)  # limits tried: of what is held between the passes, of what a pass needs
-LEAST_OPERATIONS = 150  # of a block, in the plan of one graph
+LEAST_OPERATIONS = 150  # smaller blocks are planned together too, in the plan of one graph
 MOVES = 60_000  # for each plan of a block: with a quarter of it, plans cost several times as much
+# For a group of small blocks: limits of what is held, in shares of what a budget leaves it; times they are tried.
+NEAR, TURNS = (1.0, 1.15, 0.85, 1.35, 0.7, 1.7, 0.5), 2
 TRIES = 6  # of the program, until the simulator agrees
 
 
@@ -38,6 +40,7 @@ class Option:
         forward, backward: offsets in (forward operations, backward operations) of the stretch.
         held: bytes between the passes. peak: most bytes in a pass. Both without what is held outside.
         cost: of all computations.
+        n_blocks: of the stretch, see `Stretch`.
         timeline: of the plan of `Stretch.own`; the same at every size of the step.
     """
 
@@ -47,6 +50,7 @@ class Option:
     peak: int
     cost: int
     timeline: Timeline = field(compare=False)
+    n_blocks: int
 
     def beats(self, other: Option) -> bool:
         """Whether it is nowhere worse, and somewhere better."""
@@ -62,6 +66,7 @@ class Stretch:
         own: its operations, one that stands for all between its passes, and values; what it reads from outside is
             there throughout and takes no bytes.
         arrays, sizes: of `own`.
+        n_blocks: number of neighbouring blocks; 1 for other stretches.
     """
 
     forward: range
@@ -69,9 +74,10 @@ class Stretch:
     own: Graph
     arrays: GraphArrays
     sizes: Sizes
+    n_blocks: int
 
     @classmethod
-    def of(cls, graph: Graph, forward: range, backward: range) -> Stretch:
+    def of(cls, graph: Graph, forward: range, backward: range, n_blocks: int = 1) -> Stretch:
         """The stretch of these operations."""
         inside = [*forward, *backward]
         mine = set(inside)
@@ -97,7 +103,7 @@ class Stretch:
         operations.insert(len(forward), middle)
         own = tuple(Value(graph.values[v].name, graph.values[v].bytes, i in kept) for i, v in enumerate(values))
         alone = Graph(graph.name, tuple(operations), own)
-        return cls(forward, backward, alone, GraphArrays.of(alone), Sizes(alone))
+        return cls(forward, backward, alone, GraphArrays.of(alone), Sizes(alone), n_blocks)
 
     @property
     def middle(self) -> int:
@@ -118,7 +124,7 @@ class Stretch:
         peak = int(np.delete(running, i).max(initial=0))
         held = int(running[i]) - self.own.operations[self.middle].workspace_bytes
         backward = tuple(k if k < self.middle else k - 1 for k in order[i + 1 :])
-        return Option(tuple(order[:i]), backward, held, peak, timeline.cost(self.sizes), timeline)
+        return Option(tuple(order[:i]), backward, held, peak, timeline.cost(self.sizes), timeline, self.n_blocks)
 
     def options(self, seed: int, threads: int, deadline: float) -> list[Option]:
         """Plans that differ in what they hold between the passes, what they need at most, and their cost."""
@@ -145,14 +151,59 @@ class Stretch:
         options = [plain, *(each for limit in limits if (each := by_limit.get(limit)) is not None)]
         return [a for a in dict.fromkeys(options) if not any(b.beats(a) for b in options)]
 
-    def _within(self, held: int, peak: int, seed: int) -> Option | None:
-        """A cheap option within both limits; the operation between the passes needs what `held` leaves of `peak`."""
+    def options_near(
+        self, held: int, known: Sequence[Option], halves: Sequence[Option], seed: int, threads: int, deadline: float
+    ) -> list[Option]:
+        """Options, with further ones that hold about so many bytes between the passes.
+
+        Each begins from the cheapest before it, of two of half the blocks too.
+        """
+        plain = self.option(range(len(self.own)))
+        found, joined = [plain, *known], self.joined(halves)
+
+        def find(share: float) -> None:
+            most = min(plain.held, round(share * held))
+            starts = [each for each in (*found, *joined) if each.held <= most]
+            start = min(starts, key=lambda each: each.cost, default=None)
+            if time.monotonic() < deadline and (option := self._within(most, plain.peak, seed, start)) is not None:
+                found.append(option)
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(find, NEAR):
+                pass
+        return [a for a in dict.fromkeys(found) if not any(b.beats(a) for b in found)]
+
+    def joined(self, halves: Sequence[Option]) -> list[Option]:
+        """Each two options of half the blocks, one after the other, without those that others beat."""
+        n_forward, n_backward = len(self.forward) // 2, len(self.backward) // 2
+
+        def places(inside: Sequence[int], half: int) -> list[int]:
+            """In `own`; the second half comes first in the backward pass."""
+            later = 1 + n_forward + n_backward * (1 - half)
+            return [i + (half * n_forward if i < n_forward else later) for i in inside]
+
+        found = [
+            self.option([
+                *places(a.forward, 0), *places(b.forward, 1), self.middle, *places(b.backward, 1),
+                *places(a.backward, 0),
+            ])
+            for a, b in itertools.product(halves, repeat=2)
+        ]  # fmt: skip
+        return [a for a in dict.fromkeys(found) if not any(b.beats(a) for b in found)]
+
+    def _within(self, held: int, peak: int, seed: int, known: Option | None = None) -> Option | None:
+        """A cheap option within both limits; the operation between the passes needs what `held` leaves of `peak`.
+
+        Args:
+            known: one to begin from, by default greedy eviction.
+        """
         operations = list(self.own.operations)
         operations[self.middle] = replace(operations[self.middle], workspace_bytes=max(0, peak - held))
         graph = replace(self.own, operations=tuple(operations))
-        start = greedy_eviction(graph, peak)
+        evicted = greedy_eviction(graph, peak) if known is None else None
+        start = evicted.order if evicted is not None else None if known is None else known.timeline.order
         best = minimise_cost(
-            graph, peak, None if start is None else start.order, seed=seed, work_limit=MOVES,
+            graph, peak, start, seed=seed, work_limit=MOVES,
             target_cost=graph.total_cost,
         )  # fmt: skip
         return None if best.order is None or best.excess else self.option(best.order)
@@ -167,48 +218,64 @@ def _need(graph: Graph, op: Operation) -> int:
 
 
 class Chain:
-    """The stretches of a graph with repeated blocks: all before the blocks, the blocks, all between their passes."""
+    """The stretches of a graph with repeated blocks: all before the blocks, the blocks, all between their passes.
 
-    def __init__(self, graph: Graph, repeats: Repeats) -> None:
+    Attributes:
+        groups: [i] neighbouring blocks that are planned together, 2 ** i of them, in the middle.
+    """
+
+    def __init__(self, graph: Graph, repeats: Repeats, n_groups: int = 1) -> None:
         n = repeats.n_blocks
         last = repeats.forward_of(n - 1).stop, repeats.backward_of(n - 1).start
         after = repeats.backward_of(0).stop
-        self.graph, self.repeats = graph, repeats
+        self.graph, self.repeats, self.n_blocks = graph, repeats, n
         self.before, self.after = range(repeats.forward), range(after, len(graph))
-        self.blocks = [(repeats.forward_of(k), repeats.backward_of(k)) for k in range(n)]
         self.turn = Stretch.of(graph, range(*last), range(last[1], last[1]))
-        self.block = Stretch.of(graph, *self.blocks[n // 2])
+        sizes = [2**i for i in range(n_groups)]
+        self.groups = [Stretch.of(graph, *self.passes(n // 2 // size * size, size), size) for size in sizes]
+
+    def passes(self, first: int, n_blocks: int) -> tuple[range, range]:
+        """Forward and backward operations of neighbouring blocks."""
+        forward, backward, last = self.repeats.forward_of, self.repeats.backward_of, first + n_blocks - 1
+        return range(forward(first).start, forward(last).stop), range(backward(last).start, backward(first).stop)
 
     def order(self, options: Sequence[Option], turn: Option) -> tuple[list[int], np.ndarray]:
-        """(computations, [2 blocks + 2] where each block's forward pass, the turn, and each block's backward begin)."""
-        order, begins = [*self.before], list[int]()
-        for (forward, _), option in zip(self.blocks, options, strict=True):
+        """(computations, [2 options + 2] where the forward passes, the turn, and the backward passes begin).
+
+        The options follow each other along all blocks.
+        """
+        order, begins, first = [*self.before], list[int](), 0
+        passes = list[tuple[range, range, Option]]()
+        for option in options:
+            passes.append((*self.passes(first, option.n_blocks), option))
+            first += option.n_blocks
+        for forward, _, option in passes:
             begins.append(len(order))
             order += [forward[i] for i in option.forward]
         begins.append(len(order))
         order += [self.turn.forward[i] for i in turn.forward]
-        for (forward, backward), option in reversed([*zip(self.blocks, options, strict=True)]):
+        for forward, backward, option in reversed(passes):
             begins.append(len(order))
             order += [forward[i] if i < len(forward) else backward[i - len(forward)] for i in option.backward]
         begins.append(len(order))
         return [*order, *self.after], np.array(begins)
 
     def measured(self, begins: np.ndarray, timeline: Timeline, sizes: Sizes) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Where all blocks follow one option: what each block adds, and what it needs above all before it.
+        """Where all blocks follow one option: what each group adds, and what it needs above all before it.
 
         Args:
             begins, timeline: of that plan; the same at every size of the step.
 
         Returns:
-            ([blocks] bytes added, [blocks] bytes needed, bytes before the first block, bytes that the turn needs)
+            ([groups] bytes added, [groups] bytes needed, bytes before the first group, bytes that the turn needs)
         """
-        n = len(self.blocks)
+        n = len(begins) // 2 - 1
         running = timeline.running_bytes(sizes)
         held = np.empty(n + 1, dtype=np.int64)
         for k in range(n + 1):
             op = self.graph.operations[timeline.order[begins[k]]]
             held[k] = running[begins[k]] - op.workspace_bytes - sum(self.graph.values[v].bytes for v in op.outputs)
-        peaks = np.array([running[a:b].max() for a, b in pairwise(begins)])
+        peaks = np.array([running[a:b].max() for a, b in itertools.pairwise(begins)])
         needs = np.maximum(peaks[:n], peaks[:n:-1]) - held[:-1]
         return np.diff(held), needs, int(held[0]), int(peaks[n] - held[n])
 
@@ -218,9 +285,10 @@ def chain_plan(
 ) -> Plan | None:
     """The cheapest plan in which each block follows one of the plans of a block; None without blocks or such a plan.
 
-    Small neighbours are one block: what one of them reads of another is held between the passes otherwise.
+    Of small blocks, 1, 2, 4, ... neighbours follow one plan together: what one of them reads of another is held between
+    the passes otherwise.
     """
-    plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline, least_operations=LEAST_OPERATIONS)
+    plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline, budget_bytes=budget_bytes)
     return None if plans is None else plans.within(budget_bytes)
 
 
@@ -228,35 +296,40 @@ class BlockPlans:
     """Plans of the blocks of a graph. One search for them serves every budget, and every size of the step."""
 
     def __init__(
-        self, chain: Chain, options: Sequence[Option], turns: Sequence[Option], of: BlockPlans | None = None
+        self, chain: Chain, options: Sequence[Sequence[Option]], turns: Sequence[Option], of: BlockPlans | None = None
     ) -> None:
-        """`of`: the same orders for the step at another size."""
+        """`options`: of each of the chain's groups. `of`: the same orders for the step at another size."""
         self.chain, self.options, self.turns, self.sizes = chain, options, turns, Sizes(chain.graph)
         self.arrays = GraphArrays.of(chain.graph) if of is None else of.arrays
-        self.uniform = [*map(self._uniform, options)] if of is None else of.uniform
-        self.program = _Program(chain, options, turns, self.uniform, self.sizes)
+        every = [*itertools.chain(*options)]
+        self.uniform = [*map(self._uniform, every)] if of is None else of.uniform
+        self.program = _Program(chain, every, turns, self.uniform, self.sizes)
 
     def _uniform(self, option: Option) -> tuple[np.ndarray, Timeline]:
         """`Chain.measured`'s arguments."""
-        order, begins = self.chain.order([option] * len(self.chain.blocks), self.turns[0])
+        n_groups, rest = divmod(self.chain.n_blocks, option.n_blocks)
+        order, begins = self.chain.order([option] * n_groups + [self.options[0][0]] * rest, self.turns[0])
         return begins, Timeline.of(self.arrays, np.array(order))
 
     @classmethod
     def of(
         cls, graph: Graph, *, seed: int = 0, threads: int = 1, deadline: float = float("inf"),
-        known: dict[str, list[Option]] | None = None, like: BlockPlans | None = None, least_operations: int = 0,
+        known: dict[str, list[Option]] | None = None, like: BlockPlans | None = None, budget_bytes: int | None = None,
     ) -> BlockPlans | None:  # fmt: skip
         """Plans found by annealing; None without blocks.
 
         Args:
             known: [hash of a stretch] what was found for it; grows. The blocks of two steps may be the same.
             like: its orders serve where blocks run the same operations, at other sizes perhaps.
-            least_operations: of a block; smaller neighbours are one.
+            budget_bytes: small neighbours have plans together too, for this budget.
         """
         repeats = find_repeats(graph)
         if repeats is None:
             return None
-        chain = Chain(graph, repeats.grouped(least_operations))
+        n_groups = 1 if budget_bytes is None else repeats.n_groups(LEAST_OPERATIONS)
+        chain = Chain(graph, repeats, n_groups)
+        if budget_bytes is not None and n_groups > 1:
+            return cls._of_groups(chain, budget_bytes, seed, threads, deadline)
         known = {} if known is None else known
 
         def options(stretch: Stretch) -> list[Option]:
@@ -266,11 +339,30 @@ class BlockPlans:
                 known[key] = stretch.options(seed, threads, deadline)
             return known[key] if found is None else found
 
-        return cls(chain, options(chain.block), options(chain.turn))
+        return cls(chain, [options(chain.groups[0])], options(chain.turn))
+
+    @classmethod
+    def _of_groups(cls, chain: Chain, budget_bytes: int, seed: int, threads: int, deadline: float) -> BlockPlans:
+        """Plans of groups that hold about as much as the budget leaves each, because a chain has hardly any others.
+
+        The middle sizes come first: they do without the smallest ones, and the largest begin from them.
+        """
+        turns = chain.turn.options(seed, threads, deadline)
+        options = [[group.option(range(len(group.own)))] for group in chain.groups]
+        plain = cls(chain, options[:1], turns).program
+        room = max(0, budget_bytes - plain.first - options[0][0].peak)
+        last = len(options) - 1
+        first = max(0, last - 3)
+        for turn, i in itertools.product(range(TURNS), [*range(first, last + 1), *range(first)]):
+            if time.monotonic() < deadline:
+                group, halves = chain.groups[i], options[i - 1] if i else []
+                held = room * group.n_blocks // chain.n_blocks
+                options[i] = group.options_near(held, options[i], halves, seed + turn, threads, deadline)
+        return cls(chain, options, turns)
 
     def _options_of(self, stretch: Stretch) -> list[Option] | None:
         """Those of the block or the turn that runs the operations of a stretch, at its sizes; None if neither does."""
-        for own, options in ((self.chain.block, self.options), (self.chain.turn, self.turns)):
+        for own, options in ((self.chain.groups[0], self.options[0]), (self.chain.turn, self.turns)):
             if _calls(own.own) == _calls(stretch.own):
                 return [*map(stretch.resized, options)]
         return None
@@ -281,9 +373,9 @@ class BlockPlans:
         is_same = graph.users is own.users or _calls(graph) == _calls(own)  # a resized graph keeps its users
         if not is_same or not are_equal(graph, self.chain.repeats):
             return None
-        chain = Chain(graph, self.chain.repeats)
-        options, turns = [*map(chain.block.resized, self.options)], [*map(chain.turn.resized, self.turns)]
-        return BlockPlans(chain, options, turns, self)
+        chain = Chain(graph, self.chain.repeats, len(self.chain.groups))
+        options = [[*map(group.resized, own)] for group, own in zip(chain.groups, self.options, strict=True)]
+        return BlockPlans(chain, options, [*map(chain.turn.resized, self.turns)], self)
 
     def within(self, budget_bytes: int) -> Plan | None:
         """The cheapest plan of the whole graph within a budget; None if there is none."""
@@ -317,50 +409,57 @@ class BlockPlans:
 
 
 class _Program:
-    """The dynamic program over blocks and bytes held before them."""
+    """The dynamic program over blocks and bytes held before them. A group begins at a multiple of its size."""
 
     def __init__(
         self, chain: Chain, options: Sequence[Option], turns: Sequence[Option],
         uniform: Sequence[tuple[np.ndarray, Timeline]], sizes: Sizes,
     ) -> None:  # fmt: skip
-        self.options, self.turns = options, turns
+        self.options, self.turns, self.n_blocks = options, turns, chain.n_blocks
         rows = [chain.measured(begins, timeline, sizes) for begins, timeline in uniform]
-        self.added, self.needs = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+        # [option] [groups]
+        self.added, self.needs = [row[0] for row in rows], [row[1] for row in rows]
         self.first, base = rows[0][2], rows[0][3]
         self.turn_needs = [base + turn.peak - turns[0].peak for turn in turns]
 
     def cheapest(self, limit: int) -> tuple[list[Option], Option] | None:
         """The options of the blocks and of the turn, so that all needs at most `limit` bytes."""
         unit, n = max(1, (limit - self.first) // SLOTS), SLOTS + 2
-        steps = np.rint(self.added / unit).astype(np.int64)  # [options, blocks] slots
-        # [options, blocks], [turns] slots below which so much is left that it fits
-        below = np.clip((limit - self.first - self.needs) // unit + 1, 0, n - np.maximum(steps, 0))
+        # [option] [groups] slots; rounding errors of a row of equal options do not add up
+        steps = [np.diff(np.rint(added.cumsum() / unit), prepend=0).astype(np.int64) for added in self.added]
+        # [option] [groups], [turns] slots below which so much is left that it fits
+        below = [
+            np.clip((limit - self.first - needs) // unit + 1, 0, n - np.maximum(step, 0))
+            for needs, step in zip(self.needs, steps, strict=True)
+        ]
         below_turns = [min(n, max(0, (limit - self.first - need) // unit + 1)) for need in self.turn_needs]
-        cost = np.full(n, np.inf)  # [slots held before a block]
-        cost[0] = 0.0
-        came, low, high = list[np.ndarray](), 0, 1  # finite costs are between these slots
-        for k in range(self.added.shape[1]):
-            best, by, reached_slots = np.full(n, np.inf), np.full(n, -1), list[int]()
-            for i, option in enumerate(self.options):
-                step, end = int(steps[i, k]), min(int(below[i, k]), high)
-                if step < 0 or end <= low:
-                    continue
-                reached, there = cost[low:end] + option.cost, slice(low + step, end + step)
-                by[there][reached < best[there]] = i
-                np.minimum(best[there], reached, out=best[there])
-                reached_slots += [there.start, there.stop]
-            cost, low, high = best, min(reached_slots, default=0), max(reached_slots, default=0)
-            came.append(by)
+        cost = np.full((self.n_blocks + 1, n), np.inf)  # [blocks before, slots held before]
+        came = np.full(cost.shape, -1, dtype=np.int16)  # by this option
+        spans = [(0, 1), *[(n, 0)] * self.n_blocks]  # [blocks before] finite costs are between these slots
+        cost[0, 0] = 0.0
+        for k, i in itertools.product(range(self.n_blocks), range(len(self.options))):
+            (group, rest), after = divmod(k, size := self.options[i].n_blocks), k + size
+            if rest or after > self.n_blocks:
+                continue
+            (low, high), step = spans[k], int(steps[i][group])
+            end = min(int(below[i][group]), high)
+            if step < 0 or end <= low:
+                continue
+            there = slice(low + step, end + step)
+            reached, best = cost[k, low:end] + self.options[i].cost, cost[after, there]
+            came[after, there][reached < best] = i
+            np.minimum(best, reached, out=best)
+            spans[after] = min(spans[after][0], there.start), max(spans[after][1], there.stop)
         total, which = min(
-            (float(cost[:end].min(initial=np.inf)) + turn.cost, i)
+            (float(cost[-1, :end].min(initial=np.inf)) + turn.cost, i)
             for i, (turn, end) in enumerate(zip(self.turns, below_turns, strict=True))
         )
         if total == np.inf:
             return None
-        slot = int(np.argmin(cost[: below_turns[which]]))
-        chosen = list[Option]()
-        for k in reversed(range(len(came))):
-            i = int(came[k][slot])
+        chosen, k, slot = list[Option](), self.n_blocks, int(np.argmin(cost[-1, : below_turns[which]]))
+        while k:
+            i = int(came[k, slot])
             chosen.append(self.options[i])
-            slot -= int(steps[i, k])
+            k -= self.options[i].n_blocks
+            slot -= int(steps[i][k // self.options[i].n_blocks])
         return chosen[::-1], self.turns[which]

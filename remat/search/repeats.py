@@ -42,16 +42,16 @@ class Repeats:
         first = self.backward - block * self.n_backward
         return range(first, first + self.n_backward)
 
-    def grouped(self, operations: int) -> Repeats:
-        """Blocks of at least so many operations: 2, 4, ... neighbours as one, while `LEAST_GROUPS` of them are left.
+    def n_groups(self, operations: int) -> int:
+        """How many sizes of groups of 1, 2, 4, ... neighbours are planned together.
 
-        What is left over follows the last block.
+        Groups of at least so many operations are large, if there are `LEAST_GROUPS` of them; of small blocks, groups of
+        twice as many come too.
         """
-        n = 1
-        while n * (self.n_forward + self.n_backward) < operations and self.n_blocks >= 2 * n * LEAST_GROUPS:
-            n *= 2
-        backward = self.backward - (n - 1) * self.n_backward
-        return Repeats(self.forward, n * self.n_forward, backward, n * self.n_backward, self.n_blocks // n)
+        i = 0
+        while 2**i * (self.n_forward + self.n_backward) < operations and self.n_blocks >= 2 ** (i + 1) * LEAST_GROUPS:
+            i += 1
+        return i + 3 if i else 1
 
 
 def find_repeats(graph: Graph, least: int = LEAST_BLOCKS) -> Repeats | None:
