@@ -132,7 +132,8 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
         is_half = node is None or autograd.is_compiled_backward(node)
         return [] if is_half else [before for before, _ in node.next_functions]
 
-    for node in reached((x.grad_fn for x in tensors_of(outputs)), made_of):
+    of_outputs: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
+    for node in reached(of_outputs, made_of):
         if node is not None and autograd.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
             watch(node)
