@@ -129,11 +129,11 @@ def leave_unread_gradients_out(outputs: Any, watch: Callable[[Any], None] = lamb
     """
 
     def made_of(node: Any) -> list[Any]:  # a view of an output, made again
-        is_half = node is None or autograd.is_compiled_backward(node)
-        return [] if is_half else [before for before, _ in node.next_functions]
+        if node is None or autograd.is_compiled_backward(node):
+            return []
+        return [before for before, _ in node.next_functions]
 
-    of_outputs: list[Any] = [x.grad_fn for x in tensors_of(outputs)]
-    for node in reached(of_outputs, made_of):
+    for node in reached((x.grad_fn for x in tensors_of(outputs)), made_of):
         if node is not None and autograd.is_compiled_backward(node):
             node.register_prehook(_note_undefined)
             watch(node)
