@@ -80,10 +80,7 @@ def simulate(graph: Graph, plan: Plan, sharing: Sharing = (), *, link: Link | st
             or the host has no room for it.
         InvalidInput: the plan copies, but there is no link, or costs are not in ns; `sharing` does not fit the graph.
     """
-    check_graph(graph)
-    check_plan(plan)
-    if plan.graph_sha256 != graph.sha256():
-        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
+    _check_both(graph, plan)
     check_sharing(graph, sharing)
     n, size = len(graph), [value.bytes for value in graph.values]
     chosen, call_of = _chosen_calls(graph, plan)
@@ -215,6 +212,13 @@ class Streams:
             trace, cost=max([self.time, *kept]), peak_bytes=peak, peak_computation=after,
             host_peak_bytes=self.host_peak_bytes, copies=copies,
         )  # fmt: skip
+
+
+def _check_both(graph: Graph, plan: Plan) -> None:
+    check_graph(graph)
+    check_plan(plan)
+    if plan.graph_sha256 != graph.sha256():
+        raise InvalidPlan(f"the plan was made for another graph ('{plan.graph_name}'), not for this '{graph.name}'")
 
 
 def _check_movable(graph: Graph, resident: bytearray, kind: int, v: int, step: int) -> None:
