@@ -151,12 +151,12 @@ def test_a_mistake_is_one_line(
 
 def test_mistakes_are_met_before_frameworks_and_solvers_are_imported(here: Path) -> None:
     script = """
-        import sys, time
+        import sys
         from experiments.cli import main
         assert main(["model=vgg19", "strategies=[chen_sqrt]"]) == 1
         heavy = {"torch", "tensorflow", "keras", "cvxpy", "matplotlib", "pandas", "plotly", "wandb"} & {*sys.modules}
         assert not heavy, heavy
-        assert time.process_time() < 3, time.process_time()
+        assert len(sys.modules) < 1200, len(sys.modules)  # 1,058 today; with TensorFlow 4,000
     """
     run_python(script, PYTHONPATH=str(ROOT))
 

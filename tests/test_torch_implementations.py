@@ -164,7 +164,7 @@ def _results(node: fx.Node) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "cpu" in IMPLEMENTATIONS[name].devices])
-@pytest.mark.parametrize(("dtype", "memory_format"), zip(DTYPES, LAYOUTS, strict=True), ids=str)
+@pytest.mark.parametrize(("dtype", "memory_format"), [*zip(DTYPES, LAYOUTS, strict=True)], ids=str)
 def test_in_the_place_of_captured_calls(name: str, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
     made = IMPLEMENTATIONS[name]
     net = Net(CASES[name]()).to(dtype)
@@ -519,7 +519,7 @@ def test_activations_that_cannot_be_inverted_are_refused() -> None:
 # Convolution.
 
 
-@pytest.mark.parametrize(("dtype", "memory_format"), itertools.product(DTYPES, LAYOUTS), ids=str)
+@pytest.mark.parametrize(("dtype", "memory_format"), [*itertools.product(DTYPES, LAYOUTS)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
