@@ -6,13 +6,13 @@ and the version of the strategy. Whatever a file holds, the simulator judges its
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remat.cost.records import write_record
 from remat.errors import DiskFull, InvalidInput, InvalidPlan, warn
-from remat.files import digest_of, read_json, sealed, unsealed, write_text
+from remat.files import digest_of, read_json, unsealed
 from remat.graph import Graph
 from remat.plan import Plan, Scope
 from remat.registry import get_strategy
@@ -56,6 +56,6 @@ def keep_plan(path: Path, graph: Graph, plan: Plan) -> None:
 def keep(path: Path, document: Mapping[str, Any], what: str) -> None:
     """Write a sealed file; a folder that takes none is named in a warning, and the next process works again."""
     try:
-        write_text(path, json.dumps(sealed(document)))
+        write_record(path, document)
     except (OSError, DiskFull, InvalidInput) as error:
         warn(f"{path}: the {what} is not kept for later processes: {error}")

@@ -149,14 +149,14 @@ class Stretch:
             further = [each for each in limits if each not in by_limit and by_limit[plain.held, each[1]] is not None]
             by_limit |= zip(further, pool.map(found, further), strict=True)
         options = [plain, *(each for limit in limits if (each := by_limit.get(limit)) is not None)]
-        return [a for a in dict.fromkeys(options) if not any(b.beats(a) for b in options)]
+        return _front(options)
 
     def options_near(
         self, held: int, known: Sequence[Option], halves: Sequence[Option], seed: int, threads: int, deadline: float
     ) -> list[Option]:
-        """Options, with further ones that hold about so many bytes between the passes.
+        """The known options, and further ones that hold about so many bytes between the passes.
 
-        Each begins from the cheapest before it, of two of half the blocks too.
+        A search begins from the cheapest option that holds no more: one of these, or two of `halves` in a row.
         """
         plain = self.option(range(len(self.own)))
         found, joined = [plain, *known], self.joined(halves)
@@ -171,10 +171,10 @@ class Stretch:
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(find, NEAR):
                 pass
-        return [a for a in dict.fromkeys(found) if not any(b.beats(a) for b in found)]
+        return _front(found)
 
     def joined(self, halves: Sequence[Option]) -> list[Option]:
-        """Each two options of half the blocks, one after the other, without those that others beat."""
+        """Every pair of options of half the blocks, one after the other, without pairs that others beat."""
         n_forward, n_backward = len(self.forward) // 2, len(self.backward) // 2
 
         def places(inside: Sequence[int], half: int) -> list[int]:
@@ -189,24 +189,28 @@ class Stretch:
             ])
             for a, b in itertools.product(halves, repeat=2)
         ]  # fmt: skip
-        return [a for a in dict.fromkeys(found) if not any(b.beats(a) for b in found)]
+        return _front(found)
 
     def _within(self, held: int, peak: int, seed: int, known: Option | None = None) -> Option | None:
         """A cheap option within both limits; the operation between the passes needs what `held` leaves of `peak`.
 
-        Args:
-            known: one to begin from, by default greedy eviction.
+        The search begins from the `known` option; without one, from greedy eviction.
         """
         operations = list(self.own.operations)
         operations[self.middle] = replace(operations[self.middle], workspace_bytes=max(0, peak - held))
         graph = replace(self.own, operations=tuple(operations))
-        evicted = greedy_eviction(graph, peak) if known is None else None
-        start = evicted.order if evicted is not None else None if known is None else known.timeline.order
-        best = minimise_cost(
-            graph, peak, start, seed=seed, work_limit=MOVES,
-            target_cost=graph.total_cost,
-        )  # fmt: skip
+        if known is not None:
+            start = known.timeline.order
+        else:
+            evicted = greedy_eviction(graph, peak)
+            start = None if evicted is None else evicted.order
+        best = minimise_cost(graph, peak, start, seed=seed, work_limit=MOVES, target_cost=graph.total_cost)
         return None if best.order is None or best.excess else self.option(best.order)
+
+
+def _front(options: Sequence[Option]) -> list[Option]:
+    """Options that no other one beats, each once."""
+    return [a for a in dict.fromkeys(options) if not any(b.beats(a) for b in options)]
 
 
 def _calls(graph: Graph) -> list[tuple[object, ...]]:
@@ -285,8 +289,8 @@ def chain_plan(
 ) -> Plan | None:
     """The cheapest plan in which each block follows one of the plans of a block; None without blocks or such a plan.
 
-    Of small blocks, 1, 2, 4, ... neighbours follow one plan together: what one of them reads of another is held between
-    the passes otherwise.
+    Small neighbours may follow one plan together, 1, 2, 4, ... of them. Where each has a plan of its own, what one of
+    them reads of another is held between the passes.
     """
     plans = BlockPlans.of(graph, seed=seed, threads=threads, deadline=deadline, budget_bytes=budget_bytes)
     return None if plans is None else plans.within(budget_bytes)
@@ -343,9 +347,9 @@ class BlockPlans:
 
     @classmethod
     def _of_groups(cls, chain: Chain, budget_bytes: int, seed: int, threads: int, deadline: float) -> BlockPlans:
-        """Plans of groups that hold about as much as the budget leaves each, because a chain has hardly any others.
+        """Plans of groups that hold about as much as the budget leaves each: in a long chain nearly all groups do.
 
-        The middle sizes come first: they do without the smallest ones, and the largest begin from them.
+        The four largest sizes come first, in ascending order: a group's search begins from two of half its size.
         """
         turns = chain.turn.options(seed, threads, deadline)
         options = [[group.option(range(len(group.own)))] for group in chain.groups]

@@ -43,10 +43,10 @@ class Repeats:
         return range(first, first + self.n_backward)
 
     def n_groups(self, operations: int) -> int:
-        """How many sizes of groups of 1, 2, 4, ... neighbours are planned together.
+        """Number of sizes of groups: 1, 2, 4, ... neighbours, up to four times as many as have so many operations.
 
-        Groups of at least so many operations are large, if there are `LEAST_GROUPS` of them; of small blocks, groups of
-        twice as many come too.
+        Instead of a size with fewer than `LEAST_GROUPS` groups, the largest with so many counts. A block that has so
+        many operations itself is in no group: the answer is 1.
         """
         i = 0
         while 2**i * (self.n_forward + self.n_backward) < operations and self.n_blocks >= 2 ** (i + 1) * LEAST_GROUPS:
