@@ -151,6 +151,23 @@ def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved:
     assert (outcome(again), graph_run.solved) == (outcome(rows), 1)
 
 
+def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
+    plan.save(path)
+    document = json.loads(path.read_text())
+    for step, words in (
+        (["compute", 99], "step 0: operation 99 does not exist"),
+        (["run", 0], "step 0: not a"),
+        (["compute", 3], "step 0: computes operation 3"),
+    ):
+        path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
+        with pytest.raises(remat.InvalidPlan, match=words) as caught:
+            load_and_simulate(path, MIRROR)
+        assert str(caught.value).startswith(f"{path}: step 0: ")
+        assert caught.value.step == 0
+
+
 def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: Path) -> None:
     op = replace(MIRROR.operations[0], implementations=(Implementation("fast", (), (0,), 1),))
     graph = replace(MIRROR, operations=(op, *MIRROR.operations[1:]))

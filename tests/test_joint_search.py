@@ -119,7 +119,7 @@ def test_graphs_that_it_cannot_express_are_left_to_others() -> None:
     assert prepare(graph) is None
 
 
-@pytest.mark.parametrize(("gib", "milliseconds"), [(10, 1324.00), (5.5, 1540.23)])
+@pytest.mark.parametrize(("gib", "milliseconds"), [(10, 1324.00), (7, 1438.66), (5.5, 1540.23)])
 def test_vgg16_reaches_the_published_optimum(gib: float, milliseconds: float, instances: Path) -> None:
     graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
     plan = plans_of(graph, int(gib * GIB), 600_000)[-1]
@@ -128,6 +128,6 @@ def test_vgg16_reaches_the_published_optimum(gib: float, milliseconds: float, in
 
 def test_the_portfolio_uses_it(instances: Path) -> None:
     graph = load_costs(instances / "monet" / "costs_vgg16.json.gz")
-    solution = remat.solve(graph, 10 * GIB, strategy="portfolio", time_limit_s=12, threads=2)
+    solution = remat.solve(graph, 10 * GIB, strategy="portfolio", time_limit_s=20, threads=2)
     assert solution.stats["joint_moves"] > 0
     assert solution.cost <= 1330e6

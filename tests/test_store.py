@@ -50,6 +50,18 @@ def test_a_run_of_an_older_version_is_drawn_and_its_rows_are_solved_again(tmp_pa
         assert store.read_row("old") is None
 
 
+def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.Graph) -> None:
+    store = Store(tmp_path)
+    plan = remat.Plan.from_order(graph, [0, 1, 2])
+    store.write_row(make_row(plan_file=store.write_plan("k", plan), cost=6, peak_bytes=11))
+    row = store.read_row("k")
+    assert row is not None
+    assert store.read_plan(row, graph).steps == plan.steps
+    (tmp_path / str(row.plan_file)).unlink()
+    with pytest.warns(UserWarning, match="no such file; computing it again"):
+        assert store.read_row("k") is None
+
+
 def test_two_runs_that_solve_the_same_do_not_mix_their_plans(tmp_path: Path, graph: remat.Graph) -> None:
     """The plan of one and the row of the other, in whichever order they are written."""
     store = Store(tmp_path)

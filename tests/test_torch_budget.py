@@ -145,6 +145,9 @@ def test_another_network_is_not_taken_for_the_one_behind_the_graph() -> None:
     with refused("another graph now"):
         frontend.step_of_spec(replace(SPEC, batch_size=3), graph)
     context = new_context(Problem(graph, 2**60), SolveOptions(time_limit_s=60, threads=1))
+    family = run_family_isolated(context, "torch_mincut", {}, replace(SPEC, batch_size=3))
+    assert family.status is Status.FAILED
+    assert "another graph now" in family.message
     assert run_family_isolated(context, "torch_mincut", {}, replace(SPEC, framework="keras")).status is Status.SKIPPED
 
 

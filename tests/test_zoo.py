@@ -16,6 +16,7 @@ from experiments import zoo as maker
 from experiments.store import Table, key_of
 from remat import InvalidInput, InvalidPlan, UnknownName, zoo
 from remat.cli import main
+from remat.frontends.monet import monet_graph
 
 SMALL = "vgg16_b32_0.8"  # the PyTorch model with the fewest operations
 STEP = "vit_b16_0.6"  # one that computes again
@@ -34,6 +35,14 @@ def test_graph_plans_keep_what_the_index_says(name: str) -> None:
     assert {"strategy", "time_limit_s", "threads", "seed", "scope"} <= set(entry["made_from"])
     assert {"remat", "python"} <= set(entry["versions"])
     assert entry["date"]
+
+
+@pytest.mark.parametrize("network", ["resnet50", "googlenet", "unet", "mobilenet_v2", "vgg16"])
+def test_every_network_of_monet_is_there_and_its_graph_is_todays(network: str) -> None:
+    """If this fails, the graphs have changed since: run ``python run.py experiment=zoo keep=true``."""
+    mine = [name for name in zoo.names("graph") if name.startswith(f"{network}_b") and name.endswith("GB")]
+    assert len(mine) >= 5
+    assert {zoo.load(name).graph_sha256 for name in mine} == {monet_graph(network).sha256()}
 
 
 def test_files_are_small_known_and_shipped() -> None:
