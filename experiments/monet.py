@@ -283,7 +283,7 @@ def _columns(heads: str, *columns: Column) -> list[tuple[str, Column]]:
 
 def _found(row: Row) -> str:
     """Milliseconds of our plan, or why there is none."""
-    return row["status"].lower() if row["ms"] is None else f"{row['ms']:.2f}"
+    return row["status"].lower().replace("_", " ") if row["ms"] is None else f"{row['ms']:.2f}"
 
 
 PLACE = (lambda row: NETWORKS[row["network"]], "{level}", "{budget_gib:g}")
