@@ -198,7 +198,7 @@ def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(graph, m
     """As for a problem of many columns: the LP bound comes before the MILP of the whole."""
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)
     one, (budget, cost) = GRAPHS[graph], min(RECORDED[graph].items())
-    (solution,) = run("portfolio", graph, (budget,), work_limit=None)
+    (solution,) = run("portfolio", graph, (budget,), work_limit=None, time_limit_s=40)
     assert (solution.status, solution.cost) == (Status.OPTIMAL, cost)
     proven = remat.verify_bound(one, solution.certificate, budget=budget, scope="staged")
     assert one.total_cost < proven <= cost
