@@ -104,7 +104,8 @@ def _run_one(cfg: DictConfig) -> int:
     try:
         from experiments.running import run
 
-        return run(cfg, read_settings(cfg), str(HydraConfig.get().runtime.choices.get("experiment")))
+        experiment = str(HydraConfig.get().runtime.choices.get("experiment"))
+        return run(cfg, read_settings(cfg, solves=_solves([experiment])), experiment)
     except (RematError, OSError) as error:
         return complain(error)
     except ModuleNotFoundError as error:  # e.g. plotly: only drawing needs it
@@ -278,12 +279,19 @@ def _check_slurm(parsed: Sequence[Override], *, multirun: bool) -> None:
         )
 
 
+def _solves(chosen: Collection[str]) -> bool:
+    """Whether a run with these experiments, or none, reads the strategies."""
+    known = [experiments()[name] for name in chosen if name in experiments()]
+    return not known or any(each.takes_settings for each in known)
+
+
 def _compose(overrides: list[str]) -> Settings:
     try:
         with initialize_config_dir(str(CONF_FOLDER), version_base="1.3"):
             cfg = compose("config", [text for text in overrides if not text.lstrip("+~").startswith("hydra")])
-        settings = read_settings(cfg)
-        for name in experiments().keys() & {text.removeprefix("experiment=") for text in overrides}:
+        chosen = experiments().keys() & {text.removeprefix("experiment=") for text in overrides}
+        settings = read_settings(cfg, solves=_solves(chosen))
+        for name in chosen:
             listed(name).arguments(keys_of(cfg))
         return settings
     except (HydraException, OmegaConfBaseException) as error:

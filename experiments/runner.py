@@ -4,7 +4,6 @@ Keys of every experiment: ``draw=true`` measures nothing; ``keep=true`` writes r
 ``docs/``; ``again=true`` measures finished cases, too, each once, also if Ctrl-C comes between.
 """
 
-import importlib
 import os
 import subprocess
 import sys
@@ -21,14 +20,13 @@ from rich.console import Console
 from experiments.documents import DOCS, ROOT, Drawing, write_drawing, write_figures, write_tables
 from experiments.engine import Engine, make_engine
 from experiments.progress import SolveProgress, duration, say_written
-from experiments.registry import FOLDER, Case, Experiment, Listed, Row, module_of
+from experiments.registry import Case, Experiment, Listed, Row
 from experiments.settings import RUNS_FOLDER, STORE_FOLDER, Settings
 from experiments.solving import Solves, finished_jobs
 from experiments.store import Store, Table, key_of, write_json
+from experiments.worker import REFUSED
 from remat.errors import InvalidInput, RematError
 from remat.files import read_json, write_text
-
-REFUSED = 3  # exit code of a worker whose case cannot be measured, for a reason of one line
 
 
 def run_experiment(listed: Listed, values: Mapping[str, Any], settings: Settings, console: Console) -> int:
@@ -194,7 +192,7 @@ class CaseJob:
             write_json(asked, where | {"what": dict(self.case.what)})
             env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.runner", str(asked), str(made)],
+                [sys.executable, "-m", "experiments.worker", str(asked), str(made)],
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=env,
             )  # fmt: skip
             try:
@@ -254,25 +252,3 @@ def drawing_of(name: str, experiment: Experiment) -> Drawing:
     assert experiment.draw is not None
     with style_context():
         return experiment.draw(rows)
-
-
-def _work(asked: Path, made: Path) -> int:
-    """Measure the case of a file, in this process."""
-    case = read_json(asked)
-    if Path(case["file"]).parent != FOLDER:
-        module_of(Path(case["file"]))  # it is no module of a package
-    measure = getattr(importlib.import_module(case["module"]), case["function"])
-    rows = list[Row]()
-    try:
-        for row in measure(**case["what"]):
-            rows += [row]  # one by one: those before an error are kept
-    except RematError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return REFUSED
-    finally:
-        write_json(made, rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_work(*map(Path, sys.argv[1:])))

@@ -98,8 +98,11 @@ class Settings:
         return json.loads(json.dumps(found, default=str))
 
 
-def read_settings(cfg: DictConfig) -> Settings:
+def read_settings(cfg: DictConfig, *, solves: bool = True) -> Settings:
     """Check a composed configuration.
+
+    Args:
+        solves: false for an experiment that does not read the strategies, whose import takes longest.
 
     Raises:
         RematError: one line with the wrong value and the valid ones.
@@ -133,7 +136,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         raise InvalidInput(f"gpu: {error}") from None
     quick = cfg.scale == "quick"
     link = _link(cfg, gpu)
-    names = _strategies(cfg.strategies, link is not None)  # imports them, which takes longer than the other checks
+    names = _strategies(cfg.strategies, link is not None) if solves else ()
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(
         spec=spec,
@@ -143,7 +146,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         budget_bytes=budget_bytes,
         points=min(cfg.points, QUICK_POINTS) if quick else cfg.points,
         strategies=names,
-        options=_options(cfg, names),
+        options=_options(cfg, names) if solves else {},
         time_limit_s=min(cfg.time_limit, QUICK_TIME_LIMIT_S) if quick else cfg.time_limit,
         jobs=cfg.engine.jobs,
         logger=cfg.logger.name,

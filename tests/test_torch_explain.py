@@ -68,14 +68,14 @@ def picky(batch_size: int = 4):
     return llama(batch_size, **SMALL)
 
 
-POSITIONS = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 60, "length": 48, "batch_size": 2}
+POSITIONS = {"vocabulary": 100, "width": 32, "n_layers": 1, "n_heads": 2, "context": 100, "length": 48, "batch_size": 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "sizes", "name", "message"),
     [
-        (gpt2, POSITIONS, "length", "the model changes with it"),  # more positions from length 60 on
+        (gpt2, POSITIONS, "length", "the model changes with it"),  # more positions from length 100 on
         (picky, {}, "batch", "no more than 9"),
     ],
 )

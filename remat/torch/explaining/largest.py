@@ -230,22 +230,27 @@ class Growing:
             check: raises if the step differs at a size; asked about the first and the last size found.
         """
         found = {0.0: _last(self._fits_plainly, 1, 0, exact=True)}
+        if self.learns and self.others.blocks and overheads[1:]:
+            self._grow(found, overheads[-1:])
+            most = max(found.values())
+            if 0 < most < GREATEST - 1 and self._plans_at(most).blocks:
+                self._plans_at(most).learn_blocks(self._at(most))
         self._grow(found, overheads[1:])
         most = max(found.values())
         if most + 1 >= GREATEST:
             raise InvalidInput(f"every size that was tried fits, up to {most * self.unit:,}")
-        if most and self._plans_at(most).blocks and self.learns:
-            self._plans_at(most).learn_blocks(self._at(most))
-            self._grow(found, overheads[1:])
         for size in {found[0.0], max(found.values())} - {0}:
             check(max(2, size * self.unit))
-        return {overhead: size * self.unit or None for overhead, size in found.items()}
+        return {overhead: found[overhead] * self.unit or None for overhead in overheads}
 
     def _grow(self, found: dict[float, int], overheads: Sequence[float]) -> None:
         """Raise [overhead] sizes from what is known of it and of smaller overheads."""
         for overhead in overheads:
-            known = max(found[0.0], *(size for other, size in found.items() if other <= overhead))
-            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
+            known, below = max((size, other) for other, size in found.items() if other <= overhead)
+            most, above = min(((size, other) for other, size in found.items() if other > overhead), default=(0, 1.0))
+            between = (most - known) * (overhead - below) / (above - below)
+            guess = max(round(1.1 * known), round(known + between))
+            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), guess, known)
 
     def _at(self, size: int) -> Graph:
         if size not in self.steps:
