@@ -10,7 +10,7 @@ import numpy as np
 
 from baselines._forward import Forward
 from baselines._persistent import Stages
-from remat import Graph
+from remat import Graph, Skip
 
 SLOTS = range(1, 10_001)  # memory is divided into so many; the program takes memory in proportion
 
@@ -32,7 +32,7 @@ class Chain:
         """Stages that end with an articulation point; beyond the most, points with the most bytes are left out.
 
         Raises:
-            Skip: the graph has no backward pass or no articulation points.
+            Skip: the graph has no backward pass or no articulation points, or as `cut`.
         """
         forward = Forward.of(graph)
         points = range(len(forward.operations) - 1) if forward.is_chain else forward.articulation_points()
@@ -41,12 +41,17 @@ class Chain:
 
     @classmethod
     def cut(cls, forward: Forward, ends: Sequence[int]) -> Chain:
-        """Stages that end with these forward operations, which ascend."""
-        graph = forward.graph
+        """Stages that end with these forward operations, which ascend.
+
+        Raises:
+            Skip: the forward pass reads what the backward pass makes.
+        """
+        graph, inside = forward.graph, set(forward.region)
+        if any(graph.producer[v] not in inside for k in inside for v in graph.operations[k].inputs):
+            raise Skip("a forward operation reads what a backward one made")
         stage_of = np.searchsorted(ends, np.arange(len(graph)))
         runs: list[list[int]] = [[] for _ in range(len(ends) + 1)]
         returns: list[list[int]] = [[] for _ in range(len(ends) + 1)]
-        inside = set(forward.region)
         for k in range(len(graph)):
             if k in inside:
                 runs[stage_of[k]].append(k)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from baselines._chain import SLOTS, Chain
 from baselines._persistent import Schedules, schedule_table
 from remat import Candidate, Plan, Problem, simulate, strategy
+from remat.context import Context
 
 MOST_STAGES = 200  # the program takes time in the cube of their number
 TRIES = 6  # of smaller limits, until the simulator agrees
 
 
 @strategy("rotor", baseline=True, allowed={"slots": SLOTS}, compiles=schedule_table)
-def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
+def rotor(problem: Problem, context: Context, *, slots: int = 500) -> list[Candidate]:
     """The cheapest schedule whose checkpoints stay until they are used (Beaumont et al., 2019).
 
     Each stage of the chain runs forward without saving, or saves its input, or saves all that its backward pass reads.
@@ -33,7 +34,7 @@ def rotor(problem: Problem, *, slots: int = 500) -> list[Candidate]:
     stages = chain.stages()
     room = problem.budget_bytes - problem.graph.fixed_bytes
     for _ in range(TRIES):
-        if room < 0:
+        if room < 0 or context.remaining_s() <= 0:
             break
         unit = max(1, -(-room // slots))
         passes = Schedules(stages.in_slots(unit), room // unit).within(room // unit)

@@ -103,7 +103,7 @@ class Job:
             if get_strategy(self.strategy).ignores_budget:
                 return run_family_isolated(context, self.strategy, self.options, self.spec)
             solution = solve_isolated(context, self.strategy, self.options, known=self.known or (lambda: None))
-            return name_minimum(solution, self.problem, context.deadline)
+            return name_minimum(solution, self.problem, context.deadline, takes_start=False)
         except RematError as error:
             return self.failed(str(error), contradicted=isinstance(error, InvalidPlan))
 

@@ -136,6 +136,7 @@ def read_settings(cfg: DictConfig, *, solves: bool = True) -> Settings:
         raise InvalidInput(f"gpu: {error}") from None
     quick = cfg.scale == "quick"
     link = _link(cfg, gpu)
+    solves = solves or cfg.strategies != "default" or bool(cfg.options)  # wrong names are refused everywhere
     names = _strategies(cfg.strategies, link is not None) if solves else ()
     spec, graph_file = (None, _graph_file(cfg)) if cfg.graph is not None else (_spec(cfg), None)
     return Settings(

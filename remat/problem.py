@@ -68,7 +68,8 @@ class SolveOptions:
         work_limit: moves or nodes instead of seconds, for runs that repeat exactly; None for no limit.
         deterministic: two runs give the same plan, bound and certificate, unless `Solution.cut_by_clock` says that
             the time limit ended one.
-        warm_start: a plan of this graph to start from; if it fits, the solution is at least as good.
+        warm_start: a plan of this graph to start from; if it fits, the solution is at least as good. Baselines leave
+            it out, so that they can be compared.
         target_gap: the solve ends as soon as (cost - bound) / cost is at or below it. Up to the gap of OPTIMAL, the
             bound must be proven exactly.
         least_gain: the solve also ends when more time is not expected to lower the cost by this share

@@ -19,7 +19,7 @@ from typing import Any
 
 from remat.compiled import is_compiled
 from remat.context import Context
-from remat.errors import InvalidInput, UnknownName, check_name, unknown_name, warn
+from remat.errors import InvalidInput, UnknownName, check_name, shown, unknown_name, warn
 from remat.graph import Graph
 
 GROUP = "remat.strategies"
@@ -150,6 +150,9 @@ def strategy(
     Args:
         abilities: fields of `Strategy`, e.g. ``proves=True``.
     """
+
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidInput(f"a strategy's name must be an identifier, e.g. 'keep_every_kth', not {shown(name)}")
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         known = _REGISTRY.get(name)

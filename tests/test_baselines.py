@@ -319,12 +319,18 @@ LADDER = Graph.from_nodes("ladder", [[], [0], [0, 1], [1, 2], [2, 3], [0, 4]], [
                           backward=[False] * 5 + [True], loss=4)  # fmt: skip
 
 
+# A forward operation reads what a backward one made.
+BACK_AND_FORTH = Graph.from_nodes("back and forth", [[], [0], [1], [2]], [1] * 4, [1] * 4,
+                                  backward=[True, False, False, False], loss=3)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("strategy", "graph", "word"),
     [
         *((name, layered(n=20), "backward") for name in (*CHECKPOINTING, "hierarchical")),
         # Every layer reads two before it: no single one separates the input from the loss.
         *((name, LADDER, "articulation") for name in ("checkpoint_all_ap", "ap_sqrtn", "ap_greedy", "griewank")),
+        *((name, BACK_AND_FORTH, "a forward operation reads") for name in ("hierarchical", "rotor")),
     ],
 )
 def test_graphs_that_a_baseline_cannot_split_are_skipped(strategy: str, graph: Graph, word: str) -> None:

@@ -21,7 +21,21 @@ from helpers import refused, step_of
 import remat
 from baselines._offload import Activations, search_of
 from baselines._segments import base_residency, plan_of_residency
-from remat import BoundCertificate, Graph, InvalidInput, InvalidPlan, Link, Plan, Problem, Scope, simulate, verify_bound
+from remat import (
+    BoundCertificate,
+    Graph,
+    InvalidInput,
+    InvalidPlan,
+    Link,
+    Operation,
+    Plan,
+    Problem,
+    Scope,
+    Status,
+    Value,
+    simulate,
+    verify_bound,
+)
 from remat.bounds.min_budget import min_budget
 from remat.bounds.window_rows import LinkRows
 from remat.bounds.windows import WindowBound, certify, solve_windows
@@ -29,6 +43,7 @@ from remat.certificate import KINDS, LINK_FORMAT
 from remat.check import check_file
 from remat.context import Context
 from remat.frontends.synthetic import chain
+from remat.implementation import Implementation
 from remat.link import parse_link
 from remat.plan import OFFLOAD
 from remat.problem import SolveOptions
@@ -628,3 +643,27 @@ def test_copies_and_implementations_go_together(seed: int) -> None:
     assert lifted.cost == reduced.cost
     assert lifted.peak_bytes <= reduced.peak_bytes
     assert len(lifted.copies) == len(reduced.copies)
+
+
+def test_a_plan_that_needs_another_implementation_is_found_with_a_link_too() -> None:
+    """Without copies the portfolio has it; its first member has not."""
+    slim = Implementation("slim", (1,), (3,), 4, 0, 1)
+    operations = (
+        Operation("a", "", (), (0,), 3), Operation("b", "", (0,), (1,), 1), Operation("c", "", (0,), (2,), 5),
+        Operation("d", "", (1, 2), (3,), 1, implementations=(slim,)), Operation("e", "", (3,), (4,), 2),
+    )  # fmt: skip
+    values = tuple(Value(f"v{i}", size) for i, size in enumerate((2, 4, 5, 4, 2)))
+    graph = Graph("slim", operations, values, fixed_bytes=3, cost_unit="ns")
+    for budget in (12, 14):
+        plain, copying = (remat.solve(graph, budget, time_limit_s=5, link=link) for link in (None, "1GB/s"))
+        assert plain.cost is not None
+        assert copying.cost is not None
+        assert copying.cost <= plain.cost
+
+
+@pytest.mark.parametrize("strategy", [name for name in remat.strategies() if get_strategy(name).copies == "own"])
+def test_a_graph_without_values_has_nothing_to_copy(strategy: str) -> None:
+    operations = tuple(Operation(name, "", (), (), 5, is_backward=name == "b") for name in "ab")
+    graph = Graph("nothing", operations, (), cost_unit="ns", loss=0)
+    solution = remat.solve(graph, 10, strategy, link="1GB/s", time_limit_s=2)
+    assert solution.cost == 10 or solution.status is Status.SKIPPED

@@ -31,7 +31,7 @@ def both(*plans):
     return tuple(map(Candidate, plans))
 
 
-NO_WARM_START = r"proposed no plan; remat\.min_budget has a plan of 7 B: give it as warm_start"
+NO_WARM_START = r"proposed no plan; remat\.min_budget has a plan of 7 B; in Python, give it as warm_start"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ NO_WARM_START = r"proposed no plan; remat\.min_budget has a plan of 7 B: give it
         (lambda problem: INVALID, 8, "free", "FAILED", "step 0: .* not resident"),
         (lambda problem: 1 // 0, 8, "staged", "FAILED", r"ZeroDivisionError: .* \(test_solve.py:\d+\)"),
         (lambda problem: (_ for _ in ()).throw(MemoryError()), 8, "staged", "FAILED", "MemoryError"),
-        (lambda problem: (_ for _ in ()).throw(Skip("needs a chain")), 8, "staged", "SKIPPED", "needs a chain"),
+        (lambda problem: (_ for _ in ()).throw(Skip("needs\na chain")), 8, "staged", "SKIPPED", "needs a chain"),
+        (outcome(candidates=both(ALL), bound="x"), 9, "staged", "FAILED", "TypeError"),
         (outcome(infeasible=True), 8, "staged", "INFEASIBLE", "no staged plan fits 8 B; the smallest budget known"),
         (outcome(timed_out=True, bound=6), 8, "staged", "TIMEOUT", r"time limit; remat\.min_budget has a plan of 7 B"),
         (outcome(candidates=both(ALL), bound=6), 9, "staged", "FAILED", "claims the bound 6"),
@@ -117,6 +118,12 @@ def test_a_graph_without_operations_is_refused():
     for call in (lambda graph: solve(graph, 9, "checkpoint_all"), remat.min_budget):
         with pytest.raises(InvalidInput, match="no operations"):
             call(Graph("empty", (), ()))
+
+
+@pytest.mark.parametrize("name", [5, "", "two words"])
+def test_a_name_that_no_command_line_can_say_is_refused(name):
+    with refused("must be an identifier"):
+        remat.strategy(name)(lambda problem: ALL)
 
 
 def test_two_strategies_of_one_name_are_refused(scripted):

@@ -125,6 +125,56 @@ def test_verify_says_by_how_much_a_traced_model_differs() -> None:
     assert "loss, gradients and buffers have the bits" in str(rematerialize(Between(), ROWS, verify=True).plan)
 
 
+class Strided(nn.Linear):
+    """With a tensor that is no buffer, as YOLO's heads have, and a bias that is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+        self.stride = torch.ones(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.stride
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.stride = fn(self.stride)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True):
+        super().requires_grad_(requires_grad)
+        self.bias.requires_grad_(False)
+        return self
+
+
+def test_what_a_model_makes_of_the_modules_methods_holds_for_the_planned_one() -> None:
+    planned = rematerialize(Strided(), (torch.randn(8, 16),), "10MB", cost="flops", time_limit_s=1)
+    assert planned.requires_grad_(True).to(torch.bfloat16) is planned
+    assert not planned.bias.requires_grad
+    assert planned.stride.dtype is torch.bfloat16
+    assert planned(torch.randn(8, 16, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    assert copy.deepcopy(planned).double().stride.dtype is torch.float64
+    assert planned.stride.dtype is torch.bfloat16
+
+
+def test_planning_leaves_gradients_that_are_held() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    x = torch.randn(8, 16)
+    model(x).sum().backward()
+    before = [(p.grad, p.grad.clone()) for p in model.parameters()]
+    rematerialize(model, (x,), "10MB", verify=True, accumulate=True, cost="flops", time_limit_s=1)
+    for p, (gradient, content) in zip(model.parameters(), before, strict=True):
+        assert p.grad is gradient
+        assert torch.equal(gradient, content)
+
+
+def test_a_planned_container_is_changed_as_the_model_is() -> None:
+    planned = rematerialize(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), (torch.randn(8, 16),), "10MB", time_limit_s=1)
+    planned[1] = nn.Linear(16, 2)
+    assert planned(torch.randn(8, 16)).shape == (8, 2)
+    del planned[1]
+    assert len(planned.model) == 1
+
+
 def test_branches_on_constants_are_followed() -> None:
     def between(x: torch.Tensor) -> torch.Tensor:
         if (torch.arange(x.shape[0]).cumsum(0)[-1] == 6) and not torch.ones(3).bool().logical_not().any():

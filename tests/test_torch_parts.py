@@ -81,6 +81,13 @@ def test_parts_cost_little_more_than_one_graph() -> None:
     assert whole.overhead <= planned.overhead < whole.overhead + 0.05
 
 
+def test_a_replaced_part_is_refused() -> None:
+    planned = rt.rematerialize(Branching(), rows(), "100MB", parts=PARTS, **QUICK)
+    planned.decoder = copy.deepcopy(planned.decoder)
+    with refused("'decoder' was replaced after it was planned"):
+        planned(*rows())
+
+
 def test_a_loop_with_other_shapes_and_evaluation() -> None:
     plain = Branching(2)
     model = copy.deepcopy(plain)

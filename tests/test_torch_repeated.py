@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from remat.cost import load_gpu
+from remat.torch.explaining.factory import StepFactory
 from remat.torch.explaining.gpu_kernels import (
     _fused_rms_norm,
     allocated,
@@ -52,12 +53,12 @@ def test_a_step_of_copied_blocks_is_the_captured_one(n_experts: int) -> None:
 
 
 def test_another_size_needs_fewer_blocks() -> None:
-    known = graphs.described_graph(*llama(2, n_layers=FEW, **SMALL), name="step", n_chunks=4).repeated
+    known = described().repeated
     more, args = llama(3, n_layers=FEW, **SMALL | {"length": 24})
-    made = graphs.described_graph(more, args, name="step", repeats=[known], n_chunks=4)
+    made = graphs.described_graph(more, args, name="step", repeats=known, n_chunks=4)
     whole = graphs.described_graph(more, args, name="step", repeats=False, n_chunks=4)
     assert made.repeated is not None
-    assert made.repeated.n_captured == 1
+    assert made.repeated.n_captured < repeated.SHALLOW
     assert repeated._facts(made.graph) == repeated._facts(whole.graph)
     assert made.modules == whole.modules
     assert made.in_chunks is not None
@@ -68,7 +69,7 @@ def test_another_size_needs_fewer_blocks() -> None:
 def test_blocks_of_another_form_are_found_anew() -> None:
     known = graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated
     other = Deep(lambda i, block, x: torch.relu(block(x)) + x)
-    made = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=[known])
+    made = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=known)
     whole = graphs.described_graph(other, (torch.ones(2, 8),), name="deep", repeats=False)
     assert made.repeated is not None
     assert made.repeated.n_captured < repeated.SHALLOW
@@ -132,6 +133,19 @@ def test_a_block_that_runs_otherwise_or_whose_backward_pass_differs_is_found(run
     assert made.captured == "as a whole: its blocks do not run the same operations"
     assert sum(op.kind == "aten.relu" for op in made.graph.operations) == (run is relu_at_the_end)
     assert graphs.described_graph(Deep(), (torch.ones(2, 8),), name="deep").repeated is not None
+
+
+def test_blocks_that_differ_at_another_size_are_followed_one_by_one() -> None:
+    def alternating(batch_size: int = 1) -> tuple[nn.Module, tuple[torch.Tensor]]:
+        model = Deep(lambda i, block, x: torch.sigmoid(block(x)) if i % 2 and len(x) > 1 else torch.neg(block(x)))
+        return model, (torch.ones(batch_size, 8),)
+
+    made, whole = (StepFactory(alternating, {"batch_size": 1}, load_gpu("cpu")) for _ in range(2))
+    whole.repeats = False
+    assert made.step({})[0].captured
+    assert made.copies is not None
+    whole.step({})
+    assert made.needs({"batch_size": 4}) == whole.needs({"batch_size": 4})
 
 
 def test_rows_are_equal_blocks_with_parameters_of_their_own() -> None:

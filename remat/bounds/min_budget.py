@@ -15,6 +15,7 @@ from remat.plan import Plan, Scope, parse_scope
 from remat.units import check_time_limit, format_size
 
 DESCRIBE_SECONDS = 1.0  # most time for an error message
+HAS_A_PLAN = "remat.min_budget has a plan"
 MAX_EXACT_OPERATIONS = 24  # on larger graphs the exact search rarely ends
 COMPILE_SHARE = 0.6  # of the time, to wait for a search that is not compiled yet
 
@@ -104,11 +105,11 @@ def describe_minimum(
 ) -> str:  # fmt: skip
     """Text for messages: the smallest known feasible budget and, `with_operation`, the operation that needs the most.
 
-    If that budget is at most `budget_bytes`, the text says how to get its plan.
+    If that budget is at most `budget_bytes`, the text begins with `HAS_A_PLAN`.
     """
     least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
     if least.bytes <= budget_bytes:
-        return f"remat.min_budget has a plan of {format_size(least.bytes)}: give it as warm_start"
+        return f"{HAS_A_PLAN} of {format_size(least.bytes)}"
     known = f"the smallest budget known feasible is {format_size(least.bytes, up=True)}"
     if graph.has_implementations:
         known += " with default implementations"

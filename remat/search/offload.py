@@ -637,7 +637,7 @@ def instance_of(graph: Graph, link: Link) -> Instance:
         *inputs, *outputs, _integers([*(op.cost for op in operations), 0]),
         _integers([*(op.workspace_bytes for op in operations), 0]), _integers(graph.producer),
         np.array([op.run_once for op in operations], np.bool_),
-        np.array([_integers(row) for row in zip(*rows, strict=True)]).reshape(4, -1),
+        np.array([_integers(row) for row in zip(*rows, strict=True)], np.int64).reshape(4, -1),
     )  # fmt: skip
 
 

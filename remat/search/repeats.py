@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat.graph import Graph, Operation, with_numbers
+from remat.graph import Graph
 
 LEAST_BLOCKS = 4  # fewer repeats are not worth a search of their own
 LEAST_GROUPS = 8  # of neighbours that are planned together
@@ -235,42 +235,6 @@ def with_blocks(graph: Graph, repeats: Repeats, n_blocks: int) -> tuple[Graph, l
     values = tuple(graph.values[v] for v in copied)
     loss = None if graph.loss is None else moves.index((graph.loss, 0))
     return replace(graph, operations=operations, values=values, loss=loss), copied, moved
-
-
-def remaining(graph: Graph, repeats: Repeats, n_blocks: int) -> list[int]:
-    """The operations of the step if the last `n_blocks` of the equal blocks stand for all."""
-    first = repeats.n_blocks - n_blocks
-    return [k for k, block in enumerate(_blocks_of(graph, repeats)) if block is None or block >= first]
-
-
-def with_numbers_of(graph: Graph, repeats: Repeats, small: Graph) -> Graph | None:
-    """The graph with bytes and work of `small`, the same step at another size with one of the equal blocks.
-
-    Fixed bytes are those of `small`. None if `small` runs other operations.
-    """
-    last, places = repeats.n_blocks - 1, remaining(graph, repeats, 1)
-    if [_shape(graph, k) for k in places] != [_shape(small, k) for k in range(len(small))]:
-        return None
-    at, there = dict[int, int](), dict[int, int]()  # [operation, value] its place in `small`
-    for i, k in enumerate(places):
-        at[k] = i
-        there |= zip(graph.operations[k].outputs, small.operations[i].outputs, strict=True)
-    read = ({there[v] for v in graph.operations[k].inputs if v in there} for k in places)
-    if not all(own <= {*op.inputs} for own, op in zip(read, small.operations, strict=True)):
-        return None
-    operations, sizes = list[Operation](), dict[int, int]()
-    for k, block in enumerate(_blocks_of(graph, repeats)):
-        op = small.operations[at[k if block is None else k + _distance(repeats, k, block, last)]]
-        operations.append(with_numbers(graph.operations[k], workspace_bytes=op.workspace_bytes, work=op.work))
-        sizes |= zip(graph.operations[k].outputs, (small.values[v].bytes for v in op.outputs), strict=True)
-    values = [with_numbers(value, bytes=sizes[v]) for v, value in enumerate(graph.values)]
-    return graph.resized(operations, values, small.fixed_bytes)
-
-
-def _shape(graph: Graph, k: int) -> tuple[object, ...]:
-    """What an operation is at any size."""
-    op = graph.operations[k]
-    return op.kind, op.is_backward, op.run_once, len(op.inputs), [graph.values[v].keep for v in op.outputs]
 
 
 def _blocks_of(graph: Graph, repeats: Repeats) -> list[int | None]:

@@ -150,7 +150,10 @@ class _Run:
         return max(PLAIN_SHARE, share) if share < MOST_PLAIN else 1.0
 
     def solve_plain(self, problem: Problem, share: float, warm_start: Plan | None = None) -> Plan | None:
-        """A plan without copies, offered too if it fits the budget. A member is enough: a bound proves nothing here."""
+        """A plan without copies, offered too if it fits the budget. A member is enough: a bound proves nothing here.
+
+        Where implementations decide whether there is a plan, the whole strategy looks for it.
+        """
         context, limit_s = self.context, share * self.context.options.time_limit_s
         name, *_ = self.strategy.members or (self.strategy.name,)
         options = self.options if name == self.strategy.name else {}
@@ -158,6 +161,8 @@ class _Run:
         aside = aside.with_options(time_limit_s=limit_s, progress=None, warm_start=warm_start)
         aside = aside.until(min(context.deadline, time.monotonic() + limit_s))
         plan = context.run_strategy(aside, name, options, isolate=False).plan
+        if plan is None and problem.graph.has_implementations and name != self.strategy.name:
+            plan = context.run_strategy(aside, self.strategy.name, self.options, isolate=False).plan
         if plan is not None:
             self._offer(plan)
         return plan

@@ -119,7 +119,7 @@ def solve_sweep(
     plain = replace(how, warm_start=start)
     solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
     found = [restated(graph, solution, "with default implementations") for solution in solutions]
-    if how.warm_start is None or chosen.is_baseline or chosen.ignores_budget:
+    if how.warm_start is None or chosen.is_baseline:
         return found
     return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
 
@@ -157,7 +157,10 @@ def _solve_all(
         context = new_context(widest, replace(how, progress=None))
         is_aside = chosen.in_own_process(False, len(widest.graph))  # a family has no wish of the caller
         family_of = partial(run_family_isolated, start_counts=True) if is_aside else run_family
-        return solve_family(family_of(context, chosen.name, own), problems)
+        found = solve_family(family_of(context, chosen.name, own), problems)
+        if how.warm_start is None or chosen.is_baseline:
+            return found
+        return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
 
     def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
         nonlocal late_s
@@ -169,7 +172,8 @@ def _solve_all(
         solution = run_strategy(context, chosen.name, own, isolate=isolate)
         if how.warm_start is not None and not chosen.is_baseline:
             solution = at_least(solution, problem, how.warm_start)
-        return name_minimum(solution, problem, context.deadline)
+        takes_start = how.warm_start is None and not chosen.is_baseline
+        return name_minimum(solution, problem, context.deadline, takes_start=takes_start)
 
     if chosen.is_baseline or len(problems) == 1:
         return [solve_one(problem, how.warm_start) for problem in problems]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from remat.context import Context, incumbent_of
-from remat.errors import InvalidPlan, Skip
+from remat.errors import InvalidPlan, Skip, shortened
 from remat.problem import Problem
 from remat.registry import Strategy, get_strategy
 from remat.solution import Ending, Family, Member, Outcome, Solution, Status, candidates_of
@@ -50,8 +50,9 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
         members, rejected = judge(context, candidates_of(produced), name)
         if context.repeats and outcome.cut_by_clock is None:
             outcome = replace(outcome, cut_by_clock=context.is_cut())
+        return conclude(context, name, outcome, members, rejected)
     except Skip as skip:
-        return without_plan(context.problem, name, Status.SKIPPED, str(skip))
+        return without_plan(context.problem, name, Status.SKIPPED, shortened(skip))
     except KeyboardInterrupt:
         kept = conclude_early(context, name, Ending.INTERRUPTED, "interrupted")
         if kept.plan is None and kept.status is not Status.FAILED:
@@ -61,7 +62,6 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
         if isinstance(error, InvalidPlan):  # the judge refutes a claim
             context.incumbent.contradict(f"strategy '{name}' proposed a plan that cannot be executed: {error}")
         return conclude_early(context, name, Ending.CRASHED, reason_of(error), status=Status.FAILED)
-    return conclude(context, name, outcome, members, rejected)
 
 
 def _produced(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> Any:
@@ -87,7 +87,7 @@ def run_family(
         members, rejected = judge(context, candidates_of(get_strategy(strategy)(context, options)), strategy, on_member)
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
-        result = replace(result, status=Status.SKIPPED, message=str(skip))
+        result = replace(result, status=Status.SKIPPED, message=shortened(skip))
     except Exception as error:  # a strategy that crashes fails only its own row, and the row says why
         result = replace(result, status=Status.FAILED, message=reason_of(error))
     return replace(result, wall_s=time.monotonic() - start)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat.bounds.min_budget import describe_minimum
+from remat.bounds.min_budget import HAS_A_PLAN, describe_minimum
 from remat.context import Context
-from remat.errors import HostFull, RematError, shortened
+from remat.errors import HostFull, RematError, plain, shortened
 from remat.graph import Graph
 from remat.incumbent import is_closed, is_proven, relative_gap
 from remat.plan import Plan, Scope
@@ -223,7 +223,7 @@ def restated(graph: Graph, solution: Solution, without: str) -> Solution:
     return replace(lifted, status=status, gap=gap, plan=plan)
 
 
-def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solution:
+def name_minimum(solution: Solution, problem: Problem, deadline: float, *, takes_start: bool) -> Solution:
     """The solution; if it has no plan, its message ends with the smallest budget known feasible.
 
     An INFEASIBLE already names that budget. The search for it ends `NAMING_S` after the deadline; on a large graph
@@ -233,7 +233,8 @@ def name_minimum(solution: Solution, problem: Problem, deadline: float) -> Solut
     if solution.status not in (Status.TIMEOUT, Status.NO_PLAN) or seconds < LEAST_NAMING_S * len(problem.graph) - 0.2:
         return solution
     least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes)
-    return replace(solution, message=f"{solution.message}; {least}")
+    how = "; in Python, give it as warm_start" if takes_start and least.startswith(HAS_A_PLAN) else ""
+    return replace(solution, message=f"{solution.message}; {least}{how}")
 
 
 def refuse_if_impossible(problem: Problem, strategy: str) -> Solution | None:
@@ -260,4 +261,4 @@ def reason_of(error: Exception) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {shortened(error, 300)}{place}"
+    return f"{type(error).__name__}: {plain(shortened(error, 300), 300)}{place}"

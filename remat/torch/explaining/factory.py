@@ -56,7 +56,7 @@ class StepFactory:
         self.name = self.target.rpartition(":")[2] or getattr(factory, "__name__", "model")
         self.steps: dict[tuple[tuple[str, int], ...], StepAtSize] = {}  # [sizes other than those asked for]
         self.in_chunks: dict[tuple[tuple[str, int], ...], Graph] = {}  # the same with the logits in chunks
-        self.repeats: bool | list[Repeated] | None = None  # whether blocks may be repeated, or steps in which they are
+        self.repeats: bool | Repeated | None = None  # whether blocks may be repeated, or a step in which they are
         self.copies: Copies | None = None
         self.settings = TraceSettings()
         self.loss: build.Loss | None = None  # that a step was found to have, if it reads no targets
@@ -84,7 +84,7 @@ class StepFactory:
         """Make steps of another GPU, with other kernels; whether blocks repeat stays known."""
         if gpu is not self.gpu:
             self.gpu, self.copies, self.steps, self.in_chunks, self.settings = gpu, None, {}, {}, TraceSettings()
-            self.repeats = True if isinstance(self.repeats, list) else self.repeats
+            self.repeats = True if isinstance(self.repeats, Repeated) else self.repeats
 
     def holding(self, model: nn.Module, gpu: Gpu | None = None) -> Holding:
         """What a GPU holds beside the values of a step of this model."""
@@ -112,7 +112,10 @@ class StepFactory:
                 model, args, name=self.name, loss_fn=loss_fn, repeats=self.repeats, autocast=self.training.autocast,
                 n_chunks=self.n_chunks, settings=self.settings,
             )  # fmt: skip
-            self._learn(made.repeated)
+            if made.repeated is None:
+                self.repeats = False
+            elif not isinstance(self.repeats, Repeated):
+                self.repeats, self.copies = made.repeated, made.repeated.copies
             if loss_fn is None and len(made.args) == len(args):
                 self.loss = made.step.loss_fn
             known_plain = made.followed if self.shard is None else None
@@ -125,14 +128,6 @@ class StepFactory:
         known = StepAtSize(graph, needs)
         self.steps.setdefault(self._key(sizes), known)
         return replace(made, graph=graph), known, model
-
-    def _learn(self, repeated: Repeated | None) -> None:
-        if repeated is None:
-            self.repeats = False
-            return
-        forms = self.repeats if isinstance(self.repeats, list) else []
-        self.repeats = forms if repeated.like in forms else [*forms, repeated]
-        self.copies = self.copies or repeated.copies
 
     def _built(self, sizes: Mapping[str, int]) -> tuple[nn.Module, tuple[Any, ...], Any]:
         options: dict[str, Any] = {**self.options, **sizes}
@@ -168,8 +163,10 @@ class StepFactory:
         if self.copies is None or self.shard is not None:
             return _needs(self._followed(model, step, args))
         with replace(self.copies.row, model=model).cut_to(self.copies.n_blocks):
-            shallow = _needs(self._followed(model, step, args))
-        return tuple(self.copies.deepened(shallow))
+            shallow = self._followed(model, step, args)
+        if self.copies.are_equal(shallow.signatures):
+            return tuple(self.copies.deepened(_needs(shallow)))
+        return _needs(self._followed(model, step, args))
 
     def _followed(self, model: nn.Module, step: nn.Module, args: tuple[Any, ...]) -> FollowedStep:
         """The framework's own step."""
@@ -220,10 +217,6 @@ class StepFactory:
             raise InvalidInput(f"the step's operations differ between {parameter}={base} and {first}; explain {first}")
         # A table of positions grows from its length on.
         sizes = [first + -(-more // unit) * unit * i for i in range(degree + 1)]
-        if is_alike and degree == base == 1:
-            sized = StepAtSizes.of(lambda n: known({parameter: n}), (base, first))
-            if in_chunks or sized.without_graph(sizes[1])[1] == self.needs({parameter: sizes[1]}):
-                return sized  # a step that is followed takes a fraction of the time of a capture
         return StepAtSizes.of(lambda n: known({parameter: n}), sizes, {} if is_alike else {base: known({})})
 
     def _base(self, parameter: str) -> int:

@@ -54,6 +54,7 @@ class Rematerialized(Planned, nn.Module):
             _accumulates=accumulates,  # set too once a step finds gradients of an earlier one
             forward=_signed(weakref.WeakMethod(self._forward), model),
         )  # fmt: skip
+        self.__dict__.update((name, _forwarded(self, name)) for name in _overridden(type(model)))
         optimizer.watch(self, planner.resident.state_bytes)
 
     @property
@@ -158,6 +159,15 @@ class Rematerialized(Planned, nn.Module):
     def __getitem__(self, key: Any) -> Any:
         return self.model[key]  # pyright: ignore[reportIndexIssue]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.model[key] = value  # pyright: ignore[reportIndexIssue]
+
+    def __delitem__(self, key: Any) -> None:
+        del self.model[key]  # pyright: ignore[reportIndexIssue]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.model  # pyright: ignore[reportOperatorIssue]
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.model)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
@@ -170,6 +180,31 @@ class Rematerialized(Planned, nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
         self._planner.backend.updates.check_copy()
         return Rematerialized(self._step.of(copy.deepcopy(self.model, memo)), self.plan, self._accumulates)
+
+
+OWN = {"forward", "train", "state_dict", "load_state_dict", "extra_repr"}  # what the planned module does itself
+
+
+def _overridden(kind: type[nn.Module]) -> set[str]:
+    """Methods of `nn.Module` that a class of models has in a form of its own, e.g. ``to`` or ``parameters``."""
+    below = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    names = {name for each in below for name, method in vars(each).items() if callable(method)}
+    return {name for name in names - OWN if hasattr(nn.Module, name) and (name[0] != "_" or name == "_apply")}
+
+
+def _forwarded(module: Rematerialized, name: str) -> Callable[..., Any]:
+    """The model's method; where it returns the model, the planned module."""
+    own, method = weakref.ref(module), getattr(module.model, name)
+
+    @functools.wraps(method)
+    def forwarded(*args: Any, **kwargs: Any) -> Any:
+        made, planned = method(*args, **kwargs), own()
+        if planned is None:
+            return made
+        planned.__dict__["training"] = planned.model.training  # of `eval`
+        return planned if made is planned.model else made
+
+    return forwarded
 
 
 def _signed(forward: Callable[[], Any], model: nn.Module) -> Callable[..., Any]:

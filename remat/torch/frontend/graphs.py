@@ -8,7 +8,7 @@ optimizer state, which do not exist when a graph is extracted.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,13 +92,13 @@ class DescribedGraph:
 
 def described_graph(
     model: nn.Module, sample_args: tuple[Any, ...], *, name: str, loss_fn: Callable[..., Tensor] | str | None = None,
-    repeats: bool | Sequence[Repeated] | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
+    repeats: bool | Repeated | None = None, autocast: torch.dtype | None = None, n_chunks: int = 0,
     settings: TraceSettings | None = None,
 ) -> DescribedGraph:  # fmt: skip
     """As `training_graph_of`. Of many equal blocks a few are captured, where that is sound: `repeated`.
 
     Args:
-        repeats: whether blocks of this model may be repeated, or the step at other sizes; None finds out.
+        repeats: whether blocks of this model may be repeated, or the step at another size; None finds out.
         autocast: type of matrix products.
         n_chunks: of the logits, for `DescribedGraph.in_chunks`.
         settings: how the model has to be traced, as far as other captures have found out.
@@ -125,15 +125,14 @@ def described_graph(
     why = "as a whole: its blocks are not alike" if row is None and repeats is None and has_long_row(model) else ""
     if row is not None:
         try:
-            known = () if isinstance(repeats, bool | None) else repeats
-            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured, known)
+            like = repeats if isinstance(repeats, Repeated) else None
+            repeated = Repeated.of(row, captured, step, args) if repeats is None else Repeated(row, captured, like)
             n = len(row.blocks)
             how = f"{repeated.n_captured} of {n} equal blocks, the others as copies"
             made = DescribedGraph(*repeated.graph(n), step, args, how, repeated)
             with row.cut_to(repeated.n_captured):
                 other = in_chunks(repeated.n_captured)
-            turned = None if other is None else repeated.with_turn(other)
-            return made if turned is None else replace(made, in_chunks=turned.graph(n)[0])
+            return made if other is None else replace(made, in_chunks=repeated.with_turn(other).graph(n)[0])
         except InvalidInput as error:  # what is wrong with the model itself, the capture of the whole says
             why = f"as a whole: {error}"
     made = DescribedGraph(*captured(), step, args, why)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from remat.errors import InvalidInput, first_line
 from remat.graph import Graph
-from remat.search.repeats import Repeats, find_repeats, remaining, with_blocks, with_numbers_of
+from remat.search.repeats import Repeats, find_repeats, with_blocks
 from remat.torch.internals.autograd import cut_to, storage_key
 from remat.torch.internals.operators import ASKS_DEVICE, TorchDispatchMode
 from remat.torch.measuring.plain import FollowedStep, plain_step
@@ -28,7 +28,7 @@ from remat.torch.step.work import storage_bytes, tensors_of
 
 SHALLOW = 6  # blocks of the shallow model; a few at both ends may differ from the rest in the graph
 FEWEST = 4  # blocks that are followed first: one at an end may run otherwise
-EQUAL = 3  # blocks between them of which the middle one can be repeated: it has neighbours of its kind
+EQUAL = 3  # blocks between them that suffice where the form is known: the middle one has neighbours of its kind
 LEAST = 12  # blocks from which the shallow captures are faster than one of the whole model
 
 Described = tuple[Graph, tuple[str, ...]]  # the graph of a step; [V] path of the module that makes each value
@@ -70,10 +70,6 @@ class Row:
         tensors = [x for block in rest for x in (*block.parameters(), *block.buffers())]
         return sum({storage_key(x): storage_bytes(x) for x in tensors}.values())
 
-    def deepened(self, graph: Graph, n_blocks: int, n_deep: int) -> Graph:
-        """A graph of `n_deep` blocks, of which `n_blocks` have their parameters and buffers among its fixed bytes."""
-        return graph.resized(fixed_bytes=graph.fixed_bytes + self.bytes_after(n_blocks) - self.bytes_after(n_deep))
-
 
 def has_long_row(model: nn.Module) -> bool:
     """Whether so many modules with parameters stand in a row that copies would be worth it."""
@@ -104,48 +100,32 @@ class Repeated:
     """A deep step of whose blocks only a few are captured.
 
     Attributes:
-        n_captured: so many blocks were captured.
-        n_blocks, shallow, modules: so many blocks, the step with them.
+        n_captured, shallow, modules: so many blocks, the captured step with them.
         repeats: the equal blocks in it; None: there are none.
         followed: the deep step, if blocks were checked.
         copies: where the calls of its blocks are, if they were checked, and its bytes follow from the shallow step's.
-        like: the step at another size from which this one differs in numbers alone; None: it has a form of its own.
-        turned: what `with_turn` made.
     """
 
     def __init__(
-        self, row: Row, capture: Callable[[], Described], known: Sequence[Repeated] = (),
+        self, row: Row, capture: Callable[[], Described], like: Repeated | None = None,
         followed: FollowedStep | None = None, copies: Copies | None = None,
     ) -> None:  # fmt: skip
-        """Capture `SHALLOW` blocks; fewer if the step has the form of a `known` one, at another size perhaps."""
+        """Capture `SHALLOW` blocks; fewer if the step has the form of another one (`like`), at another size perhaps."""
         self.row, self.followed, self.copies = row, followed, copies
-        self.like: Repeated | None = None
-        self.turned: Repeated | None = None
-        n_others = {each.n_blocks - each.repeats.n_blocks for each in known if each.repeats is not None}
-        if n_others:
-            self._capture(capture, max(n_others) + 1)
-            for like in known:
-                resized = like._resized(self)
-                if resized is not None:
-                    self.like, self.n_blocks, self.shallow = like, like.n_blocks, resized
-                    self.modules, self.repeats = like.modules, like.repeats
-                    return
-            self._capture(capture, max(n_others) + EQUAL)  # around them other operations may run at another size
-            self.repeats = find_repeats(self.shallow, EQUAL)
+        if like is not None and like.repeats is not None:
+            self.n_captured = SHALLOW - like.repeats.n_blocks + EQUAL
+            with row.cut_to(self.n_captured):
+                self.shallow, self.modules = capture()
+            self.repeats = replace(_moved(like.repeats, like.shallow, self.shallow), n_blocks=EQUAL)
+            if _kinds(self.shallow) == like.kinds_with_equal_blocks():
+                return
+            self.repeats = find_repeats(self.shallow, EQUAL)  # around them other operations may run at another size
             if self.repeats is not None:
                 return
-        self._capture(capture, SHALLOW)
-        self.repeats = find_repeats(self.shallow)
-
-    def _capture(self, capture: Callable[[], Described], n_blocks: int) -> None:
-        self.n_captured = self.n_blocks = n_blocks
-        with self.row.cut_to(n_blocks):
+        self.n_captured = SHALLOW
+        with row.cut_to(SHALLOW):
             self.shallow, self.modules = capture()
-
-    def _resized(self, small: Repeated) -> Graph | None:
-        """The shallow step with the numbers of one that has one of the equal blocks; None if that has another form."""
-        graph = None if self.repeats is None else with_numbers_of(self.shallow, self.repeats, small.shallow)
-        return None if graph is None else small.row.deepened(graph, small.n_captured, self.n_blocks)
+        self.repeats = find_repeats(self.shallow)
 
     @classmethod
     def of(cls, row: Row, capture: Callable[[], Described], step: nn.Module, args: tuple[Any, ...]) -> Repeated:
@@ -166,43 +146,30 @@ class Repeated:
                 break
         if few is None:
             raise InvalidInput("its blocks do not run the same operations")
-        made = cls(row, capture, (), followed, few[0] if is_known else None)
+        made = cls(row, capture, None, followed, few[0] if is_known else None)
         if made.repeats is None:
             raise InvalidInput("its operations do not repeat")
-        if not made._goes_on(made.repeats, capture):
+        fewer = cls(row, capture, made)
+        if fewer.n_captured == SHALLOW or _facts(fewer.graph(SHALLOW)[0]) != _facts(made.shallow):
             raise InvalidInput("a further block changes more than one block of the step")
         return made
 
-    def _goes_on(self, repeats: Repeats, capture: Callable[[], Described]) -> bool:
-        """Whether the shallow step is a captured one with fewer blocks, of which the middle one is repeated."""
-        n_fewer = self.n_blocks - repeats.n_blocks + EQUAL
-        if n_fewer >= self.n_blocks:
-            return False
-        with self.row.cut_to(n_fewer):
-            fewer, _ = capture()
-        if _kinds(fewer) != [self.shallow.operations[k].kind for k in remaining(self.shallow, repeats, EQUAL)]:
-            return False
-        equal = replace(_moved(repeats, self.shallow, fewer), n_blocks=EQUAL)
-        again = with_blocks(fewer, equal, repeats.n_blocks)[0]
-        return _facts(self.row.deepened(again, n_fewer, self.n_blocks)) == _facts(self.shallow)
-
-    def with_turn(self, described: Described) -> Repeated | None:
-        """The same blocks, in a step that differs between their forward and their backward passes.
-
-        None if such a step was not `described` at the other size whose form this one has, or has another form.
-        """
+    def with_turn(self, described: Described) -> Repeated:
+        """The same blocks, in a step that differs between their forward and their backward passes."""
         made = copy(self)
         made.shallow, made.modules = described
-        if self.like is None:
-            made.repeats = None if self.repeats is None else _moved(self.repeats, self.shallow, made.shallow)
-        else:
-            turned = self.like.turned
-            resized = None if turned is None else turned._resized(made)
-            if turned is None or resized is None:
-                return None
-            made.shallow, made.modules, made.repeats = resized, turned.modules, turned.repeats
-        self.turned = made
+        made.repeats = None if self.repeats is None else _moved(self.repeats, self.shallow, made.shallow)
         return made
+
+    def kinds_with_equal_blocks(self) -> list[str]:
+        """[operation] its kind, in the step in which `EQUAL` blocks stand for all that are equal."""
+        assert self.repeats is not None
+        left_out = {
+            k
+            for b in range(self.repeats.n_blocks - EQUAL)
+            for k in (*self.repeats.forward_of(b), *self.repeats.backward_of(b))
+        }
+        return [kind for k, kind in enumerate(_kinds(self.shallow)) if k not in left_out]
 
     def graph(self, n_blocks: int) -> Described:
         """The step with so many blocks.
@@ -212,9 +179,11 @@ class Repeated:
         """
         if self.repeats is None:
             raise InvalidInput("its operations do not repeat")
-        more = n_blocks - self.n_blocks
+        more = n_blocks - self.n_captured
         deep, copied, moved = with_blocks(self.shallow, self.repeats, self.repeats.n_blocks + more)
-        return self.row.deepened(deep, self.n_blocks, n_blocks), self._paths(copied, moved, more)
+        further = self.row.bytes_after(self.n_captured) - self.row.bytes_after(n_blocks)
+        paths = self._paths(copied, moved, more)
+        return deep.resized(fixed_bytes=deep.fixed_bytes + further), paths
 
     def _paths(self, copied: Sequence[int], moved: Sequence[int], more: int) -> tuple[str, ...]:
         """[value] path of its module, whose number moves as its block does."""
@@ -226,7 +195,7 @@ class Repeated:
             if found is None:
                 return modules[v]
             at = int(found[1])
-            if not move and at > self.n_blocks // 2:  # after the copies, and in no block of the graph
+            if not move and at > self.n_captured // 2:  # after the copies, and in no block of the graph
                 move = more
             return f"{self.row.path}.{at + move}{modules[v][found.end() :]}"
 
@@ -325,6 +294,18 @@ class Copies:
     more: int
     forward: tuple[int, int]
     backward: tuple[int, int]
+
+    def are_equal(self, signatures: Sequence[str]) -> bool:
+        """Whether the blocks of a shallow step, at another size perhaps, still run the same calls.
+
+        Args:
+            signatures: [calls of the shallow step].
+        """
+        return all(
+            signatures[end - i * n : end - (i - 1) * n] == signatures[end - n : end]
+            for end, n in (self.forward, self.backward)
+            for i in range(2, self.n_blocks - 1)
+        )
 
     def deepened(self, held: Sequence[int]) -> list[int]:
         """[calls of the deep step] bytes; each copy of a block adds what the copied one does."""

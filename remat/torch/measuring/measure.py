@@ -41,9 +41,7 @@ def peak_of_step(
     # The first step compiles and chooses kernels, which may take memory that later steps do not take.
     with undone(model, args, kwargs, device):
         step()
-    with undone(model, args, kwargs, device) as leaves:
-        for x in leaves:
-            x.grad = None
+    with undone(model, args, kwargs, device):
         return measured_peak(step, device)
 
 
@@ -61,8 +59,6 @@ def difference_of_steps(
     results = []
     for each in (model, other):
         with undone(each, args, kwargs, device) as leaves:
-            for x in leaves:
-                x.grad = None
             outputs = _step(each, args, kwargs, nothing)
             made = [*outputs, *(x.grad for x in leaves), *each.buffers()]
             results.append([None if x is None else x.detach().clone() for x in made])
@@ -92,12 +88,17 @@ def _step(
 
 @contextmanager
 def undone(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> Iterator[list[Tensor]]:
-    """Undo afterwards what steps change: gradients, buffers, attributes, random numbers. Gives what gets gradients."""
+    """Undo afterwards what steps change: gradients, buffers, attributes, random numbers. Gives what gets gradients.
+
+    Steps begin without gradients: they would be added to those that are held, in place.
+    """
     leaves = [*model.parameters(), *(x for x in tensors_of((args, dict(kwargs))) if x.is_leaf)]
     before = [x.grad for x in leaves]
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), contents_kept(model):
         try:
+            for x in leaves:
+                x.grad = None
             yield leaves
         finally:
             for x, gradient in zip(leaves, before, strict=True):

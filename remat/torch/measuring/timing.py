@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import remat.torch.step.recurrent  # noqa: F401 - registers operators
 from remat.cost.timing import Timing, measure, measure_as_in_step
 from remat.torch import _random, implementations
 from remat.torch.internals.autograd import memory_events, storage_key

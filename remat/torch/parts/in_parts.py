@@ -37,10 +37,14 @@ class InParts:
             for name, each in plan.parts.items()
             if name in search.planners
         }
+        self.own = {name: model.get_submodule(name) for name in self.modules}
         division.apply(model)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
-        division = self.search.division
+        division, there = self.search.division, dict(self.model.named_modules(remove_duplicate=False))
+        for name, module in self.own.items():
+            if there.get(name) is not module:
+                raise InvalidInput(f"the part '{name}' was replaced after it was planned: call rematerialize again")
         division.check_applied(self.model)
         with division.placed(self.model, self.modules):
             return self.model(*args, **kwargs)
