@@ -52,7 +52,7 @@ def _run(context: Context, strategy: Strategy, options: Mapping[str, Any]) -> So
             outcome = replace(outcome, cut_by_clock=context.is_cut())
         return conclude(context, name, outcome, members, rejected)
     except Skip as skip:
-        return without_plan(context.problem, name, Status.SKIPPED, shortened(skip))
+        return without_plan(context.problem, name, Status.SKIPPED, shortened(skip, 1000))
     except KeyboardInterrupt:
         kept = conclude_early(context, name, Ending.INTERRUPTED, "interrupted")
         if kept.plan is None and kept.status is not Status.FAILED:
@@ -87,7 +87,7 @@ def run_family(
         members, rejected = judge(context, candidates_of(get_strategy(strategy)(context, options)), strategy, on_member)
         result = replace(result, members=tuple(members), rejected=rejected)
     except Skip as skip:
-        result = replace(result, status=Status.SKIPPED, message=shortened(skip))
+        result = replace(result, status=Status.SKIPPED, message=shortened(skip, 1000))
     except Exception as error:  # a strategy that crashes fails only its own row, and the row says why
         result = replace(result, status=Status.FAILED, message=reason_of(error))
     return replace(result, wall_s=time.monotonic() - start)
