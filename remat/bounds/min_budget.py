@@ -15,7 +15,6 @@ from remat.plan import Plan, Scope, parse_scope
 from remat.units import check_time_limit, format_size
 
 DESCRIBE_SECONDS = 1.0  # most time for an error message
-HAS_A_PLAN = "remat.min_budget has a plan"
 MAX_EXACT_OPERATIONS = 24  # on larger graphs the exact search rarely ends
 COMPILE_SHARE = 0.6  # of the time, to wait for a search that is not compiled yet
 
@@ -101,15 +100,15 @@ def min_budget(graph: Graph, scope: str = "staged", *, time_limit_s: float = flo
 
 def describe_minimum(
     graph: Graph, scope: Scope, *, with_operation: bool = True, time_limit_s: float = DESCRIBE_SECONDS,
-    budget_bytes: int = 0,
+    budget_bytes: int = 0, how: str = "",
 ) -> str:  # fmt: skip
     """Text for messages: the smallest known feasible budget and, `with_operation`, the operation that needs the most.
 
-    If that budget is at most `budget_bytes`, the text begins with `HAS_A_PLAN`.
+    If that budget is at most `budget_bytes`, the text says that there is a plan, and `how` to use it.
     """
     least = min_budget(graph, scope, time_limit_s=min(time_limit_s, DESCRIBE_SECONDS))
     if least.bytes <= budget_bytes:
-        return f"{HAS_A_PLAN} of {format_size(least.bytes)}"
+        return f"remat.min_budget has a plan of {format_size(least.bytes)}{how}"
     known = f"the smallest budget known feasible is {format_size(least.bytes, up=True)}"
     if graph.has_implementations:
         known += " with default implementations"

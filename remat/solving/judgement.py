@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat.bounds.min_budget import HAS_A_PLAN, describe_minimum
+from remat.bounds.min_budget import describe_minimum
 from remat.context import Context
 from remat.errors import HostFull, RematError, plain, shortened
 from remat.graph import Graph
@@ -228,13 +228,18 @@ def name_minimum(solution: Solution, problem: Problem, deadline: float, *, takes
 
     An INFEASIBLE already names that budget. The search for it ends `NAMING_S` after the deadline; on a large graph
     without time for it, the message stays.
+
+    Args:
+        takes_start: whether the caller can give the strategy a plan, and did not.
     """
     seconds = max(0.0, deadline + NAMING_S - time.monotonic())
     if solution.status not in (Status.TIMEOUT, Status.NO_PLAN) or seconds < LEAST_NAMING_S * len(problem.graph) - 0.2:
         return solution
-    least = describe_minimum(problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes)
-    how = "; in Python, give it as warm_start" if takes_start and least.startswith(HAS_A_PLAN) else ""
-    return replace(solution, message=f"{solution.message}; {least}{how}")
+    how = "; in Python, give it as warm_start" if takes_start else ""
+    least = describe_minimum(
+        problem.graph, problem.scope, time_limit_s=seconds, budget_bytes=problem.budget_bytes, how=how
+    )
+    return replace(solution, message=f"{solution.message}; {least}")
 
 
 def refuse_if_impossible(problem: Problem, strategy: str) -> Solution | None:

@@ -244,7 +244,7 @@ class Growing:
         return {overhead: found[overhead] * self.unit or None for overhead in overheads}
 
     def _grow(self, found: dict[float, int], overheads: Sequence[float]) -> None:
-        """Raise [overhead] sizes from what is known of it and of smaller overheads."""
+        """Raise [overhead] sizes from what is known of it and of smaller overheads; larger ones only help to guess."""
         for overhead in overheads:
             known, below = max((size, other) for other, size in found.items() if other <= overhead)
             most, above = min(((size, other) for other, size in found.items() if other > overhead), default=(0, 1.0))

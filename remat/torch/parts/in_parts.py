@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -41,9 +42,9 @@ class InParts:
         division.apply(model)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[nn.Parameter]) -> Any:
-        division, there = self.search.division, dict(self.model.named_modules(remove_duplicate=False))
+        division = self.search.division
         for name, module in self.own.items():
-            if there.get(name) is not module:
+            if reduce(lambda owner, child: getattr(owner, child, None), name.split("."), self.model) is not module:
                 raise InvalidInput(f"the part '{name}' was replaced after it was planned: call rematerialize again")
         division.check_applied(self.model)
         with division.placed(self.model, self.modules):
