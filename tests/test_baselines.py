@@ -11,13 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brute_force import random_step
+from brute_force import random_step, training_chain
+from helpers import context_of
 
 import remat
 from baselines._forward import Forward
 from baselines.griewank import split
 from remat.frontends.synthetic import layered
 from remat.graph import Graph, Operation, Value
+from remat.registry import get_strategy
+from remat.simulator import plain_peak
 
 CHECKPOINTING = (
     "checkpoint_all_ap", "checkpoint_last", "chen_sqrtn", "chen_greedy", "ap_sqrtn", "ap_greedy", "griewank"
@@ -313,6 +316,13 @@ def test_published_instances_get_valid_plans(instances: Path) -> None:
             members = remat.family(graph, strategy)
             assert all(m.cost >= all_cost for m in members)
             assert min(m.peak_bytes for m in members) < all_peak, (graph.name, strategy)
+
+
+def test_rotor_tries_no_limit_after_its_time() -> None:
+    graph = training_chain(8)
+    rotor, budget = get_strategy("rotor"), plain_peak(graph)
+    assert rotor(context_of(graph, budget), {})
+    assert not rotor(context_of(graph, budget, seconds=0.0), {})
 
 
 LADDER = Graph.from_nodes("ladder", [[], [0], [0, 1], [1, 2], [2, 3], [0, 4]], [1] * 6, [1] * 6,

@@ -144,6 +144,12 @@ def test_a_second_parameter_is_the_context_unless_it_has_a_default(scripted):
     assert [solve(DIAMOND, 9, name).cost for name in ("scripted", "with_a_context")] == [5, 5]
 
 
+def test_a_family_is_no_worse_than_the_plan_that_it_is_given(scripted):
+    scripted(lambda problem: FEWER, ignores_budget=True)
+    assert solve(DIAMOND, 9, "scripted", scope="free").cost == 7
+    assert solve(DIAMOND, 9, "scripted", scope="free", warm_start=ALL).cost == 5
+
+
 def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     def endless(problem):
         while True:

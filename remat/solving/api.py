@@ -119,9 +119,12 @@ def solve_sweep(
     plain = replace(how, warm_start=start)
     solutions = _solve_all(chosen, [replace(p, graph=default) for p in problems], plain, own, isolate, began)
     found = [restated(graph, solution, "with default implementations") for solution in solutions]
-    if how.warm_start is None or chosen.is_baseline:
-        return found
-    return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
+    return [_no_worse(chosen, one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
+
+
+def _no_worse(chosen: Strategy, solution: Solution, problem: Problem, warm_start: Plan | None) -> Solution:
+    """The solution, which is no worse than the warm start; a baseline's as it is."""
+    return solution if warm_start is None or chosen.is_baseline else at_least(solution, problem, warm_start)
 
 
 def _checked(graph: Graph, warm_start: Plan | None) -> Graph:
@@ -158,9 +161,7 @@ def _solve_all(
         is_aside = chosen.in_own_process(False, len(widest.graph))  # a family has no wish of the caller
         family_of = partial(run_family_isolated, start_counts=True) if is_aside else run_family
         found = solve_family(family_of(context, chosen.name, own), problems)
-        if how.warm_start is None or chosen.is_baseline:
-            return found
-        return [at_least(one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
+        return [_no_worse(chosen, one, asked, how.warm_start) for one, asked in zip(found, problems, strict=True)]
 
     def solve_one(problem: Problem, warm_start: Plan | None) -> Solution:
         nonlocal late_s
@@ -170,8 +171,7 @@ def _solve_all(
         if refusal is not None:
             return refusal
         solution = run_strategy(context, chosen.name, own, isolate=isolate)
-        if how.warm_start is not None and not chosen.is_baseline:
-            solution = at_least(solution, problem, how.warm_start)
+        solution = _no_worse(chosen, solution, problem, how.warm_start)
         takes_start = how.warm_start is None and not chosen.is_baseline
         return name_minimum(solution, problem, context.deadline, takes_start=takes_start)
 
