@@ -23,7 +23,6 @@ from experiments.registry import Case
 from experiments.store import Table
 from remat import solvers
 from remat.frontends import synthetic
-from remat.registry import get_strategy
 from remat.simulator import plain_peak
 
 STRATEGIES = "strategies=[checkpoint_all,griewank,checkmate_milp]"
@@ -53,7 +52,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> int:
-    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=2", "seeds=1", *arguments])
+    return cli.main(["experiment=benchmark", "benchmark=quick", "time_limit=20", "seeds=1", *arguments])
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -64,9 +63,9 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def test_every_problem_has_a_row_of_every_strategy(here: Path) -> None:
     rows = rows_of("skip_d6")
     asked = {(row["strategy"], row["budget_bytes"], row["time_limit_s"]) for row in rows}
-    assert len([each for each in asked if each[2] == 2]) == 3 * 2
+    assert len([each for each in asked if each[2] == 20]) == 3 * 2
     # With the longer limit only what may use it is solved.
-    assert {name for name, _, limit in asked if limit == 5} == {"checkmate_milp"}
+    assert {name for name, _, limit in asked if limit == 50} == {"checkmate_milp"}
     assert {row["family"] for row in rows_of("chain_n12")} == {"chain"}
     assert all({"solver", "threads", "cpu", "date", "git_commit", "seed"} <= row.keys() for row in rows)
     assert {row["load"] is None for row in rows} == {False}
@@ -84,9 +83,9 @@ def test_cases_are_shuffled_and_what_may_use_its_time_has_three_seeds(
         return [tuple(case.what[key] for key in ("instance", "strategy", "time_limit_s", "seed")) for case in listed]
 
     found, names = cases(), ("chain_n12", "skip_d6", "layered_n30")
-    expected = {(name, "search", 2.0, seed) for name in names for seed in range(3)}
-    expected |= {("skip_d6", "search", 5.0, seed) for seed in range(3)}
-    expected |= {(name, "chen_sqrtn", 2.0, 0) for name in names}
+    expected = {(name, "search", 20.0, seed) for name in names for seed in range(3)}
+    expected |= {("skip_d6", "search", 50.0, seed) for seed in range(3)}
+    expected |= {(name, "chen_sqrtn", 20.0, 0) for name in names}
     assert sorted(found) == sorted(expected)
     assert found != sorted(found)
     assert {case.what["instance"] for case in listed if case.what.get("held_out")} == {"skip_d6"}
@@ -97,14 +96,10 @@ def test_rows_are_what_the_solvers_return(here: Path) -> None:
     graph, with_plan = synthetic.chain(n=12, varied=True), 0
     for row in rows_of("chain_n12"):
         solution = remat.solve(graph, row["budget_bytes"], row["strategy"], time_limit_s=20)
-        if row["cost"] is None:  # on a busy machine its 2 s may be too few
-            assert row["status"] == "TIMEOUT" or row["status"] == str(solution.status)
+        assert (solution.cost, str(solution.status)) == (row["cost"], row["status"])
+        if row["cost"] is None:
             continue
         with_plan += 1
-        assert solution.cost is not None
-        assert solution.cost <= row["cost"]
-        if row["status"] == "OPTIMAL" or get_strategy(row["strategy"]).ignores_budget:
-            assert (solution.cost, str(solution.status)) == (row["cost"], row["status"])
         levels = base64.b64decode(row["memory"])
         assert len(levels) == POINTS
         assert max(levels) == round(255 * row["peak_bytes"] / row["plain_peak_bytes"])
@@ -226,9 +221,9 @@ def test_the_page_in_a_browser(here: Path, browser: Any) -> None:
     Select(browser.find_element(By.ID, "family")).select_by_value("layered")
     assert count("#cells tbody tr") == 2
     Select(browser.find_element(By.ID, "family")).select_by_value("")
-    Select(browser.find_element(By.ID, "limit")).select_by_value("5")
+    Select(browser.find_element(By.ID, "limit")).select_by_value("50")
     assert count("#cells tbody tr") == 2  # of the only graph with the longer limit
-    Select(browser.find_element(By.ID, "limit")).select_by_value("2")
+    Select(browser.find_element(By.ID, "limit")).select_by_value("20")
     Select(browser.find_element(By.ID, "within")).select_by_visible_text("0.1")
     Select(browser.find_element(By.ID, "instance")).select_by_value("skip_d6")
     assert not browser.find_element(By.ID, "solve").is_displayed()

@@ -225,7 +225,7 @@ def files(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(files: Path) -> None:
-    assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=2", "threads=1"]) == 0
+    assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=20", "threads=1"]) == 0
     rows = Table("monet").rows()
     row, impossible = ordered(rows)
     # 3 + 2.01 + 1 + 0 + 1 + 3 + 4, because the gradient's default algorithm, of 6 ms, is not its fastest. Nothing is

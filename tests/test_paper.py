@@ -53,7 +53,7 @@ def test_the_published_chain_has_the_published_integrality_gaps() -> None:
     optimum = exhaustive(graph, budget).bound
     assert (len(graph), budget, optimum) == (17, 4, 26)
     for frontier_advancing, gap in ((True, 1.18), (False, 21.56)):
-        found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=2)
+        found = solve_published(graph, budget, frontier_advancing=frontier_advancing, time_limit_s=60)
         assert round(optimum / found["lp"], 2) == gap
 
 

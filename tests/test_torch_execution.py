@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import operator
 import subprocess
@@ -583,6 +584,19 @@ def measured(ours: rt.Rematerialized, model: nn.Module, args: tuple[Any, ...]) -
     peak = rt.measured_peak(run)
     model.zero_grad()
     return sum(there.values()) + peak
+
+
+def test_what_was_left_over_before_a_step_does_not_hide_its_bytes() -> None:
+    def leaves_a_cycle() -> None:
+        held: list[Any] = [torch.empty(1 << 20, dtype=torch.uint8)]
+        held.append(held)
+
+    def step() -> None:
+        gc.collect()
+        torch.empty(1000, dtype=torch.uint8)
+
+    assert rt.measured_peak(leaves_a_cycle) == 1 << 20
+    assert rt.measured_peak(step) == 1000
 
 
 def large() -> nn.Module:

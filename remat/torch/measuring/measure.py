@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ def measured_peak(step: Callable[[], Any], device: str = "cpu") -> int:
 
     On a CPU the profiler counts every allocation; on CUDA the caching allocator does.
     """
+    gc.collect()  # else what the step frees of earlier ones is subtracted from its own bytes
     return peak_of(step, device)[1]
 
 
