@@ -162,6 +162,7 @@ def nothing_exhaustive(monkeypatch):
     monkeypatch.setattr(portfolio, "exhaustive", called)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_exhaustive")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("graph", LARGE)
@@ -192,6 +193,7 @@ def test_the_binomial_schedule_has_the_recorded_costs_of_a_chain():
     assert [solution.cost for solution in solutions] == list(RECORDED["long chain"].values())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_exhaustive")
 @pytest.mark.parametrize("graph", LARGE)
 def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(graph, monkeypatch):

@@ -78,6 +78,7 @@ def test_a_file_adds_an_experiment_to_the_help_to_runs_and_to_pages(folder: Path
     assert [row["factors"] for row in store.Table("powers").rows()] == [[4, 4], [5, 5], [6, 6]]
 
 
+@pytest.mark.long
 def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
     code, *others = blocks_of(HOW_TO)
     assert not others
@@ -90,6 +91,7 @@ def test_the_documented_experiment_runs_as_written(folder: Path) -> None:
     assert "| 32 | 80% | " in done.stdout
 
 
+@pytest.mark.long
 def test_a_stopped_run_keeps_what_was_finished_and_goes_on(folder: Path) -> None:
     arguments = ["experiment=powers", "numbers=[1,2,3,4,5,6,7,8]", "seconds=0.5"]
     path = folder / "runs" / "powers" / "rows.parquet"
@@ -117,6 +119,7 @@ def test_measuring_again_goes_on_where_it_was_stopped(folder: Path) -> None:
     assert store.Table("powers", again=True).missing(cases) == cases
 
 
+@pytest.mark.long
 def test_cases_run_side_by_side_if_asked(folder: Path) -> None:
     done = run("experiment=powers", "numbers=[1,2,3,4]", "seconds=4", "engine.jobs=4")
     assert "4 cases measured now" in done.stdout
@@ -134,6 +137,7 @@ def test_a_case_that_cannot_be_measured_is_named_and_costs_no_other(folder: Path
     assert not (folder / "runs" / "powers" / "powers.md").exists()
 
 
+@pytest.mark.long
 def test_rows_before_an_error_are_kept_and_the_case_is_measured_again(folder: Path) -> None:
     file, gone = folder / "more" / "powers.py", folder / "gone"
     fails = f"    if not Path({str(gone)!r}).exists():\n        raise InvalidInput('half')\n\n@experiment()"
@@ -239,6 +243,7 @@ def test_a_run_replaces_kept_rows_of_the_same_case(folder: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_damaged_table_is_named_and_measured_again(folder: Path) -> None:
     run("experiment=powers")
     path = folder / "runs" / "powers" / "rows.parquet"

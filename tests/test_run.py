@@ -219,6 +219,7 @@ def test_no_plan_at_a_single_budget_is_an_error_for_the_shell_and_none_in_a_swee
     assert cli.main(["graph=mirror.json", "budget=sweep", "points=2", "strategies=checkpoint_all"]) == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_several_runs_at_once_and_instances(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = here / "elsewhere"

@@ -56,6 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     pages = [path for path in site.rglob("*.html") if "files" not in path.relative_to(site).parts]
     assert len(pages) > 40

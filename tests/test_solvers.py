@@ -32,6 +32,7 @@ def measured(case: Case) -> dict[str, Any]:
     return table.rows()[-1]
 
 
+@pytest.mark.long
 def test_a_solve_gives_a_row_its_page_and_the_best_certificate(tmp_path: Path) -> None:
     cases = list(solvers.solvers.cases(only="chain_n48 75%", seeds=2, time_limit=10.0))
     rows = [measured(case) for case in cases]
@@ -121,6 +122,7 @@ def test_growth_is_drawn() -> None:
     assert "| layered | search | 30 | " in drawing.text
 
 
+@pytest.mark.long
 def test_dtr_is_solved_with_each_heuristic_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph.from_nodes("chain", [[], [0], [1], [2], [1, 3], [0, 4]], [4, 4, 4, 4, 4, 4], [1] * 6, loss=3)
     (tmp_path / "dtr").mkdir()

@@ -40,6 +40,7 @@ def test_install_names_what_there_is(folder: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("OPTIMAL overhead ")
 
 
+@pytest.mark.long
 def test_the_first_sweep_runs(folder: Path) -> None:
     commands = [shlex.split(line, comments=True) for block in blocks_of(START / "first-sweep.md", "bash")
                 for line in block.splitlines()]  # fmt: skip
