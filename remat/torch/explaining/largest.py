@@ -244,13 +244,10 @@ class Growing:
         return {overhead: found[overhead] * self.unit or None for overhead in overheads}
 
     def _grow(self, found: dict[float, int], overheads: Sequence[float]) -> None:
-        """Raise [overhead] sizes from what is known of it and of smaller overheads; larger ones only help to guess."""
+        """Raise [overhead] sizes from what is known of it and of smaller overheads."""
         for overhead in overheads:
-            known, below = max((size, other) for other, size in found.items() if other <= overhead)
-            most, above = min(((size, other) for other, size in found.items() if other > overhead), default=(0, 1.0))
-            between = (most - known) * (overhead - below) / (above - below)
-            guess = max(round(1.1 * known), round(known + between))
-            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), guess, known)
+            known = max(size for other, size in found.items() if other <= overhead)
+            found[overhead] = _last(lambda n, overhead=overhead: self._fits(n, overhead), round(1.1 * known), known)
 
     def _at(self, size: int) -> Graph:
         if size not in self.steps:
