@@ -21,6 +21,7 @@ from remat.errors import InvalidInput
 from remat.incumbent import GAP_TOLERANCE, is_closed, relative_gap
 
 PAGE = "results/solvers.md"
+FOLDERS = ("layered", "p100", "v100", "large")  # of instances, in the order of the tables
 FORMS = ("trimmed", "published")  # formulations of checkmate_milp
 GROWTH_SHARE = 0.9
 COLUMNS = (  # of the long table
@@ -74,12 +75,17 @@ def chosen(only: str) -> list[Instance]:
 @solvers.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """Tables of each strategy. Of several seeds, the solve of the median gap counts."""
-    filled = [{**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in rows]
+    filled = [{**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in sorted(rows, key=_place)]
     long = long_table("solvers_time_limit", [{column: row[column] for column in COLUMNS} for row in filled])
     parts = [_tables([row for row in filled if row["strategy"] == name])
              for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip
     text = "\n\n".join([*parts, f"Tables: {links(PAGE, long)}."])
     return Drawing(text, [long])
+
+
+def _place(row: Row) -> tuple[float, int]:
+    folder = row["instance"].partition("/")[0]
+    return row["time_limit_s"], FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> str:

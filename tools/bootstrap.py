@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,21 +53,30 @@ def main() -> int:
     extra = shlex.split(os.environ.get("PIP_ARGS", ""))
     quiet = [] if sys.stdout.isatty() else ["--quiet"]  # progress bars only on a terminal
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *quiet, *extra]
-    for what, arguments in (
-        ("the pinned packages", ["-r", str(ROOT / "requirements.txt")]),
-        ("remat itself", ["--no-deps", "--editable", str(ROOT), "--editable", str(ROOT / "baselines")]),
-    ):
-        print(f"Installing {what} ...", flush=True)
-        code = run([*pip, *arguments])
-        if code:
-            return fail(f"pip could not install {what} (exit {code}); fix the cause above and run make again")
-    print("Compiling the search ...", flush=True)
-    code = run([str(python), "-m", "remat.search"])
+    pinned = str(ROOT / "requirements.txt")
+    if install(pip, "remat itself", "-c", pinned, "--editable", str(ROOT), "--editable", str(ROOT / "baselines")):
+        return 1
+    compile_search = [str(python), "-m", "remat.search"]
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(run, compile_search)  # pip uses one core
+        if install(pip, "the pinned packages", "-r", pinned):
+            return 1
+        print("Compiling the search ...", flush=True)
+        code = compiling.result() and run(compile_search)  # a package half installed can have been in its way
     if code:
         return fail(f"the search could not be compiled (exit {code}); see the message above")
     STAMP.write_text(wanted)
     print(f"Ready after {time.monotonic() - start:.0f} s.", flush=True)
     return 0
+
+
+def install(pip: list[str], what: str, *arguments: str) -> int:
+    """pip's exit status, after a message where it failed."""
+    print(f"Installing {what} ...", flush=True)
+    code = run([*pip, *arguments])
+    if code:
+        fail(f"pip could not install {what} (exit {code}); fix the cause above and run make again")
+    return code
 
 
 def fingerprint() -> str:
