@@ -6,6 +6,7 @@ endif
 VENV_PYTHON := .venv/bin/python
 ARGS ?=
 export NO_MKDOCS_2_WARNING := 1
+unexport PYTHONDONTWRITEBYTECODE # images of containers set it; each process would compile its modules anew
 
 .PHONY: help setup sweep test test-all test-slow test-torch fuzz docs check device clean
 

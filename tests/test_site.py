@@ -68,6 +68,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
         assert "mermaid" not in found.classes, f"{path}: the theme would load mermaid from another host"
 
 
+@pytest.mark.long
 def test_no_stylesheet_loads_anything_from_another_host(site: Path) -> None:
     sheets = list(site.rglob("*.css"))
     assert len(sheets) >= 3
@@ -77,6 +78,7 @@ def test_no_stylesheet_loads_anything_from_another_host(site: Path) -> None:
         assert not [one for pair in asked for one in pair if ELSEWHERE.match(one)], path
 
 
+@pytest.mark.long
 def test_linked_files_of_the_repository_are_in_the_site(site: Path) -> None:
     schemas = {path.name for path in (ROOT / "remat" / "schemas").glob("*.json")}
     assert schemas <= {path.name for path in (site / "files" / "remat" / "schemas").iterdir()}

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from remat.errors import InvalidInput, MissingPackage
@@ -24,6 +27,19 @@ def import_keras() -> Any:
         return importlib.import_module("keras")
     except ImportError as error:
         raise MissingPackage(f"Keras models need TensorFlow ({error}): pip install 'remat[tensorflow]'") from error
+
+
+@contextmanager
+def without_keras() -> Iterator[None]:
+    """Let TensorFlow be imported alone: it would import Keras, too, for as long as all the rest of it takes."""
+    if "keras" in sys.modules:
+        yield
+        return
+    sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules["keras"]
 
 
 def check_backend() -> None:

@@ -20,14 +20,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from remat.cost.records import write_record
 from remat.errors import shortened
-from remat.tf._nodes import bytes_of, run_signature
-from remat.tf.adapter import executed_as_written
-from remat.tf.portable import load_step
-from remat.tf.timing import random_tensor
+from remat.tf._keras import without_keras
+
+with without_keras():
+    import tensorflow as tf
+
+    from remat.tf._nodes import bytes_of, run_signature
+    from remat.tf.adapter import executed_as_written
+    from remat.tf.portable import load_step
+    from remat.tf.timing import random_tensor
 
 WARM_UP = 2
 RUNS = 8  # kernels that work in blocks on several threads hold another number of blocks every time

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from remat.cost.timing import Timing, measure
-from remat.tf._nodes import run_signature
+from remat.tf._keras import without_keras
+
+with without_keras():  # a process that measures needs none
+    import tensorflow as tf
+
+    from remat.tf._nodes import run_signature
 
 COPIES = 16  # of a fast operation in one function, so that the cost of the call is spread over them
 FAST_NS = 5_000_000  # an operation up to this is fast
