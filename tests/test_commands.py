@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shlex
@@ -13,6 +14,7 @@ from helpers import ROOT
 
 from experiments import cli
 from experiments.config import register
+from experiments.settings import Settings
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("analysis", "baselines", "conf", "examples", "experiments", "remat", "results", "tests", "tools")
@@ -36,6 +38,13 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@functools.cache
+def settings_of(keys: str, multirun: bool) -> list[Settings]:
+    """What a command of `run.py` is checked to mean; several pages have the same ones."""
+    own = cli._own_keys(keys.split())
+    return cli.check([cli._as_hydra(key, own) for key in keys.split()], multirun=multirun)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_is_one(page: Path, graph: str, here: Path) -> None:
     register()
@@ -45,8 +54,7 @@ def test_every_command_of_a_page_is_one(page: Path, graph: str, here: Path) -> N
         keys = " ".join(each for each in arguments if "=" in each)
         for name, stands_for in STAND_INS.items():
             keys = re.sub(rf"\b{re.escape(name)}\b", stands_for.replace("GRAPH", graph), keys)
-        own = cli._own_keys(keys.split())
-        assert cli.check([cli._as_hydra(key, own) for key in keys.split()], multirun="-m" in arguments)
+        assert settings_of(keys, "-m" in arguments)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {word for found in commands(page, "make") for word in found[:1] if "=" not in word} <= targets
     for package in FOLDERS:
