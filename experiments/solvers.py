@@ -75,7 +75,9 @@ def chosen(only: str) -> list[Instance]:
 @solvers.draws
 def page(rows: Sequence[Row]) -> Drawing:
     """Tables of each strategy. Of several seeds, the solve of the median gap counts."""
-    filled = [{**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in sorted(rows, key=_place)]
+    filled = [
+        {**dict.fromkeys((*COLUMNS, "record_gap")), **row, "machine": row["cpu"]} for row in sorted(rows, key=_place)
+    ]
     long = long_table("solvers_time_limit", [{column: row[column] for column in COLUMNS} for row in filled])
     parts = [_tables([row for row in filled if row["strategy"] == name])
              for name in dict.fromkeys(row["strategy"] for row in filled)]  # fmt: skip

@@ -100,14 +100,17 @@ class Strategy:
         """
         if self.must_isolate is not None and self.must_isolate():
             return True
-        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context:
-            # Another process does not find a strategy that a script of the user's has registered.
-            package = self.run.__module__.partition(".")[0]
-            if any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP)):
-                return True
+        if n_operations > LARGEST_WITHOUT_CLOCK and not self.takes_context and self.is_installed:
+            return True
         if self.compiles is not None and not is_compiled(self.compiles):
             return True
         return self.isolated if asked is None else asked
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether another process finds it; one that a script of the user's has registered it does not."""
+        package = self.run.__module__.partition(".")[0]
+        return any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP))
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise `InvalidInput` for an option, or a value of one, that this strategy does not take."""
@@ -139,6 +142,7 @@ def _check_value(name: str, value: Any, allowed: Any) -> None:
 
 _REGISTRY: dict[str, Strategy] = {}
 _discovered = False
+_alone: set[str] = set()  # strategies that `import_alone` has found
 _discovering = threading.RLock()
 
 
@@ -183,9 +187,17 @@ def strategies() -> list[str]:
     return sorted(_REGISTRY)
 
 
+def import_alone(name: str, module: str) -> None:
+    """Import a strategy without all the others, which takes less time; for a process that runs it."""
+    with _discovering:
+        if not _discovered and _import(module) is not None and name in _REGISTRY:
+            _alone.add(name)
+
+
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
-    _discover()
+    if name not in _alone:
+        _discover()
     if not isinstance(name, str) or name not in _REGISTRY:
         error = unknown_name("strategy", name, _REGISTRY)
         has_baselines = any(point.module == "baselines" for point in entry_points(group=GROUP))

@@ -44,6 +44,17 @@ assert len(caught) == 1, caught
 assert "my_package.heuristics" in str(caught[0].message) and "no_such_module" in str(caught[0].message)
 """
 
+ONE = """
+import sys
+from remat.registry import get_strategy, import_alone
+import_alone("chen_sqrtn", "baselines.chen_sqrtn")
+assert get_strategy("chen_sqrtn").is_installed
+assert "remat.solvers.search" not in sys.modules
+import_alone("griewank", "baselines.chen_sqrtn")
+assert get_strategy("griewank").name == "griewank", "not there: all are imported"
+assert "remat.solvers.search" in sys.modules
+"""
+
 # An experiment without the committed rows, which take seconds to draw.
 ALONE = """
 import sys
@@ -58,6 +69,10 @@ sys.exit(cli.main(arguments))
 def test_broken_plugin_is_named_and_leaves_the_others(tmp_path: Path) -> None:
     install_package(tmp_path, "import no_such_module\n", "[remat.strategies]\nmine = my_package.heuristics\n")
     run_python(BROKEN, cwd=tmp_path)
+
+
+def test_a_process_that_runs_one_strategy_imports_no_other(tmp_path: Path) -> None:
+    run_python(ONE, cwd=tmp_path)
 
 
 def test_documented_strategy_is_found_and_runs(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from remat.incumbent import Found
 from remat.link import Link
 from remat.plan import Plan, parse_scope
 from remat.problem import Problem, SolveOptions
-from remat.registry import get_strategy
+from remat.registry import get_strategy, import_alone
 from remat.solution import Member
 from remat.solving.dispatch import new_context
 from remat.solving.here import run_family, solve_here
@@ -42,6 +42,8 @@ def main(job_path: str, result_path: str, events_path: str) -> None:
     problem = Problem(graph, **asked | {"scope": parse_scope(asked["scope"]), "link": link})
     warm_start = Plan.from_document(job["warm_start"], graph, "warm_start") if job["warm_start"] else None
     options = SolveOptions(**job["options_of_solve"], warm_start=warm_start)
+    if "module" in job:
+        import_alone(job["strategy"], job["module"])
     prepare = get_strategy(job["strategy"]).prepare  # imports the strategies, as part of the start of the process
     _kept = prepare(ModelSpec.from_json(job["spec"]), graph) if prepare is not None and job["spec"] else None
     began = time.time()

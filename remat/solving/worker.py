@@ -335,10 +335,13 @@ def _exchange(
             "family": family,
             "spec": None if spec is None else spec.to_json(),
         }  # fmt: skip
+        chosen = get_strategy(strategy)
+        if chosen.is_installed and not chosen.members:  # members are strategies, too
+            request["module"] = chosen.run.__module__
         write_text(job, json.dumps(request))
         command = child.command("remat.solving._worker", str(job), str(result), str(events_file))
         events.path = events_file
-        begins_greedily = get_strategy(strategy).begins_greedily and not context.repeats
+        begins_greedily = chosen.begins_greedily and not context.repeats
         meanwhile = events.offer_greedy if begins_greedily else lambda: None
         code, complaint = _run(command, limit_s, events, meanwhile, is_here=spec is not None)
         events.read()
