@@ -330,7 +330,7 @@ def compile_first(names: Iterable[str], say: Callable[[str], None] = lambda line
     from remat.search.ready import is_ready  # imports Numba, which a run that only redraws does not need
 
     if not is_ready():
-        say("compiling the search, once on this machine (about 45 s)")
+        say("compiling the search, once on this machine (1 to 4 minutes)")
         subprocess.run([sys.executable, "-m", "remat.search"], stdout=subprocess.DEVNULL, check=False)
     for name in dict.fromkeys(names):
         function = get_strategy(name).compiles

@@ -1,6 +1,6 @@
 """Whether the compiled code of the search is ready, and a process that compiles it.
 
-Compiling takes about 45 s, minutes on a busy machine, and nothing can interrupt it. No solve compiles the search in its
+Compiling takes 1 to 4 minutes, and nothing can interrupt it. No solve compiles the search in its
 own process: a child does, and hands the code over in Numba's cache on disk. Meanwhile the solve does what needs no
 search. A child that is not done at the time limit goes on for the next solve, and ends with this process.
 """

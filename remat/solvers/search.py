@@ -55,7 +55,7 @@ ONLINE_FIRST = 2000  # operations: in a larger graph greedy eviction takes longe
 Stages = Callable[
     [np.ndarray | None, float, int], Best
 ]  # anneals intervals: (computations to start from, deadline, seed)
-COLD = "the search is not compiled yet: run 'python -m remat.search' once (45 s)"
+COLD = "the search is not compiled yet: run 'python -m remat.search' once (1 to 4 minutes)"
 
 
 @strategy("search", implementations="search", begins_greedily=True, copies="annealed", version=4)
