@@ -55,7 +55,6 @@ check: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	.venv/bin/lint-imports --no-logo --no-cache
-	$(VENV_PYTHON) -m mkdocs build --strict
 	$(VENV_PYTHON) -m pyright
 
 device: setup
