@@ -196,7 +196,7 @@ def import_alone(name: str, module: str) -> None:
 
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; raises `UnknownName` with the nearest names."""
-    if name not in _alone:
+    if not isinstance(name, str) or name not in _alone:
         _discover()
     if not isinstance(name, str) or name not in _REGISTRY:
         error = unknown_name("strategy", name, _REGISTRY)

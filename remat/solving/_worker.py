@@ -89,16 +89,18 @@ class Events:
         self.append({"member": member_to_row(member)})
 
     def watch(self) -> None:
-        """Report the peak memory every `WATCH_S` seconds, so that it is known even if the solver runs out of memory."""
+        """Report the peak memory now, and again whenever it has grown, so that it is known even if the solver dies."""
+        first = peak_memory_bytes()
+        self.append({"peak_memory_bytes": first})
 
         def run() -> None:
-            reported = 0
+            reported = first
             while True:
+                time.sleep(WATCH_S)
                 peak = peak_memory_bytes()
                 if peak > reported:
                     self.append({"peak_memory_bytes": peak})
                     reported = peak
-                time.sleep(WATCH_S)
 
         threading.Thread(target=run, daemon=True).start()
 
