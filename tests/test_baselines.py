@@ -188,6 +188,7 @@ def test_vgg19_matches_the_published_small_case() -> None:
     assert (five.cost, five.peak_bytes) == (108_266_881_024, 51_380_224)
 
 
+@pytest.mark.long
 def test_vgg19_of_the_keras_frontend_gives_the_same() -> None:
     if find_spec("keras") is None or find_spec("tensorflow") is None:
         pytest.skip("needs keras and tensorflow: pip install 'remat[tensorflow]'")

@@ -244,7 +244,10 @@ def start(plugin: Path, strategy: str, limit_s: float) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("strategy", "limit_s", "ended", "words"),
-    [("killed", 60, "crashed", "SIGKILL"), ("hangs", 8, "killed", "killed after 8.0 s")],
+    [
+        ("killed", 60, "crashed", "SIGKILL"),
+        pytest.param("hangs", 8, "killed", "killed after 8.0 s", marks=pytest.mark.long),
+    ],
 )
 def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s, ended, words) -> None:
     out, errors = start(plugin, strategy, limit_s).communicate(timeout=60)

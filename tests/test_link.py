@@ -366,7 +366,8 @@ def invented_bound(graph: Graph, budget: int, link: Link, boundaries: list[int],
     ("seeds", "least", "least_above"),
     [(range(40), 15, 5), pytest.param(range(5000, 9000), 2000, 5, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("problems", [tiny_problems, pytest.param(other_problems, marks=pytest.mark.long)])
+@pytest.mark.parametrize("problems", [tiny_problems, other_problems])
+@pytest.mark.long
 def test_no_bound_with_copies_is_above_an_optimum(
     problems: Problems, seeds: range, least: int, least_above: int
 ) -> None:

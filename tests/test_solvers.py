@@ -106,6 +106,7 @@ def check_certificates(instances: Any) -> int:
     return found
 
 
+@pytest.mark.long
 def test_committed_certificates_hold() -> None:
     assert check_certificates(each for each in solver_cases.large() if len(each.graph) <= 500) == 6
 
