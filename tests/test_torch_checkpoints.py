@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import runpy
 import sys
@@ -147,6 +148,8 @@ def measured(name: str) -> list[tuple[Kept, int, float]]:
     """(choice, measured peak, counted FLOPs over the plain step's, minus 1) of every choice, made by the executor."""
     make, language, whole = MODELS[name]
     names, found = [f"layers.{i}" for i in range(len(make().layers))], []
+    gc.collect()
+    gc.freeze()  # each measured peak begins with a collection, which leaves out what is there by now
     for kept in every_choice(names, language, whole):
         model = APPLY.get(language, by_hand)(make(), kept)
         with FlopCounterMode(display=False) as counter:
