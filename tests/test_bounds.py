@@ -175,7 +175,7 @@ def test_a_certificate_holds_for_every_implementation() -> None:
     assert verify_bound(graph, replace(default, bound=1)) == 1
 
 
-@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 30))])
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 30))])
 def test_no_forged_certificate_is_believed(seed: int) -> None:
     assert forged_certificates.check(seed) == "ok"
 

@@ -161,10 +161,9 @@ def measured(name: str) -> list[tuple[Kept, int, float]]:
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("blocks", 0.85), ("blocks", 0.55), *((name, 0.8) for name in APPLY)]
-    + [(name, 0.85) for name in MODELS if name not in ("blocks", *APPLY)]
-    + [pytest.param(name, 0.9, marks=pytest.mark.slow) for name in MODELS if name != "blocks"]
-    + [pytest.param("blocks", share, marks=pytest.mark.slow) for share in (0.95, 0.75, 0.65)],
+    [*itertools.product(["blocks"], (0.85, 0.65, 0.55)), *itertools.product(APPLY, (0.9, 0.8))]
+    + [*itertools.product([name for name in MODELS if name not in ("blocks", *APPLY)], (0.9, 0.85))]
+    + [pytest.param("blocks", share, marks=pytest.mark.slow) for share in (0.95, 0.75)],
 )
 def test_no_other_choice_is_better_and_the_bound_is_below_all(name: str, share: float) -> None:
     """The bound against every choice, executed; FLOPs of activations are counted by the plan, and not by PyTorch."""
