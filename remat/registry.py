@@ -108,7 +108,7 @@ class Strategy:
 
     @property
     def is_installed(self) -> bool:
-        """Whether another process finds it; one that a script of the user's has registered it does not."""
+        """Whether another process finds it; it does not find a strategy that a user's script has registered."""
         package = self.run.__module__.partition(".")[0]
         return any(point.module.partition(".")[0] == package for point in entry_points(group=GROUP))
 
@@ -188,7 +188,7 @@ def strategies() -> list[str]:
 
 
 def import_alone(name: str, module: str) -> None:
-    """Import a strategy without all the others, which takes less time; for a process that runs it."""
+    """Import the module of one strategy and no others; for a process that runs that strategy."""
     with _discovering:
         if not _discovered and _import(module) is not None and name in _REGISTRY:
             _alone.add(name)

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections import namedtuple
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -30,13 +30,20 @@ def bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return 0
 
     monkeypatch.setattr(module, "run", run)
+    module.ended = []
+
+    def begin(command: list[str]) -> SimpleNamespace:
+        code = module.run(command)
+        return SimpleNamespace(wait=lambda: code, terminate=lambda: module.ended.append(command))
+
+    monkeypatch.setattr(module, "begin", begin)
     return module
 
 
 def test_first_call_says_what_it_downloads_and_second_does_nothing(bootstrap, capsys) -> None:
     assert bootstrap.main() == 0
     assert "GB" in capsys.readouterr().out
-    assert sorted(command[2] for command in bootstrap.commands) == ["pip", "pip", "remat.search", "venv"]
+    assert [command[2] for command in bootstrap.commands] == ["venv", "pip", "remat.search", "pip"]
     bootstrap.commands.clear()
     assert bootstrap.main() == 0
     assert bootstrap.commands == []
@@ -46,6 +53,7 @@ def test_interrupted_call_is_continued(bootstrap, monkeypatch) -> None:
     run = bootstrap.run
     monkeypatch.setattr(bootstrap, "run", lambda command: 1 if "-r" in command else run(command))
     assert bootstrap.main() == 1
+    assert len(bootstrap.ended) == 1, "the compilation would go on for minutes after the message"
     monkeypatch.setattr(bootstrap, "run", run)
     bootstrap.commands.clear()
     assert bootstrap.main() == 0

@@ -655,7 +655,7 @@ def test_a_plan_that_needs_another_implementation_is_found_with_a_link_too() -> 
     )  # fmt: skip
     values = tuple(Value(f"v{i}", size) for i, size in enumerate((2, 4, 5, 4, 2)))
     graph = Graph("slim", operations, values, fixed_bytes=3, cost_unit="ns")
-    for budget, gap in (12, 0.26), (14, 0.21):  # of the plan to find, and of no plan that costs more
+    for budget, gap in (12, 0.26), (14, 0.21):  # only the plan to find has so small a gap
         plain = remat.solve(graph, budget, time_limit_s=30)
         copying = remat.solve(graph, budget, time_limit_s=30, link="1GB/s", target_gap=gap)
         assert plain.cost is not None

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,12 +56,12 @@ def main() -> int:
     if install(pip, "remat itself", "-c", pinned, "--editable", str(ROOT), "--editable", str(ROOT / "baselines")):
         return 1
     compile_search = [str(python), "-m", "remat.search"]
-    with ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(run, compile_search)  # pip uses one core
-        if install(pip, "the pinned packages", "-r", pinned):
-            return 1
-        print("Compiling the search ...", flush=True)
-        code = compiling.result() and run(compile_search)  # a package half installed can have been in its way
+    compiling = begin(compile_search)  # pip uses one core
+    if install(pip, "the pinned packages", "-r", pinned):
+        compiling.terminate()
+        return 1
+    print("Compiling the search ...", flush=True)
+    code = compiling.wait() and run(compile_search)  # a half-installed package may have made it fail
     if code:
         return fail(f"the search could not be compiled (exit {code}); see the message above")
     STAMP.write_text(wanted)
@@ -85,8 +84,12 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
+def begin(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command)
+
+
 def run(command: list[str]) -> int:
-    return subprocess.call(command)
+    return begin(command).wait()
 
 
 def fail(message: str) -> int:

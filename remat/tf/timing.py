@@ -7,7 +7,7 @@ from typing import Any
 from remat.cost.timing import Timing, measure
 from remat.tf._keras import without_keras
 
-with without_keras():  # a process that measures needs none
+with without_keras():  # measuring needs no Keras
     import tensorflow as tf
 
     from remat.tf._nodes import run_signature
