@@ -89,7 +89,7 @@ def begin(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def run(command: list[str]) -> int:
-    return begin(command).wait()
+    return subprocess.call(command)
 
 
 def fail(message: str) -> int:
