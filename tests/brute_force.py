@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -30,8 +31,7 @@ class Rejected(Exception):
     """The step list is not a plan; the first argument is the offending step, or None."""
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """Cost, peak and what is held at the end."""
 
     cost: int

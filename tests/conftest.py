@@ -32,7 +32,7 @@ if find_spec("torch") is None:
 
 # What follows "test_" in the names of files that `make test` leaves to `make test-all`, but for tests marked `short`.
 LONG = (
-    "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "execution_joint", "fuzz.",  # steps
+    "torch_", "tf_", "keras_", "tensorflow_", "cost", "device_results", "fuzz.",  # steps
     "dtr_log", "import_monet", "interval_cp", "joint", "lp_rounding", "monet_",
     "portfolio", "rivals", "search_blocks", "time_limits", "windows", "zoo",  # solves
     "analysis", "awkward_names", "benchmark", "leaderboard", "max_batch_size", "paper", "queries",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow as pa
+from sweep_helpers import make_row
 
+from experiments.store import Row, Store, write_json
 from remat import Graph, Plan, simulate
-from remat.files import write_table
-from remat.frontends.json import save_graph
 from remat.search.greedy import greedy_eviction
 from remat.simulator import plain_peak
+from remat.solution import Family, Member
 
 KB = 1000
 
@@ -32,63 +30,48 @@ def chain(length: int = 12, *, cost_unit: str = "ns") -> Graph:
     )  # fmt: skip
 
 
-def row(graph: Graph, strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> dict[str, Any]:
+def row(graph: Graph, strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> Row:
     """One row of the store; numbers come from the simulator."""
     trace = None if plan is None else simulate(graph, plan)
     cost = None if trace is None else trace.cost
     bound = more.pop("bound", graph.total_cost if status in ("OPTIMAL", "FEASIBLE") else None)
-    key = f"{strategy}-{budget}"
-    return {
-        "key": key, "experiment": "budget_sweep", "model": "chain", "framework": "synthetic",
-        "granularity": "operation", "batch_size": 1, "graph_name": graph.name, "graph_sha256": graph.sha256(),
-        "gpu": "v100", "gpu_memory_bytes": 16_000_000_000, "cost_model": "roofline", "cost_source": "modelled",
+    key, total = f"{strategy}-{budget}", graph.total_cost
+    own = {
+        "framework": "synthetic", "granularity": "operation", "batch_size": 1, "graph_name": graph.name,
+        "graph_sha256": graph.sha256(), "cost_model": "roofline", "cost_source": "modelled",
         "cost_unit": graph.cost_unit, "strategy": strategy, "parameters": "{}", "budget_bytes": budget,
         "status": status, "cost": cost, "bound": bound,
         "gap": None if cost is None or bound is None else (cost - bound) / cost,
-        "overhead": None if cost is None else cost / graph.total_cost - 1,
+        "overhead": None if cost is None else cost / total - 1,
         "peak_bytes": None if trace is None else trace.peak_bytes,
-        "plan_file": None if plan is None else f"plans/{key}.json", "plan_from": None, "message": "",
-        "wall_s": 0.25, "time_limit_s": 60.0, "seed": 0, "threads": 1, "scope": "staged", "accounting": "exact",
-        "stats": "{}", "total_cost": graph.total_cost, "store_all_peak_bytes": plain_peak(graph),
-        "fixed_bytes": graph.fixed_bytes, "n_operations": len(graph), "n_edges": graph.n_edges,
-        "git_commit": "0123456789abcdef", "git_dirty": False, "versions": '{"remat": "0.1.0"}', "cpu": "a CPU",
-        "solver_build": "", "finished_at": "2024-01-01T00:00:00",
-    } | more  # fmt: skip
+        "plan_file": None if plan is None else f"plans/{key}.json", "message": "", "total_cost": total,
+        "store_all_peak_bytes": plain_peak(graph), "fixed_bytes": graph.fixed_bytes, "n_operations": len(graph),
+        "n_edges": graph.n_edges, "git_commit": "0123456789abcdef", "git_dirty": False,
+        "versions": '{"remat": "0.1.0"}',
+    }  # fmt: skip
+    return make_row(key, **own | more)
 
 
 def write_run(
-    root: Path,
-    graph: Graph,
-    solved: Iterable[tuple[dict[str, Any], Plan | None]],
-    members: Sequence[dict[str, Any]] = (),
+    root: Path, graph: Graph, solved: Iterable[tuple[Row, Plan | None]], families: Sequence[Family] = ()
 ) -> Path:
     """Write rows, plans, families, graph and run.json; returns the run folder."""
-    store, folder = root / "store", root / "a run"
-    for name in ("rows", "plans", "graphs", "families"):
-        (store / name).mkdir(parents=True, exist_ok=True)
-    folder.mkdir(exist_ok=True)
-    save_graph(graph, store / "graphs" / f"{graph.sha256()}.json")
-    keys = []
+    store, folder, keys = Store(root / "store"), root / "a run", []
+    store.write_graph(graph)
     for one, plan in solved:
-        table = pd.DataFrame([one])
-        for column in ("cost", "bound", "peak_bytes", "plan_from", "budget_bytes"):
-            table[column] = table[column].astype("Int64")
-        write_table(store / "rows" / f"{one['key']}.parquet", pa.Table.from_pandas(table))
         if plan is not None:
-            plan.save(store / one["plan_file"])
-        keys.append(one["key"])
-    families = [f"family-{strategy}" for strategy in dict.fromkeys(member["strategy"] for member in members)]
+            plan.save(store.folder / str(one.plan_file))
+        store.write_row(one)
+        keys.append(one.key)
     for family in families:
-        mine = pd.DataFrame([member for member in members if family.endswith(member["strategy"])])
-        mine = mine.assign(graph_sha256=graph.sha256(), accounting="exact")
-        write_table(store / "families" / f"{family}.parquet", pa.Table.from_pandas(mine))
+        store.write_family(family.strategy, family, graph, "exact")
     info = {
         "title": f"{graph.name}: overhead against budget", "experiment": "budget_sweep", "model": "chain",
         "gpu": {"name": "v100", "memory_bytes": 16_000_000_000},
-        "config": {"model": {"name": "chain"}, "budget": "sweep"},
-        "keys": keys, "families": families, "graph_sha256": graph.sha256(), "store": "../store",
+        "config": {"model": {"name": "chain"}, "budget": "sweep"}, "keys": keys,
+        "families": [family.strategy for family in families], "graph_sha256": graph.sha256(), "store": "../store",
     }  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(info))
+    write_json(folder / "run.json", info)
     return folder
 
 
@@ -98,7 +81,7 @@ def full_run(root: Path) -> Path:
     peak, least = plain_peak(graph), graph.largest_working_set()[0]
     budgets = [least + (peak - least) * i // 4 for i in range(5)]
     everything = Plan.from_order(graph, range(len(graph)), peak)
-    solved, members, cheapest = list[tuple[dict[str, Any], Plan | None]](), list[dict[str, Any]](), dict[int, Plan]()
+    solved, members, cheapest = list[tuple[Row, Plan | None]](), list[Member](), dict[int, Plan]()
 
     def add(strategy: str, budget: int, status: str, plan: Plan | None = None, **more: Any) -> None:
         solved.append((row(graph, strategy, budget, status, plan, **more), plan))
@@ -109,10 +92,7 @@ def full_run(root: Path) -> Path:
         if plan is None:
             continue
         trace = simulate(graph, plan)
-        members.append({
-            "strategy": "chen_greedy", "parameters": json.dumps({"power": power, "limit": limit}), "cost": trace.cost,
-            "overhead": trace.cost / graph.total_cost - 1, "peak_bytes": trace.peak_bytes,
-        })  # fmt: skip
+        members.append(Member(plan, trace.cost, trace.peak_bytes, {"power": power, "limit": limit}))
         for budget in budgets:
             known = cheapest.get(budget)
             if trace.peak_bytes <= budget and (known is None or simulate(graph, known).cost > trace.cost):
@@ -135,7 +115,7 @@ def full_run(root: Path) -> Path:
         message = "" if newcomer else "no plan found within the time limit" if i else "the solver process died"
         add("my_newcomer", budget, status, newcomer, message=message)
         add("griewank", budget, "SKIPPED", message="needs a chain")
-    return write_run(root, graph, solved, members)
+    return write_run(root, graph, solved, [Family("chen_greedy", tuple(members))])
 
 
 def failed_run(root: Path) -> Path:

@@ -32,12 +32,11 @@ def main() -> int:
     """Run campaigns; returns 1 if a case found a defect."""
     options = _options()
     names = options.campaigns or list(CAMPAIGNS)
-    deadline = time.monotonic() + options.seconds / len(names) if options.seconds else None
     failed = False
     for name in names:
+        deadline = time.monotonic() + options.seconds / len(names) if options.seconds else None
         seeds = options.seeds or range(options.first, options.first + (options.cases or CASES[name]))
         failed |= _campaign(name, list(seeds), options.jobs, deadline)
-        deadline = None if deadline is None else time.monotonic() + options.seconds / len(names)
     return int(failed)
 
 
@@ -85,12 +84,6 @@ def checks_of(outcome: str) -> dict[str, int]:
 
 def _outcomes(name: str, seeds: list[int], jobs: int, deadline: float | None) -> Iterator[tuple[int, str]]:
     """(seed, outcome) as cases end; none begins after the deadline."""
-    if jobs == 1 or len(seeds) == 1:
-        for seed in seeds:
-            if deadline is not None and time.monotonic() > deadline:
-                return
-            yield seed, outcome_of(name, seed)
-        return
     spawned = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=spawned, max_tasks_per_child=50) as pool:
         waiting, todo = dict[concurrent.futures.Future[str], int](), iter(seeds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,8 +25,7 @@ from remat.solvers import choose, portfolio
 from remat.solving import dispatch
 from remat.solving.here import solve_here
 
-OFTEN = ("portfolio", "search", "interval_cp")
-ONCE_IN_A_WHILE = 3  # of the other strategies, in each case
+OFTEN = ("portfolio", "search", "interval_cp")  # and three of the other strategies in each case
 
 
 def check(seed: int) -> str:
@@ -35,7 +34,7 @@ def check(seed: int) -> str:
     graph, budget, scope, best = random_problem(rng, ["staged", "staged", "fixed_order", "free"])
     others = [name for name in remat.strategies() if name not in OFTEN]
     with without_exhaustive(), tempfile.TemporaryDirectory() as folder:
-        for name in (*OFTEN, *rng.choice(others, ONCE_IN_A_WHILE, replace=False).tolist()):
+        for name in (*OFTEN, *rng.choice(others, 3, replace=False).tolist()):
             solution = remat.solve_sweep(graph, [budget], name, scope=scope, isolate=False, **limits(rng, name))[0]
             wrong = wrong_with(graph, solution, best, Path(folder))
             if wrong:
@@ -77,27 +76,18 @@ def repeated(
 ) -> set[tuple[Any, ...]]:  # fmt: skip
     """What deterministic runs on machines of different speed give, without those that the clock cut: one result."""
     results = set()
-    for speed in (1.0, 3.0):
-        with mock.patch("time.monotonic", clock(speed)):
+    real, began = time.monotonic, time.monotonic()
+    for speed in (1.0, 3.0):  # of a clock: the machine seems as much slower
+        with mock.patch("time.monotonic", lambda speed=speed: began + speed * (real() - began)):
             solution = remat.solve_sweep(
                 graph, [budget], strategy, scope=scope, deterministic=True, seed=seed, time_limit_s=time_limit_s,
                 isolate=False,
             )[0]  # fmt: skip
         if not solution.cut_by_clock:
             plan, proof = solution.plan, solution.certificate
-            results.add(
-                (
-                    str(solution.status), solution.cost, solution.bound, None if plan is None else str(plan.steps),
-                    None if proof is None else str(proof.to_dict()), solution.ended,
-                )
-            )  # fmt: skip
+            said = (solution.status, solution.cost, solution.bound, solution.ended)
+            results.add((*said, plan and str(plan.steps), proof and str(proof.to_dict())))
     return results
-
-
-def clock(speed: float) -> Callable[[], float]:
-    """A clock that runs `speed` times as fast: the machine seems as much slower."""
-    real, began = time.monotonic, time.monotonic()
-    return lambda: began + speed * (real() - began)
 
 
 def wrong_with(graph: Graph, solution: Solution, best: int | None, folder: Path) -> str:

@@ -24,14 +24,12 @@ from remat.arena import (
     compile_places,
     find_arena,
     intervals_of,
+    load_of,
     place,
+    placing,
     read_buffers,
     simulate_allocator,
-    skyline,
 )
-from remat.arena.fit import sweep
-from remat.arena.intervals import load_of, members_of, sections_of
-from remat.arena.push import Buffers, push
 from remat.check import check_file
 from remat.cli import main
 from remat.implementation import Implementation
@@ -50,10 +48,7 @@ def overlapping(lower: Any, upper: Any, size: Any, offsets: Any) -> list[tuple[i
 
 
 def least_block(lower: Sequence[int], upper: Sequence[int], size: Sequence[int]) -> int:
-    """The smallest block, by trying every order: each buffer is placed on all earlier ones that it overlaps in time.
-
-    Some order is right: that of the offsets of a best placement, pushed down.
-    """
+    """The smallest block, by trying every order: each buffer is placed on all earlier ones that it overlaps in time."""
     n, best = len(size), sum(size)
 
     def go(placed: tuple[tuple[int, int], ...], left: frozenset[int], top: int) -> None:
@@ -80,57 +75,19 @@ def _compiled() -> None:
     compile_places()
 
 
-def fits_below(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], capacity: int, seed: int = 0) -> bool:
-    """What the complete search alone says, without greedy orders."""
-    low, high = sections_of(np.array(lower), np.array(upper))
-    search = skyline.new_skyline(low, high, np.array(size), capacity, seed, 1 << 12)
-    while True:
-        skyline.restart(search)
-        result = skyline.go_on(search, 50 if seed else 1 << 30)
-        search.noise[:] = 1.0
-        if result != skyline.RUNNING:
-            assert result in (skyline.FOUND, skyline.REFUTED)
-            break
-    if result == skyline.FOUND:
-        offsets = search.least
-        assert not overlapping(lower, upper, size, offsets)
-        assert max(offsets + np.array(size)) <= capacity
-    return result == skyline.FOUND
-
-
-@pytest.mark.parametrize("n", [0, *range(1, 8)])
-def test_blocks_are_the_smallest_ones_by_brute_force(n: int) -> None:
-    rng = np.random.default_rng(n)
-    for _ in range(25 if n < 7 else 12):
+@pytest.mark.parametrize("has_greedy", [True, False])
+def test_blocks_are_the_smallest_ones_by_brute_force(has_greedy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_greedy:  # the complete search alone finds and refutes
+        monkeypatch.setattr(placing._Placer, "greedy", lambda self: None)
+        monkeypatch.setattr(placing._Pushes, "can_run", lambda self: False)
+    rng = np.random.default_rng(0)
+    for n in (0, 1, 2, *range(3, 7), *range(3, 7)) * 8 + (7,) * 12:
         lower, upper, size = random_buffers(rng, n, 8, 9)
-        placed = place(lower, upper, size)
+        placed = place(lower, upper, size, seed=n)
         assert not overlapping(lower, upper, size, placed.offsets)
         assert placed.bytes == max((placed.offsets + np.array(size, dtype=int)).tolist(), default=0)
         assert placed.is_optimal
         assert placed.bytes == least_block(lower, upper, size)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_complete_search_finds_and_refutes_as_brute_force_does(seed: int) -> None:
-    rng = np.random.default_rng(100 + seed)
-    for _ in range(30):
-        lower, upper, size = random_buffers(rng, 7, 7, 8)
-        size = [max(1, each) for each in size]
-        best = least_block(lower, upper, size)
-        assert fits_below(lower, upper, size, best, seed)
-        assert not fits_below(lower, upper, size, best - 1, seed)
-
-
-def cp_sat_fits(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], capacity: int) -> bool:
-    """What another complete solver says."""
-    model = cp_model.CpModel()
-    starts = [model.new_int_var(0, capacity - each, "") for each in size]
-    along = [model.new_fixed_size_interval_var(start, each, "") for start, each in zip(starts, size, strict=True)]
-    across = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(lower, upper, strict=True)]
-    model.add_no_overlap_2d(across, along)
-    status = cp_model.CpSolver().solve(model)
-    assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.INFEASIBLE)
-    return status != cp_model.INFEASIBLE
 
 
 # Found by trying random buffers that fill their load at every time.
@@ -143,56 +100,39 @@ ABOVE_LOAD = [
 
 @pytest.mark.parametrize(("lower", "upper", "size"), ABOVE_LOAD)
 def test_a_block_that_must_exceed_its_load_is_proven_so(lower: list[int], upper: list[int], size: list[int]) -> None:
-    placed = place(lower, upper, size)
-    assert (placed.bytes, placed.bound, placed.is_optimal) == (placed.load + 1, placed.load + 1, True)
-    assert not overlapping(lower, upper, size, placed.offsets)
-    for seed in range(4):  # without restarts, and with them
-        assert not fits_below(lower, upper, size, placed.load, seed)
-    assert not cp_sat_fits(lower, upper, size, placed.load)
-    assert cp_sat_fits(lower, upper, size, placed.load + 1)
+    for seed in range(3):
+        placed = place(lower, upper, size, seed=seed)
+        assert (placed.bytes, placed.bound, placed.is_optimal) == (placed.load + 1, placed.load + 1, True)
+        assert not overlapping(lower, upper, size, placed.offsets)
+    model = cp_model.CpModel()  # another complete solver
+    starts = [model.new_int_var(0, placed.load - each, "") for each in size]
+    along = [model.new_fixed_size_interval_var(start, each, "") for start, each in zip(starts, size, strict=True)]
+    across = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(lower, upper, strict=True)]
+    model.add_no_overlap_2d(across, along)
+    assert cp_model.CpSolver().solve(model) == cp_model.INFEASIBLE
 
 
-def test_a_capacity_ends_the_search_and_one_that_is_too_small_is_refuted() -> None:
+def test_a_capacity_or_no_time_ends_the_search_and_a_capacity_that_is_too_small_is_refuted() -> None:
     lower, upper, size = [0, 3, 0, 9, 5], [3, 9, 9, 12, 12], [4, 4, 4, 4, 4]
     assert place(lower, upper, size, 20).bytes <= 20
     placed = place(lower, upper, size, 8)
     assert placed.bound > 8
     assert placed.is_optimal
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_sweeps_and_the_local_search_from_them_overlap_nothing(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    lower, upper, size = (np.array(each) for each in random_buffers(rng, 80, 40, 30))
-    low, high = sections_of(lower, upper)
-    order = np.argsort(low, kind="stable")
-    low, high, size = low[order], high[order], size[order] + 1
-    level = int(1.1 * load_of(low, high, size))
-    offsets, random = np.full(80, -1), np.array([seed + 1], dtype=np.uint64)
-    sweep(np.arange(80), low, high, size, np.full(80, level), 0.1, 0.1, random, offsets)
-    placed = np.nonzero(offsets >= 0)[0]
-    assert len(placed) > 40
-    assert not overlapping(low[placed], high[placed], size[placed], offsets[placed])
-    assert (offsets + size <= level).all()
-
-    first, members, _ = members_of(low, high)
-    assert [sorted(each) for each in np.split(members, first[1:-1])] == [
-        [b for b in range(80) if low[b] <= s < high[b]] for s in range(len(first) - 1)
-    ]
-    begins, weight = np.searchsorted(low, np.arange(len(first))), size * 1.0
-    progress, best = np.array([np.inf, 0.0]), offsets.copy()
-    buffers = Buffers(low, high, size, first, members, begins)
-    assert push(100_000, level, offsets, buffers, weight, weight.copy(), random, best, progress)
-    assert (offsets >= 0).all()
-    assert (offsets + size <= level).all()
-    assert not overlapping(low, high, size, offsets)
-
-
-def test_a_call_without_time_still_places_in_an_order() -> None:
     lower, upper, size = random_buffers(np.random.default_rng(0), 60, 30, 40)
     placed = place(lower, upper, size, time_limit_s=1e-9)
     assert not overlapping(lower, upper, size, placed.offsets)
     assert placed.ratio < 1.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_local_search_alone_comes_near_the_load(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing._Placer, "greedy", lambda self: None)
+    monkeypatch.setattr(placing._Exact, "can_run", lambda self: False)
+    lower, upper, size = random_buffers(np.random.default_rng(seed), 80, 40, 30)
+    capacity = int(1.1 * load_of(*map(np.array, (lower, upper, size))))
+    placed = place(lower, upper, size, capacity, 20, seed=seed)
+    assert placed.bytes <= capacity
+    assert not overlapping(lower, upper, size, placed.offsets)
 
 
 @pytest.mark.parametrize("function", [place, simulate_allocator])
@@ -207,12 +147,8 @@ def test_a_call_without_time_still_places_in_an_order() -> None:
 def test_wrong_intervals_are_refused(function: Callable[..., Any], given: tuple[Any, ...], says: str) -> None:
     with refused(says):
         function(*given)
-
-
-def test_a_seed_is_an_integer() -> None:
     with refused("seed must be an integer, not 0.5"):
         place([0], [1], [1], seed=0.5)  # pyright: ignore[reportArgumentType]
-    assert place([0], [1], [1], seed=-1).bytes == 1
 
 
 # Intervals of a plan, by hand ---------------------------------------------------------------------------------------
@@ -235,35 +171,11 @@ def chain_of(n: int, size: Sequence[int], **more: Any) -> Graph:
     return Graph.from_nodes("chain", [[i - 1] if i else [] for i in range(n)], size, [1] * n, **more)
 
 
-def test_an_input_and_the_next_calls_output_may_share_a_place_its_own_calls_output_may_not() -> None:
-    graph = chain_of(3, [4, 4, 4])
-    plan = Plan.from_order(graph, [0, 1, 2])
-    assert lived(graph, plan) == [(0, 2, 4), (1, 3, 4), (2, 3, 4)]
-    arena = plan.arena(graph)
-    assert (arena.bytes, arena.load, arena.is_optimal) == (8, 8, True)
-    assert arena.offsets[0] == arena.offsets[2] != arena.offsets[1]
-
-
-def test_what_is_kept_outlives_the_step() -> None:
-    graph = chain_of(3, [4, 4, 4], keep=[0])
-    assert lived(graph, Plan.from_order(graph, [0, 1, 2])) == [(0, 4, 4), (1, 3, 4), (2, 3, 4)]
-
-
-def test_a_workspace_lives_for_one_call() -> None:
-    graph = chain_of(2, [4, 4], workspace_bytes=[0, 9])
-    assert lived(graph, Plan.from_order(graph, [0, 1])) == [(0, 2, 4), (1, 2, 4), (1, 2, 9)]
-    assert [len(each) for each in Plan.from_order(graph, [0, 1]).arena(graph).offsets] == [1, 2]
-
-
-def two_outputs() -> Graph:
+def test_a_value_computed_again_while_it_is_resident_is_a_second_buffer() -> None:
     operations = (
         Operation("a", "x", (), (0, 1)), Operation("b", "x", (0,), (2,)), Operation("c", "x", (1, 2), (3,)),
     )  # fmt: skip
-    return Graph("two", operations, (Value("a0", 3), Value("a1", 5), Value("b", 1), Value("c", 1)))
-
-
-def test_a_value_computed_again_while_it_is_resident_is_a_second_buffer() -> None:
-    graph = two_outputs()
+    graph = Graph("two", operations, (Value("a0", 3), Value("a1", 5), Value("b", 1), Value("c", 1)))
     steps = [(COMPUTE, 0), (FREE, 0), (COMPUTE, 0), (COMPUTE, 1), (FREE, 0), (COMPUTE, 2)]
     plan = Plan.from_steps(graph, steps)
     # value 1 is there already: both copies are live while operation 0 runs again
@@ -287,6 +199,10 @@ def test_an_output_that_overwrites_its_input_has_its_place() -> None:
     arena = plan.arena(graph)
     assert arena.offsets[0] == arena.offsets[1]
     assert arena.bytes == 5
+    document = arena.document()
+    document["offsets"][1] = [document["offsets"][1][0] + 1]
+    with refused("not in its storage"):
+        remat.arena.arena_of_document(document, graph, "it")
 
 
 FORWARDING = chain_of(3, [4, 4, 2], cost_unit="ns")
@@ -344,21 +260,25 @@ def test_a_copy_from_the_host_takes_a_place() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_arenas_of_random_plans_hold_the_judges_peak_and_nothing_overlaps(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    graph = random_case(rng, joint=seed % 2 == 0, n=6)
-    names = [str(rng.choice(["", *(w.name for w in op.implementations)])) for op in graph.operations]
-    plan = Plan.from_order(graph, range(len(graph)), implementations=names)
-    try:
-        peak = simulate(graph, plan).peak_bytes
-    except remat.InvalidPlan:  # an implementation reads what no other one made
-        plan = Plan.from_order(graph, range(len(graph)))
-        peak = simulate(graph, plan).peak_bytes
+def test_arenas_of_random_plans_hold_the_judges_bytes_at_every_moment_and_nothing_overlaps(seed: int) -> None:
+    rng, is_joint = np.random.default_rng(seed), seed % 2 == 0
+    graph = random_case(rng, is_joint, n=6)
+    again = [k for k, op in enumerate(graph.operations) if not op.run_once and rng.random() < 0.4]
+    plan = Plan.from_order(graph, [k for end in range(len(graph)) for k in (*(a for a in again if a < end), end)])
+    if is_joint:
+        names = [str(rng.choice(["", *(w.name for w in op.implementations)])) for op in graph.operations]
+        chosen = Plan.from_order(graph, range(len(graph)), implementations=names)
+        with contextlib.suppress(remat.InvalidPlan):  # an implementation reads what no other one made
+            simulate(graph, chosen)
+            plan = chosen
+    trace = simulate(graph, plan)
     arena, found = plan.arena(graph, alignment=int(rng.choice([1, 4]))), intervals_of(graph, plan)
+    live = [sum(s for a, b, s in lived(graph, plan) if a <= call < b) for call in range(len(plan.order))]
+    assert live == (trace.running_bytes - graph.fixed_bytes).tolist()
     assert not overlapping(found.lower, found.upper, found.size, offsets_of(found, arena.offsets))
-    assert (found.load, arena.is_optimal) == (peak - graph.fixed_bytes, True)
-    again = remat.arena.arena_of_document(json.loads(json.dumps(arena.document())), graph, "it")
-    assert (again.bytes, again.load) == (arena.bytes, arena.load)
+    assert (found.load, arena.is_optimal) == (trace.peak_bytes - graph.fixed_bytes, True)
+    kept = remat.arena.arena_of_document(json.loads(json.dumps(arena.document())), graph, "it")
+    assert (kept.bytes, kept.load) == (arena.bytes, arena.load)
 
 
 # Certificates -------------------------------------------------------------------------------------------------------
@@ -375,12 +295,15 @@ def test_a_saved_arena_is_checked_by_the_command(
     certificate: tuple[Graph, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph, document = certificate
-    remat.save_graph(graph, tmp_path / "g.json")
-    (tmp_path / "a.json").write_text(json.dumps(document))
-    assert main(["check", str(tmp_path / "a.json"), "--graph", str(tmp_path / "g.json")]) == 0
+    path, graph_file = tmp_path / "a.json", tmp_path / "g.json"
+    remat.save_graph(graph, graph_file)
+    path.write_text(json.dumps(document))
+    assert main(["check", str(path), "--graph", str(graph_file)]) == 0
     assert "nothing overlaps" in capsys.readouterr().out
-    assert "give --graph" in check_file(tmp_path / "a.json")[0]
-    assert Arena.read(tmp_path / "a.json", graph).bytes == document["bytes"]
+    assert "give --graph" in check_file(path)[0]
+    path.write_text(json.dumps(document | {"bytes": "many"}))
+    assert main(["check", str(path)]) == 1
+    assert "a.json: 'bytes' must be" in capsys.readouterr().err
 
 
 def test_every_overlap_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
@@ -401,10 +324,12 @@ def test_every_overlap_is_refused(certificate: tuple[Graph, dict[str, Any]]) -> 
     assert verdicts == {True, False}
 
 
-def forgeries(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def test_forged_arenas_are_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
+    graph, document = certificate
+    remat.arena.arena_of_document(document, graph, "it")
     offsets, steps = document["offsets"], document["plan"]["steps"]
     at = next(i for i, (kind, _) in enumerate(steps) if kind == "free")
-    return {
+    forgeries = {
         "must be 'remat-arena/1'": document | {"format": "remat-arena/2"},
         "was made for graph": document | {"graph_sha256": "0" * 64},
         "'plan_sha256' is not": document | {"plan_sha256": "0" * 64},
@@ -414,50 +339,17 @@ def forgeries(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "has 5 entries": document | {"offsets": offsets[:-1]},
         "entry 0 of 'offsets' has 0": document | {"offsets": [[], *offsets[1:]]},
         "entry 0 of 'offsets' must hold": document | {"offsets": [[-1], *offsets[1:]]},
-        "must be a list with": document | {"offsets": 3},
         "no multiple of 64": document | {"alignment": 64, "offsets": [[1], *offsets[1:]]},
         "alignment must be": document | {"alignment": 0},
-        "'bytes' must be a number": document | {"bytes": True},
-        "'plan' must be": document | {"plan": None},
         "'plan' must have 'format'": document | {"plan": document["plan"] | {"format": "x"}},
         "'sharing' must be": document | {"sharing": [[]]},
         "'plan' was made for another graph": document | {"plan": document["plan"] | {"graph_sha256": "0" * 64}},
         "'plan' says scope": document | {"plan": document["plan"] | {"scope": "free"}},
         "is no input and output": document | {"sharing": [[[5, 0]], [], [], [], [], []]},
     }
-
-
-def test_forged_arenas_are_refused(certificate: tuple[Graph, dict[str, Any]]) -> None:
-    graph, document = certificate
-    remat.arena.arena_of_document(document, graph, "it")
-    for why, forged in forgeries(document).items():
+    for why, forged in forgeries.items():
         with refused(why):
             remat.arena.arena_of_document(forged, graph, "it")
-
-
-def test_an_output_that_overwrites_cannot_lie_elsewhere() -> None:
-    graph, plan = overwriting()
-    document = plan.arena(graph).document()
-    document["offsets"][1] = [document["offsets"][1][0] + 1]
-    with refused("not in its storage"):
-        remat.arena.arena_of_document(document, graph, "it")
-
-
-def test_an_arena_keeps_its_budget_in_its_file(tmp_path: Path) -> None:
-    graph, plan = overwriting()
-    least = plan.arena(graph).total_bytes
-    for budget in (least, least - 1):
-        made = plan.arena(graph, budget=budget)
-        made.save(tmp_path / "arena.json")
-        kept = Arena.read(tmp_path / "arena.json", graph)
-        assert (kept.budget_bytes, kept.excess_bytes, kept.summary()) == (budget, least - budget, made.summary())
-
-
-def test_a_file_without_the_form_of_an_arena_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph, plan = overwriting()
-    (tmp_path / "wrong.json").write_text(json.dumps(plan.arena(graph).document() | {"bytes": "many"}))
-    assert main(["check", str(tmp_path / "wrong.json")]) == 1
-    assert "wrong.json: 'bytes' must be" in capsys.readouterr().err
 
 
 # Commands -----------------------------------------------------------------------------------------------------------
@@ -473,19 +365,14 @@ def test_the_command_places_buffers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0] == ["id", "lower", "upper", "size", "offset"]
     columns = [[int(line[i]) for line in lines[1:]] for i in range(1, 5)]
     assert not overlapping(*columns)
-    path.write_text("id,lower,upper,size\nb1,0,3\n")
-    assert main(["arena", str(path)]) == 1
-    assert "line 2" in capsys.readouterr().err
-    path.write_text("a,b\n")
-    with pytest.raises(InvalidInput, match="first line"):
-        read_buffers(path)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("id,lower,upper,size\n" + "x" * 200_000 + ",0,3,4\n", "line 2: cannot be read as CSV"),
-        ("id,lower,upper,size\nb1,0,3,1,000\n", "has 5 entries, but the first line 4"),
+        ("a,b\n", "first line"),
+        ("id,lower,upper,size\nb1,0,3\n", "has 3 entries, but the first line 4"),
         ("id,lower,upper,size,size\nb1,0,3,4,8\n", "names a column twice"),
         ("id,lower,upper,size,alignment\nb1,0,3,4,8\n", "has an alignment or gaps"),
         ("id,lower,upper,size,gaps\nb1,0,3,4,1-2\n", "has an alignment or gaps"),
@@ -504,26 +391,19 @@ def test_a_wrong_file_of_buffers_is_refused_in_one_line(
     assert line.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_minimallocs_other_forms_of_a_file_mean_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "buffers.csv"
+    for text in (
         "id,lower,upper,size\r\nb1,0,3,4\r\nb2,3,9,6\r\n",
         "id,lower,upper,size\rb1,0,3,4\rb2,3,9,6\r",
         "size,upper,id,lower\n4,3,b1,0\n\n6,9,b2,3\n",
         "buffer_id,begin,end,size,alignment,gaps\nb1,0,2,4,1,\nb2,3,8,6,1,\n",
-    ],
-)
-def test_minimallocs_other_forms_of_a_file_mean_the_same(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "buffers.csv"
-    path.write_bytes(text.encode())
-    ids, *columns = read_buffers(path)
-    assert ids == ["b1", "b2"]
-    assert [each.tolist() for each in columns] == [[0, 3], [3, 9], [4, 6]]
-
-
-def test_offsets_in_a_file_are_not_read_and_a_note_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "buffers.csv"
-    path.write_text("id,lower,upper,size,offset\nb1,0,3,4,0\nb2,0,3,4,100\n")
+        "id,lower,upper,size,offset\nb1,0,3,4,0\nb2,3,9,6,100\n",
+    ):
+        path.write_bytes(text.encode())
+        ids, *columns = read_buffers(path)
+        assert ids == ["b1", "b2"]
+        assert [each.tolist() for each in columns] == [[0, 3], [3, 9], [4, 6]]
     assert main(["arena", str(path), "--capacity", "8"]) == 0
     assert capsys.readouterr().err == f"note: {path}: the offsets in it are not read; all buffers are placed anew\n"
 
@@ -543,10 +423,11 @@ def test_the_command_places_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture
     remat.save_graph(graph, tmp_path / "g.json")
     Plan.from_order(graph, [0, 1, 2]).save(tmp_path / "p.json")
     given = ["arena", str(tmp_path / "p.json"), "--graph", str(tmp_path / "g.json")]
-    assert main([*given, "--budget", "8", "--out", str(tmp_path / "a.json")]) == 0
-    assert "within the budget" in capsys.readouterr().out
-    assert Arena.read(tmp_path / "a.json", graph).bytes == 8
-    assert main([*given, "--budget", "7"]) == 1
+    for budget, code in ((8, 0), (7, 1)):
+        assert main([*given, "--budget", str(budget), "--out", str(tmp_path / "a.json")]) == code
+        assert ("within the budget" in capsys.readouterr().out) == (code == 0)
+        kept = Arena.read(tmp_path / "a.json", graph)
+        assert (kept.bytes, kept.budget_bytes, kept.excess_bytes) == (8, budget, 8 - budget)
     assert main(given[:2]) == 1
     assert "--graph" in capsys.readouterr().err
 
@@ -567,7 +448,7 @@ def test_minimallocs_cases_are_within_their_capacity(instances: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["resnet50_b184_5GB_p100", "unet_b11_5GB", "vgg16_b176_6GB", "googlenet_b320_5GB"])
+@pytest.mark.parametrize("name", ["resnet50_b184_5GB_p100", "unet_b11_5GB", "vgg16_b176_6GB"])
 def test_plans_of_the_zoo_have_an_arena_of_their_load(name: str) -> None:
     graph, plan = remat.zoo.graph(name), remat.zoo.load(name)
     arena = plan.arena(graph, time_limit_s=60)
@@ -581,21 +462,19 @@ def test_plans_of_the_zoo_have_an_arena_of_their_load(name: str) -> None:
 def test_a_solve_with_an_arena_repairs_what_fragments(warm_search: None) -> None:
     graph = remat.zoo.graph("unet_b11_5GB_p100")
     budget = 5 * 2**30
-    solution = remat.solve(graph, budget, time_limit_s=20, threads=1, arena=True)
+    solution = remat.solve(graph, budget, time_limit_s=12, threads=1, arena=True)
     assert solution.arena.excess_bytes == 0
     assert solution.arena.total_bytes <= budget == solution.budget_bytes == solution.plan.budget_bytes
     remat.arena.arena_of_document(solution.arena.document(), graph, "it")
 
 
 class Fragmenting:
-    """A solve whose plans have gaps: each budget leads to a plan of that peak, and its arena needs `gap` bytes more.
+    """Its plans need their budget, and their arenas `gap` bytes more; below the budget `least` it finds none."""
 
-    Budgets below `least` have no plan.
-    """
-
-    def __init__(self, graph: Graph, gap: int, least: int, monkeypatch: pytest.MonkeyPatch):
-        self.graph, self.least, self.asked = graph, least, list[int]()
-        found = find_arena(graph, Plan.from_order(graph, range(len(graph))))
+    def __init__(self, gap: int, least: int, monkeypatch: pytest.MonkeyPatch):
+        self.graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
+        self.least, self.asked = least, list[int]()
+        found = find_arena(self.graph, Plan.from_order(self.graph, range(3)))
 
         def arena(plan: Plan, graph: Graph, budget: int, time_limit_s: float) -> Arena:
             plan = replace(plan, budget_bytes=budget)
@@ -603,9 +482,9 @@ class Fragmenting:
 
         monkeypatch.setattr(Plan, "arena", arena)
 
-    def solve(self, budget: int, seconds: float, n_before: int, plan: Plan | None) -> remat.Solution:
+    def solve(self, budget: int, *_: Any) -> remat.Solution:
         self.asked.append(budget)
-        plan = Plan.from_order(self.graph, range(len(self.graph)), budget)
+        plan = Plan.from_order(self.graph, range(3), budget)
         found = remat.Solution(
             remat.Status.FEASIBLE, "test", self.graph.name, budget, plan.scope, "exact", plan, 100, budget, 0.1,
             bound=90 + len(self.asked),
@@ -631,9 +510,8 @@ def test_a_budget_is_that_of_the_arena(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("remat.solving.arenas.LARGE", large)
-    graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
-    solves = Fragmenting(graph, gap, least, monkeypatch)
-    solution = solve_with_arena(graph, budget, 5.0, solves.solve)
+    solves = Fragmenting(gap, least, monkeypatch)
+    solution = solve_with_arena(solves.graph, budget, 5.0, solves.solve)
     assert solves.asked[: len(asked)] == asked
     assert (solution.budget_bytes, solution.bound) == (budget, bound)
     assert solution.plan is not None
@@ -642,14 +520,13 @@ def test_a_budget_is_that_of_the_arena(
 
 
 def test_no_round_begins_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = chain_of(3, [4, 4, 4], fixed_bytes=2)
-    solves = Fragmenting(graph, 3, 50, monkeypatch)  # an arena never fits
+    solves = Fragmenting(3, 50, monkeypatch)  # an arena never fits
 
     def slow(*given: Any) -> remat.Solution:
         time.sleep(0.3)
         return solves.solve(*given)
 
-    assert solve_with_arena(graph, 50, 0.5, slow).arena.excess_bytes == 3
+    assert solve_with_arena(solves.graph, 50, 0.5, slow).arena.excess_bytes == 3
     assert len(solves.asked) == 2
 
 

@@ -10,7 +10,7 @@ import forged_certificates
 import numpy as np
 import pytest
 from brute_force import least_budget, optimum, random_graph, training_chain
-from helpers import context_of
+from helpers import context_of, refused
 
 import remat
 from remat.bounds.certificate import proven_bound, verify_bound
@@ -23,28 +23,17 @@ from remat.implementation import Implementation
 from remat.plan import Scope
 
 
-def some_graph(seed: int) -> tuple[Graph, np.random.Generator]:
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(3, 8))
-    positive = int(seed % 4 < 2)  # half of them without zero bytes and zero costs
-    graph = random_graph(
-        rng, n, multi_output=0.2 * (seed % 2), workspace=seed % 3, keep=0.15, once=0.15 * (seed % 2), max_bytes=5,
-        min_bytes=positive, min_cost=positive,
-    )  # fmt: skip
-    return graph, rng
-
-
-def budgets(graph: Graph, rng: np.random.Generator, scope: str) -> list[int]:
-    least = least_budget(graph, scope)
-    return [least, least + int(rng.integers(1, 4))]
-
-
 @pytest.mark.parametrize("scope", ["staged", "fixed_order"])
 def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: str) -> None:
     above = costly = exact = certified = 0
-    for seed in range(150):
-        graph, rng = some_graph(seed)
-        for budget in budgets(graph, rng, scope):
+    for seed in range(60):
+        rng, positive = np.random.default_rng(seed), int(seed % 4 < 2)  # half without zero bytes and zero costs
+        graph = random_graph(
+            rng, int(rng.integers(3, 8)), multi_output=0.2 * (seed % 2), workspace=seed % 3, keep=0.15,
+            once=0.15 * (seed % 2), max_bytes=5, min_bytes=positive, min_cost=positive,
+        )  # fmt: skip
+        least = least_budget(graph, scope)
+        for budget in (least, least + int(rng.integers(1, 4))):
             best = optimum(graph, budget, scope)
             result = lower_bound(context_of(graph, budget, scope=Scope(scope)))
             assert graph.total_cost <= result.bound <= best, (seed, budget)
@@ -55,10 +44,10 @@ def test_bound_never_exceeds_the_optimum_and_its_certificate_proves_it(scope: st
             costly += best > graph.total_cost
             above += result.bound > graph.total_cost
             exact += result.bound == best
-    assert costly > 20
+    assert costly > 8
     assert above > costly / 2
     assert certified >= above
-    assert exact > 140
+    assert exact > 56
 
 
 def test_kept_value_may_be_computed_after_the_last_operation_in_fixed_order() -> None:
@@ -116,7 +105,7 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
     proof.save(file)
     assert remat.verify_bound(graph, file) == remat.BoundCertificate.load(file).bound == proof.bound
     assert verify_bound(graph, replace(proof, bound=proof.bound - 1)) == proof.bound - 1  # weaker is still true
-    with pytest.raises(InvalidInput, match="another graph"):
+    with refused("another graph"):
         verify_bound(training_chain(5), proof)
     *memory, last = proof.multipliers["memory"][0]
     no_row, not_held = "does not exist|must be 5 integers", [[3, 0, 0, 1, 1]]  # nothing says that value 0 is not held
@@ -131,78 +120,62 @@ def test_tampered_certificates_are_refused(tmp_path: Path) -> None:
           for row in ([3, 0, 0, 1, 0, 1, 1], [3, 0, 0, 0, 1], [3, 0, 99, 1, 1], [3, 0, 1])),
         (no_row, {"multipliers": {"memory": [[len(graph), 1]]}}),
     ]:  # fmt: skip
-        with pytest.raises(InvalidInput, match=says):
+        with refused(says):
             verify_bound(graph, replace(proof, **changes))
 
 
 def test_a_bound_is_refused_for_more_than_it_is_about() -> None:
     graph, proof = certified()
     assert verify_bound(graph, proof, budget=proof.budget_bytes - 1, scope="staged") == proof.bound
-    with pytest.raises(InvalidInput, match=rf"holds up to {proof.budget_bytes} B, not for 1kB"):
+    with refused(rf"holds up to {proof.budget_bytes} B, not for 1kB"):
         verify_bound(graph, proof, budget="1kB")
     for scope in ("fixed_order", "free"):
-        with pytest.raises(InvalidInput, match=f"holds for scope staged, not for {scope}"):
+        with refused(f"holds for scope staged, not for {scope}"):
             verify_bound(graph, proof, scope=scope)
     wide = lower_bound(context_of(graph, proof.budget_bytes, scope=Scope.FIXED_ORDER)).certificate
     assert verify_bound(graph, wide, scope="staged") == wide.bound
-
-
-def two_outputs() -> Graph:
-    """Operation 0 makes the values 0 and 1; value 0 is read late, value 1 at once."""
-    deps = {"a": ((), (0, 1)), "b": ((1,), (2,)), "c": ((2,), (3,)), "d": ((0, 1, 3), (4,))}
-    operations = tuple(Operation(name, "", inputs, outputs, 1) for name, (inputs, outputs) in deps.items())
-    return Graph("two", operations, tuple(Value(str(v), size) for v, size in enumerate((3, 1, 2, 2, 1))))
+    free = lower_bound(context_of(graph, proof.budget_bytes, scope=Scope.FREE))
+    assert (free.bound, free.certificate) == (graph.total_cost, None)
 
 
 def test_several_outputs_may_be_there_when_they_are_made_again() -> None:
     """Value 0 is held while operation 0 makes value 1 again, so no row says that either is absent."""
-    with pytest.raises(InvalidInput, match=r"uses the once row \[3, 0\], which does not exist"):
-        proven_bound(two_outputs(), 8, Scope.STAGED, {"once": [[3, 0, 1]]}, 1)
-
-
-def choosable() -> Graph:
-    """Operation 0 costs 5, or 1 in its other implementation."""
-    cheap = Implementation("cheap", (), (0,), 1)
-    return Graph("choice", (Operation("a", "", (), (0,), 5, implementations=(cheap,)),), (Value("x", 2),))
+    deps = {"a": ((), (0, 1)), "b": ((1,), (2,)), "c": ((2,), (3,)), "d": ((0, 1, 3), (4,))}
+    operations = tuple(Operation(name, "", inputs, outputs, 1) for name, (inputs, outputs) in deps.items())
+    graph = Graph("two", operations, tuple(Value(str(v), size) for v, size in enumerate((3, 1, 2, 2, 1))))
+    with refused(r"uses the once row \[3, 0\], which does not exist"):
+        proven_bound(graph, 8, Scope.STAGED, {"once": [[3, 0, 1]]}, 1)
 
 
 def test_a_certificate_holds_for_every_implementation() -> None:
-    graph = choosable()
+    """The operation costs 5, or 1 in its other implementation."""
+    cheap = Implementation("cheap", (), (0,), 1)
+    graph = Graph("choice", (Operation("a", "", (), (0,), 5, implementations=(cheap,)),), (Value("x", 2),))
     default = BoundCertificate("choice", graph.sha256(), 100, Scope.STAGED, 5, 1, {})
-    with pytest.raises(InvalidInput, match="claims a bound of 5, but proves only 1"):
+    with refused("claims a bound of 5, but proves only 1"):
         verify_bound(graph, default)
     assert verify_bound(graph.default(), replace(default, graph_sha256=graph.default().sha256())) == 5
     assert verify_bound(graph, replace(default, bound=1)) == 1
 
 
-@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 30))])
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 20))])
 def test_no_forged_certificate_is_believed(seed: int) -> None:
     assert forged_certificates.check(seed) == "ok"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"bound": float("nan")}, {"denominator": float("nan")}, {"budget_bytes": float("nan")}, {"scope": "best"},
+def test_a_certificate_made_by_hand_is_checked_as_a_file_is() -> None:
+    graph, proof = certified()
+    for change in (
+        {"bound": float("nan")}, {"denominator": float("nan")}, {"budget_bytes": "6GB"}, {"scope": "best"},
         {"multipliers": {"memory": [[1, float("inf")]]}}, {"multipliers": {"memory": [[1, np.uint64(2**62)]]}},
         {"multipliers": {"memory": [[]]}}, {"multipliers": {"magic": [[1, 1]]}}, {"multipliers": None},
         {"bound": 10**5000}, {"bound": -(10**5000)}, {"denominator": 10**200}, {"budget_bytes": 10**5000},
-        {"multipliers": {"memory": [[1, 10**5000]]}},
-        {"multipliers": {"memory": [[True, 1]]}}, {"graph_sha256": None}, {"graph_name": None}, {"budget_bytes": "6GB"},
-    ],
-)  # fmt: skip
-def test_a_certificate_made_by_hand_is_checked_as_a_file_is(change: dict) -> None:
-    graph, proof = certified()
-    with pytest.raises(InvalidInput) as caught:
-        verify_bound(graph, replace(proof, **change))
-    assert len(str(caught.value)) < 200
-
-
-def test_free_scope_has_only_the_cost_of_running_everything_once() -> None:
-    graph = training_chain(5)
-    result = lower_bound(context_of(graph, least_budget(graph, "staged"), scope=Scope.FREE))
-    assert result.bound == graph.total_cost
-    assert result.certificate is None
+        {"multipliers": {"memory": [[1, 10**5000]]}}, {"multipliers": {"memory": [[True, 1]]}}, {"graph_sha256": None},
+        {"graph_name": None},
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput) as caught:
+            verify_bound(graph, replace(proof, **change))
+        assert len(str(caught.value)) < 200
 
 
 def test_bound_of_a_published_network_beats_its_record_within_the_recorded_optimum(instances: Path) -> None:

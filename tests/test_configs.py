@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
-import analysis
-from analysis.results import load_run
-from analysis.table import write_csv
 from experiments import cli
-from experiments.config import CONF_FOLDER, GROUPS, ModelConfig, group_options, register
+from experiments.config import CONF_FOLDER, Config, ModelConfig, group_options, register
 from experiments.models_table import specs
-from experiments.registry import experiments, listed
+from experiments.registry import experiments
+from remat.cost.gpu import load_gpu
 from remat.frontends.spec import FRAMEWORKS, GRANULARITIES
 
 
@@ -23,46 +20,24 @@ def _here(here: Path) -> None:
     register()
 
 
-FILES = [name for name in group_options("experiment") if (CONF_FOLDER / "experiment" / f"{name}.yaml").is_file()]
+def test_every_registered_experiment_composes_and_loads() -> None:
+    composed = set[str]()
+    for name, each in experiments().items():
+        assert each.summary.endswith(".")
+        assert each.load().cases.__name__ == name
+        defaults = str({key: each.keys[key] for key in each.keys if key in Config.__dataclass_fields__})
+        if defaults not in composed:  # for others it composes the same
+            assert cli.check([f"experiment={name}", "draw=true", "keep=true"], multirun=False)
+        composed.add(defaults)
 
 
-@pytest.mark.parametrize("name", sorted(experiments()))
-def test_a_registered_experiment_composes_and_loads(name: str) -> None:
-    assert cli.check([f"experiment={name}", "keep=true"], multirun=False)
-    assert listed(name).summary.endswith(".")
-    assert listed(name).load().cases.__name__ == name
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_an_experiment_composes_as_it_is(name: str) -> None:
-    (settings,) = cli.check([f"experiment={name}"], multirun=False)
-    written = yaml.safe_load((CONF_FOLDER / "experiment" / f"{name}.yaml").read_text()) or {}
-    spec = settings.spec
-    assert spec.name == "vgg19"
-    if "batch_size" in written:
-        assert spec.batch_size == written["batch_size"]
-    if "accounting" in written:
-        assert settings.accounting == spec.accounting == written["accounting"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", FILES)
-def test_an_experiment_runs_in_its_fast_form(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Figures take seconds and have tests of their own.
-    monkeypatch.setattr(analysis, "draw_run", lambda folder: [write_csv(load_run(folder), folder / "table.csv")])
-    fast = ["model=chain", "model.options.n=4", "input_size=null", "points=3", "scale=quick",
-            "strategies=[checkpoint_all,chen_sqrtn]"]  # fmt: skip
-    assert cli.main([f"experiment={name}", *fast]) == 0
-    assert "table.csv" in capsys.readouterr().out
-    assert list(tmp_path.glob("runs/*/table.csv"))
-
-
-@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("model", "experiment")])
-def test_every_file_of_a_group_composes(group: str) -> None:
-    for name in {*group_options(group)} - {"slurm"}:  # that needs a launcher: see test_engine
-        assert cli.check([f"{group}={name}"], multirun=False)
+def test_every_file_of_a_group_composes() -> None:
+    groups = {group: group_options(group) for group in ("cost", "benchmark", "engine", "logger")}
+    groups["engine"].remove("slurm")  # that needs a launcher: see test_engine
+    for i in range(max(map(len, groups.values()))):
+        assert cli.check([f"{group}={names[i % len(names)]}" for group, names in groups.items()], multirun=False)
+    for name in group_options("gpu"):
+        assert load_gpu(name).name == name
 
 
 def test_every_model_has_the_keys_of_the_schema_and_is_described() -> None:
@@ -83,21 +58,11 @@ def test_the_table_of_models_has_both_granularities_of_keras() -> None:
     assert rows == [("vgg19", "layer"), ("vgg19", "operation"), ("torch_vgg16", "operation"), ("chain", "layer")]
 
 
-def test_the_command_line_wins_over_an_experiment() -> None:
-    (settings,) = cli.check(["experiment=throughput", "model=vgg16", "batch_size=8", "gpu=h100"], multirun=False)
-    assert (settings.spec.name, settings.spec.batch_size, settings.gpu.name) == ("vgg16", 8, "h100")
-
-
-def test_a_number_written_as_a_float_is_a_size_in_bytes() -> None:
-    for given, size in (("1e9", 1_000_000_000), ("7.5GiB", int(7.5 * 2**30)), ("sweep", None)):
-        (settings,) = cli.check([f"budget={given}"], multirun=False)
-        assert settings.budget_bytes == size
-
-
-def test_quick_is_fewer_points_and_shorter_limits_of_the_same_network() -> None:
-    (full,) = cli.check([], multirun=False)
-    (quick,) = cli.check(["scale=quick"], multirun=False)
-    assert full.points == 16
-    assert quick.points < full.points
+def test_the_command_line_wins_over_an_experiment_and_quick_is_fewer_points_and_shorter_limits() -> None:
+    asked = ["experiment=throughput", "model=vgg16", "batch_size=8", "gpu=h100", "budget=1e9"]
+    full, quick = cli.check([*asked, "scale=full,quick"], multirun=True)
+    assert (full.spec.name, full.spec.batch_size, full.gpu.name) == ("vgg16", 8, "h100")
+    assert full.budget_bytes == 1_000_000_000  # a number written as a float
+    assert quick.points < full.points == 16
     assert quick.time_limit_s < full.time_limit_s
     assert quick.spec == full.spec

@@ -22,15 +22,6 @@ OPTIONS = {"portfolio": {"work_limit": 5000}, "search": {"work_limit": 5000}, "i
 WITH_PLAN = (Status.OPTIMAL, Status.FEASIBLE)
 
 
-def skip_graph() -> Graph:
-    """A small U: an early activation is read late, forward and backward."""
-    deps = [[], [0], [1], [0, 2], [3], [3, 4], [2, 3, 5], [1, 6], [0, 7]]
-    return Graph.from_nodes(
-        "skip", deps, [4, 3, 2, 4, 1, 4, 2, 3, 4], [1, 2, 2, 1, 1, 2, 3, 4, 2],
-        backward=[False] * 5 + [True] * 4, loss=4,
-    )  # fmt: skip
-
-
 def several_outputs() -> Graph:
     """Operations with two outputs, scratch memory, a kept value and an operation that must run once."""
     operations = (
@@ -45,9 +36,7 @@ def several_outputs() -> Graph:
 def branching(n: int) -> Graph:
     """Like the published training graphs in miniature: blocks with a shortcut, mirrored backward."""
     deps = [[], *([i - 1, i - 2] if i % 3 == 0 else [i - 1] for i in range(1, n))]
-    for j in range(n):
-        i = n - 1 - j
-        deps.append([n + j - 1, i] if j else [i])
+    deps += [[n + j - 1, n - 1 - j] if j else [n - 1] for j in range(n)]
     size = [8 - (i % 5) for i in range(n)]
     return Graph.from_nodes(
         "branching", deps, size + size[::-1], [3 + i % 4 for i in range(2 * n)],
@@ -56,21 +45,20 @@ def branching(n: int) -> Graph:
 
 
 SMALL = {
-    "chain": training_chain(4), "skip": skip_graph(), "several": several_outputs(), "branching": branching(8),
+    "chain": training_chain(4), "several": several_outputs(), "branching": branching(4),
     "random": random_graph(np.random.default_rng(11), 8, min_bytes=1, min_cost=1),
 }  # fmt: skip
-# Too large for every exhaustive solver.
+# Too large for brute force; the first and the last for A* too.
 LARGE = {
-    "long chain": training_chain(14),
-    "long branching": branching(13),
+    "long chain": training_chain(14), "long branching": branching(11),
     "long random": random_graph(np.random.default_rng(12), 26, min_bytes=1, min_cost=1),
-}
+}  # fmt: skip
 GRAPHS = SMALL | LARGE
-# Budgets from just feasible to comfortable, and the least staged costs within them, as recorded on 2026-11-23. Tests
-# below find them again by other means.
+# Budgets from just feasible to comfortable, and the least staged costs within them. Tests below find them again by
+# other means.
 RECORDED = {
     "long chain": {3: 120, 9: 48, 15: 42},
-    "long branching": {37: 218, 67: 132, 98: 115},
+    "long branching": {37: 149, 62: 110, 85: 100},
     "long random": {13: 81, 20: 60, 27: 55},
 }
 
@@ -100,7 +88,7 @@ def run(strategy: str, graph: str, wanted: tuple[int, ...], **more):
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_every_strategy_conforms(strategy, graph):
-    solutions = run(strategy, graph, budgets(graph))
+    solutions = run(strategy, graph, budgets(graph), time_limit_s=5 if graph in LARGE else 20)
     for tight, wide in pairwise(solutions):  # more memory never costs more
         assert tight.cost is None or (wide.cost is not None and wide.cost <= tight.cost)
     for budget, solution in zip(budgets(graph), solutions, strict=True):
@@ -124,7 +112,7 @@ def test_every_strategy_conforms(strategy, graph):
 
 @pytest.mark.parametrize("strategy", remat.strategies())
 def test_the_same_seed_gives_the_same_plan(strategy):
-    runs = [run(strategy, "skip", budgets("skip")[:2], seed=7) for _ in range(2)]
+    runs = [run(strategy, "branching", budgets("branching")[:2], seed=7) for _ in range(2)]
     first, second = ([(one.status, one.cost, one.plan and one.plan.steps) for one in solutions] for solutions in runs)
     assert first == second
 
@@ -159,20 +147,20 @@ def nothing_exhaustive(monkeypatch):
     def called(*_, **__):
         pytest.fail("A* was asked")
 
+    monkeypatch.setattr(portfolio, "EXHAUSTIVE_OPERATIONS", 0)
     monkeypatch.setattr(portfolio, "exhaustive", called)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("nothing_exhaustive")
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("graph", LARGE)
-def test_the_portfolio_proves_the_recorded_costs(graph, threads):
+def test_the_portfolio_proves_the_recorded_costs(graph):
     """Each budget by itself: no plan and no bound comes from another one."""
-    for budget, cost in RECORDED[graph].items():
+    for threads, (budget, cost) in zip((2, 1, 2), RECORDED[graph].items(), strict=True):
         (solution,) = run("portfolio", graph, (budget,), threads=threads, work_limit=None)
         assert (solution.status, solution.cost, solution.bound) == (Status.OPTIMAL, cost, cost)
         assert simulate(GRAPHS[graph], solution.plan).cost == cost
-    (none,) = run("portfolio", graph, (min(RECORDED[graph]) - 1,), threads=threads, work_limit=None)
+    (none,) = run("portfolio", graph, (min(RECORDED[graph]) - 1,), work_limit=None)
     assert none.status is Status.INFEASIBLE
 
 
@@ -195,10 +183,10 @@ def test_the_binomial_schedule_has_the_recorded_costs_of_a_chain():
 
 @pytest.mark.long
 @pytest.mark.usefixtures("nothing_exhaustive")
-@pytest.mark.parametrize("graph", LARGE)
-def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(graph, monkeypatch):
+def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(monkeypatch):
     """As for a problem of many columns: the LP bound comes before the MILP of the whole."""
     monkeypatch.setattr(portfolio, "SMALL_COLUMNS", 0)
+    graph = "long random"
     one, (budget, cost) = GRAPHS[graph], min(RECORDED[graph].items())
     (solution,) = run("portfolio", graph, (budget,), work_limit=None, time_limit_s=40)
     assert (solution.status, solution.cost) == (Status.OPTIMAL, cost)
@@ -206,18 +194,3 @@ def test_the_certificate_of_a_large_problem_is_checked_without_a_solver(graph, m
     assert one.total_cost < proven <= cost
     with pytest.raises(remat.InvalidInput, match=f"up to {budget} B, not for {budget + 1}"):
         remat.verify_bound(one, solution.certificate, budget=budget + 1)
-
-
-@pytest.mark.parametrize("scope", ["fixed_order", "free"])
-@pytest.mark.parametrize("graph", LARGE)
-def test_wider_scopes_claim_no_more_than_the_recorded_costs(graph, scope):
-    """A staged plan is a plan of every scope, and thus above every bound."""
-    solutions = run("portfolio", graph, budgets(graph), scope=scope)
-    assert all(solution.plan for solution in solutions[1:])
-    for solution in solutions:
-        assert solution.bound <= RECORDED[graph][solution.budget_bytes]
-        if solution.plan is not None:
-            assert Scope(scope).contains(solution.plan.scope)
-            trace = simulate(GRAPHS[graph], solution.plan)
-            assert trace.peak_bytes <= solution.budget_bytes
-            assert solution.bound <= solution.cost == trace.cost

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from analysis.charts import save
 from analysis.execution import figure
 from experiments import device, executed_steps, store
 from experiments.steps import measure, torch_sizes
-from experiments.steps.sizes import spec_at
 from experiments.steps.table import beside
-from remat.cost import CostWarning, apply_cost, load_gpu, stored
+from remat import Graph, Work
+from remat.cost import apply_cost, load_gpu, stored
 from remat.cost.records import cache_key, write_record
 from remat.errors import InvalidInput
 from remat.files import read_lines, write_lines
@@ -33,12 +32,9 @@ from remat.frontends import synthetic
 from remat.frontends.json import save_graph
 from remat.plan import Plan
 from remat.simulator import simulate
-from remat.torch.frontend import graphs as frontend
 from remat.torch.planning.capturing import captured_step
 from remat.torch.planning.eager import Eager
 
-TINY = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2}
-METHODS = {"plain", "checkpoint_blocks", "selective_checkpoint", "torch_mincut", "portfolio"}
 # A Python without these packages, as on a machine that has PyTorch, NumPy, Numba and SciPy alone.
 BARE = """
 import sys
@@ -60,11 +56,6 @@ HERE = ["--device", "cpu", "--size", "tiny", "--models", "gpt2_medium", "--time-
 
 
 @pytest.fixture
-def _tiny(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(torch_sizes.ON_A_CPU, "gpt2", {"batch_size": 8, "options": TINY})
-
-
-@pytest.fixture
 def bare(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts ``python -m experiments.device arguments`` on such a machine."""
     (tmp_path / "bare").mkdir()
@@ -80,15 +71,17 @@ def bare(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-@pytest.mark.usefixtures("_tiny")
 @pytest.mark.slow
-def test_every_method_is_measured_and_drawn(tmp_path: Path) -> None:
+def test_every_method_is_measured_and_drawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"length": 8, "vocabulary": 20, "context": 8, "width": 16, "n_layers": 1, "n_heads": 2}
+    monkeypatch.setitem(torch_sizes.ON_A_CPU, "gpt2", {"batch_size": 8, "options": tiny})
     job = replace(executed_steps.STEPS["peers"].usual, model="gpt2", time_limit_s=1.0, rounds=3, fractions=[0.6, 0.8])
     rows = [job.case.what | row for row in measure.measured(**job.case.what)]
-    assert save(figure(rows), tmp_path / "peers")[0].stat().st_size > 10_000
-    assert {line[0].split()[0] for line in beside(rows)} == METHODS - {"portfolio"}
+    assert save(figure(rows), here / "peers")[0].stat().st_size > 10_000
+    methods = {"checkpoint_blocks", "selective_checkpoint", "torch_mincut", "plain"}
+    assert {line[0].split()[0] for line in beside(rows)} == methods
     measured = [row for row in rows if row["measured_peak_bytes"]]
-    assert {row["method"] for row in measured} == METHODS
+    assert {row["method"] for row in measured} == {*methods, "portfolio"}
     assert {row["same_as"] for row in measured} == {"plain"}
 
 
@@ -172,23 +165,6 @@ def test_rows_of_an_earlier_version_are_kept(here: Path, monkeypatch: pytest.Mon
         ]
 
 
-@pytest.mark.slow
-def test_costs_serve_a_machine_that_cannot_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(store, "KEPT_FOLDER", tmp_path / "results")
-    assert device.main([str(tmp_path / "rows"), *HERE, "--backends", "eager", "--budgets", "0.9"]) == 0
-    assert device.main([str(tmp_path / "rows"), "--keep", "--time-limit", "1"]) == 0
-    found = stored.load_stored("cpu", tmp_path / "results")
-    monkeypatch.setattr(stored, "RESULTS_FOLDER", tmp_path / "results")
-    graph = frontend.extract(replace(spec_at("gpt2_medium", "tiny"), name="gpt2"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CostWarning)  # extraction ends the forward pass otherwise than a module
-        costed = apply_cost(graph, "profile", load_gpu("cpu"))
-    known = [op for op in costed.operations if op.work and op.work.signature in found.ns and not op.work.is_free]
-    assert len(known) > 0.8 * sum(1 for op in costed.operations if op.work and not op.work.is_free)
-    assert [op.cost for op in known] == [found.ns[op.work.signature] for op in known if op.work]
-
-
 def test_a_wrong_folder_or_machine_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no rows: run .* on the device"):
         device.main([str(tmp_path / "nothing"), "--keep"])
@@ -205,23 +181,14 @@ def test_a_process_that_fails_is_one_row(tmp_path: Path) -> None:
 
 
 def test_what_counts_as_out_of_memory() -> None:
-    def wrapped() -> BaseException:
-        try:
-            try:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-            except torch.OutOfMemoryError as error:
-                raise RuntimeError("backend failed") from error
-        except RuntimeError as error:
-            return error
-
-    assert device.is_out_of_memory(wrapped())
-    assert device.is_out_of_memory(
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    )
+    wrapped = RuntimeError("backend failed")
+    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    assert device.is_out_of_memory(wrapped)
+    assert device.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"))
     assert not device.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
-@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize("kind", ["flash", "cudnn"])
 def test_the_attention_of_a_gpu_is_captured_and_repeated(kind: str) -> None:
     """By its name, on tensors without contents; so that a graph of these networks on a GPU is known to be read."""
 
@@ -247,7 +214,7 @@ def test_the_attention_of_a_gpu_is_captured_and_repeated(kind: str) -> None:
     assert simulate(step.graph, Plan.from_order(step.graph, order, None)).computations[attention] == 2
 
 
-def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_table_of_costs_is_stored_read_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored.load_stored("h200", tmp_path) is None
     (tmp_path / "h200").mkdir()
     (tmp_path / "h200" / "profile.parquet").write_text("no parquet")
@@ -263,5 +230,7 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         record = {"ns": ns, "best_ns": ns, "signature": "mm"} | provenance
         write_record(tmp_path / "cache" / f"{cache_key('mm', provenance)}.json", record)
     stored.store(tmp_path / "cache", "cpu", now, tmp_path)
-    found = stored.load_stored("cpu", tmp_path)
-    assert found.ns == {"mm": 7}
+    assert stored.load_stored("cpu", tmp_path).ns == {"mm": 7}
+    monkeypatch.setattr(stored, "RESULTS_FOLDER", tmp_path)  # it serves a machine that cannot measure
+    graph = Graph.from_nodes("g", [[]], [1], [1], works=[Work(5, 6, signature="mm")])
+    assert apply_cost(graph, "profile", load_gpu("cpu")).costs.tolist() == [7]

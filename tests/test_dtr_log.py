@@ -1,4 +1,4 @@
-"""Logs of DTR's simulator: what becomes of each instruction, what is refused, and the six published logs."""
+"""Logs of DTR's simulator: what becomes of each instruction, what is refused, and published logs."""
 
 from __future__ import annotations
 
@@ -76,12 +76,8 @@ def test_a_step(tmp_path: Path) -> None:
         ("relu_backward", (1, 2), (3,), 2, True), ("mm", (3,), (4,), 6, True),
     ]  # fmt: skip
     assert [(value.name, value.bytes, value.keep) for value in graph.values] == [
-        ("a", 8, False),
-        ("b", 8, False),
-        ("l", 1, False),
-        ("db", 8, False),
-        ("dw", 10, True),
-    ]
+        ("a", 8, False), ("b", 8, False), ("l", 1, False), ("db", 8, False), ("dw", 10, True),
+    ]  # fmt: skip
     assert plain_peak(graph) == 14 + 18  # b, l and db, or db and dw
     assert load_dtr_log(tmp_path / "step.log").program_peak_bytes == 14 + 25  # a is released late
 
@@ -98,11 +94,8 @@ def test_a_view_is_its_storage(tmp_path: Path) -> None:
     graph = read(
         tmp_path, call("mm", [], {"a": (8, -1)}), mixed, release("a", "n"), call("sum", ["a1"], {"l": (1, -1)})
     )
-    assert [(op.inputs, op.outputs, op.cost) for op in graph.operations] == [
-        ((), (0,), 1),
-        ((0,), (1,), 4),
-        ((0,), (2,), 1),
-    ]
+    calls = [(op.inputs, op.outputs, op.cost) for op in graph.operations]
+    assert calls == [((), (0,), 1), ((0,), (1,), 4), ((0,), (2,), 1)]
     assert [value.keep for value in graph.values] == [True, False, True]  # a by the name of its view
 
 
@@ -135,63 +128,45 @@ def test_what_is_written_over_is_copied(tmp_path: Path) -> None:
     assert [(value.bytes, value.keep) for value in graph.values] == [(2, True), (1, True)]
 
 
-def test_where_the_backward_pass_begins(tmp_path: Path) -> None:
+def test_where_the_step_and_its_backward_pass_begin(tmp_path: Path) -> None:
     step = [line for line in STEP if line != BACKWARD]
     assert read(tmp_path, step).loss == 2
     first = [*call("pool_backward", [], {"p": (1, -1)}), *STEP]  # a name alone does not count beside the annotation
     assert read(tmp_path, first).loss == 3
     assert read(tmp_path, call("mm", [], {"a": (1, -1)})).loss is None
-
-
-def test_lines_before_the_step_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "s.log"
     path.write_text(text_of(constant("old", 3), call("mm", ["old"], {"o": (1, -1)}), START, STEP, release("o", "old")))
     graph = remat.load_graph(path)
-    assert len(graph) == 5
-    assert graph.fixed_bytes == 14
+    assert (len(graph), graph.fixed_bytes) == (5, 14)  # lines before the step do not count
 
 
-def test_both_compressions_and_the_check(tmp_path: Path) -> None:
-    plain, packed = tmp_path / "a.log", tmp_path / "a.log.gz"
-    plain.write_text(text_of(START, STEP))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert remat.load_graph(plain).sha256() == remat.load_graph(packed).sha256()
+def test_a_compressed_log_is_checked_and_solved(tmp_path: Path) -> None:
+    graph, packed = read(tmp_path, STEP), tmp_path / "a.log.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "step.log").read_bytes()))
+    assert graph.sha256() == remat.load_graph(packed).sha256()
     line, remarks = check_file(packed)
     assert line.startswith(f"{packed}: DTR's operator log, graph 'a': 5 operations, 5 values of 35 B")
     assert not remarks
-    assert remat.solve(remat.load_graph(plain), 14 + 18, "dtr", "fixed_order").cost == 17
+    assert remat.solve(graph, 14 + 18, "dtr", "fixed_order", isolate=False).cost == 17
 
 
 MADE = call("mm", [], {"a": (8, -1)})
 REFUSED = [
     (constant("w", -1), "line 3: 'MEMORY' must be 0 or more, but is -1"),
-    (constant("w", "9" * 30), "line 3: 'MEMORY' must be a whole number, not '999"),
     (constant("w", 1.5), "line 3: 'MEMORY' must be a whole number, not '1.5'"),
     ([*constant("w", 1), *constant("w", 1)], "line 4: 'w' is declared a second time"),
     ([{"INSTRUCTION": "CONSTANT", "NAME": 3}], "line 2: 'NAME' must be a name, not 3"),
-    ([constant("w", 1)[0], *MADE], "line 3: MEMORY must follow CONSTANT 'w'"),
     ([constant("w", 1)[0], constant("v", 1)[1]], "line 3: MEMORY of 'w' must come here, not of 'v'"),
     ([constant("w", 1)[0]], "ends before the MEMORY and ALIAS of its last call or constant; is it cut short?"),
     ([constant("w", 1)[1]], "line 2: MEMORY of 'w' follows neither CONSTANT nor CALL"),
-    (MADE[:2], "ends before the MEMORY and ALIAS"),
     ([*MADE[:2], *STEP], "line 4: MEMORY and ALIAS of 1 results must follow CALL"),
     ([MADE[0], MADE[2]], "line 3: ALIAS of 'a' does not follow its MEMORY"),
-    ([*MADE[:2], MADE[1]], "line 4: MEMORY of 'a' follows neither"),
-    ([*MADE, MADE[2]], "line 5: ALIAS of 'a' does not follow its MEMORY"),
     (call("mm", [], {"a": (8, 0)}), "line 4: ALIAS of 'a' is argument 0, but there are 0"),
-    (call("mm", [], {"a": (8, -2)}), "line 4: 'ALIAS' must be -1 or more, but is -2"),
-    (call("mm", [], {"a": (8, -1)}, -5), "line 2: 'TIME' must be 0 or more, but is -5"),
     (call("mm", ["b"], {"a": (8, -1)}), "line 2: 'b' was not declared, or is released"),
-    ([*MADE, *MADE], "line 5: 'a' is declared a second time"),
-    ([{**MADE[0], "RESULT": ["a", "a"]}], "line 2: 'a' is declared a second time"),
     ([{**MADE[0], "ARGS": "a"}], "line 2: 'ARGS' must be a list of names, not 'a'"),
     ([{"INSTRUCTION": "JUMP"}], "line 2: unknown instruction 'JUMP'; known: ANNOTATE, CONSTANT"),
-    ([{"INSTRUCTION": ["CALL"]}], "line 2: unknown instruction ['CALL']"),
-    ([copy("a", "b")], "line 2: 'a' was not declared"),
-    ([*MADE, copy("a", "a")], "line 5: 'a' is declared a second time"),
     ([*MADE, *release("a", "a")], "line 6: 'a' was not declared, or is released"),
     ([*MADE, mutate("add_", ["a"], [1])], "line 5: 'MUTATE' must list places in ARGS, not [1]"),
-    ([*MADE, mutate("add_", ["a"], [True])], "line 5: 'MUTATE' must list places"),
     (call("m\nm", [], {"a": (8, -1)}), "the name of operation 0 holds a control character"),
     (call("mm", [], {"a": (10**18, -1), "b": (10**18, -1)}), "total bytes or cost exceed"),
     (constant("w", 1), "has no operations"),
@@ -207,11 +182,10 @@ def test_what_is_refused(lines: list[Line], message: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "has no line with ANNOTATE START"), (text_of(STEP).encode(), "has no line with ANNOTATE START"),
-        (b"[1]\n", "line 1: must be an object, not [1]"), (b'{"a": 1}\n\n{"a": \n', "line 3: cannot be read as JSON"),
+        (text_of(STEP).encode(), "has no line with ANNOTATE START"), (b"[1]\n", "line 1: must be an object, not [1]"),
+        (b'{"a": 1}\n\n{"a": \n', "line 3: cannot be read as JSON"),
         (b'{"a": 1, "a": 2}\n', "line 1: has the key 'a' twice"), (b'{"a": NaN}\n', "line 1: cannot be read as JSON"),
         (b"\xff\n", "line 1: cannot be read as JSON: it is not UTF-8"), (b"[" * 100_000, "nested too deeply"),
-        (b"\x1f\x8b rest", "is compressed with gzip, but damaged or cut short"),
         (gzip.compress(text_of(START, STEP).encode(), mtime=0)[:-20], "gzip, but damaged or cut short"),
     ],
 )  # fmt: skip
@@ -222,24 +196,19 @@ def test_broken_files(content: bytes, message: str, tmp_path: Path) -> None:
         remat.load_graph(path)
 
 
-def test_other_paths(tmp_path: Path) -> None:
-    (tmp_path / "folder.log").mkdir()
-    with pytest.raises(InvalidGraph, match="it is a folder"):
-        remat.load_graph(tmp_path / "folder.log")
-    with pytest.raises(InvalidGraph, match="no such file"):
-        remat.load_graph(tmp_path / "none.log.gz")
-
-
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file that holds a gigantic text is not read to its end, and lines have no limit of their own."""
     monkeypatch.setattr(dtr_log, "MAX_OPERATIONS", 4)
     with pytest.raises(InvalidGraph, match="has more than 4 calls"):
         read(tmp_path, STEP)
-    monkeypatch.setattr("remat.files.MAX_FILE_BYTES", 1_000_000)
-    for blown in (b" " * 10**8, b"\n" * 10**8):
+    for path, words in ((tmp_path, "it is a folder"), (tmp_path / "none.log.gz", "no such file")):
+        with pytest.raises(InvalidGraph, match=words):
+            load_dtr_log(path)
+    monkeypatch.setattr("remat.files.MAX_FILE_BYTES", 100_000)
+    for blown in (b" ", b"\n"):
         path = tmp_path / "bomb.log.gz"
-        path.write_bytes(gzip.compress(blown))
-        with pytest.raises(InvalidGraph, match="is larger than 1000000 bytes"):
+        path.write_bytes(gzip.compress(blown * 10**7))
+        with pytest.raises(InvalidGraph, match="is larger than 100000 bytes"):
             remat.load_graph(path)
 
 
@@ -249,11 +218,12 @@ def test_a_log_that_is_cut_off_or_altered(tmp_path: Path) -> None:
     random, path = np.random.default_rng(0), tmp_path / "cut.log"
     sound, refused = 0, list[str]()
     lines = text.splitlines(keepends=True)
-    changed = ["".join(random.permutation(lines)[: random.integers(len(lines) + 1)]) for _ in range(100)]
-    for i in range(200):
+    changed = ["".join(random.permutation(lines)[: random.integers(len(lines) + 1)]) for _ in range(60)]
+    for i in range(120):
         at, other = sorted(random.integers(len(text), size=2).tolist())
         changed.append(text[:at] + (text[other:] if i % 2 else chr(random.integers(32, 127)) + text[at + 1 :]))
-    for content in [*(text[:i] for i in range(len(text))), *changed, *("".join(lines[:i]) for i in range(len(lines)))]:
+    cuts = range(0, len(text), 7)
+    for content in [*(text[:i] for i in cuts), *changed, *("".join(lines[:i]) for i in range(len(lines)))]:
         path.write_text(content)
         try:
             graph = remat.load_graph(path)
@@ -266,50 +236,14 @@ def test_a_log_that_is_cut_off_or_altered(tmp_path: Path) -> None:
     assert all(message.startswith(f"{path}: ") and "\n" not in message for message in refused)
 
 
-def lines_of(path: Path) -> list[Line]:
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-
-
-def replayed(lines: list[Line]) -> tuple[int, int]:
-    """(most bytes that the program has at once beside constants, bytes of constants), by its own releases."""
-    of, size, names, constants, held, peak = {}, {}, {}, set(), 0, 0
-    arguments: list[str] = []
-    for line in lines:
-        match line["INSTRUCTION"]:
-            case "CONSTANT":
-                constants.add(line["NAME"])
-            case "MEMORY":
-                name = of[line["NAME"]] = line["NAME"]
-                size[name], names[name] = int(line["MEMORY"]), {name}
-                held += 0 if name in constants else size[name]
-            case "CALL":
-                arguments = line["ARGS"]
-            case "ALIAS" if line["ALIAS"] != "-1":
-                held -= size[line["NAME"]]
-                of[line["NAME"]] = of[arguments[int(line["ALIAS"])]]
-                names[of[line["NAME"]]].add(line["NAME"])
-            case "COPY":
-                of[line["DST"]] = of[line["SRC"]]
-                names[of[line["SRC"]]].add(line["DST"])
-            case "MUTATE":  # a copy exists meanwhile
-                peak = max(peak, held + sum(size[of[line["ARGS"][i]]] for i in line["MUTATE"]))
-            case "RELEASE":
-                name = of[line["NAME"]]
-                names[name].remove(line["NAME"])
-                held -= 0 if names[name] or name in constants else size[name]
-        peak = max(peak, held) if line["INSTRUCTION"] == "ALIAS" else peak
-    return peak, sum(size[name] for name in constants)
-
-
-@pytest.mark.parametrize("name", ["inceptionv4", "lstm", "resnet32", "transformer", "treelstm", "unet"])
+@pytest.mark.parametrize("name", ["resnet32", "transformer", "treelstm", "unet"])
 def test_published_logs(name: str, instances: Path) -> None:
     path = instances / "dtr" / f"{name}.log.gz"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    log, lines = load_dtr_log(path), lines_of(path)
-    peak, constants = replayed(lines)
-    assert log.program_peak_bytes == peak + constants
-    assert log.graph.fixed_bytes == constants < plain_peak(log.graph) <= log.program_peak_bytes
+    log, lines = load_dtr_log(path), [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    constants = {line["NAME"] for line in lines if line["INSTRUCTION"] == "CONSTANT"}
+    sizes = {line["NAME"]: int(line["MEMORY"]) for line in lines if line["INSTRUCTION"] == "MEMORY"}
+    assert log.graph.fixed_bytes == sum(sizes[name] for name in constants)
+    assert log.graph.fixed_bytes < plain_peak(log.graph) <= log.program_peak_bytes
     assert log.graph.loss is not None
     times = sum(int(line.get("TIME", 0)) for line in lines)
     assert 0.99 * times < log.graph.total_cost <= times  # without views of constants

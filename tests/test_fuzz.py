@@ -1,4 +1,4 @@
-"""Twenty of the random PyTorch modules that `make fuzz` tries by the hundred."""
+"""Three of the random PyTorch modules that `make fuzz` tries by the hundred."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import random_modules
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", range(3))
 def test_random_modules_keep_their_bits_and_their_promise(seed: int) -> None:
     outcome = random_modules.check(seed)
     assert outcome.startswith(("ok", "refused")), f"seed {seed}: {outcome}"

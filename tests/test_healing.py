@@ -9,7 +9,6 @@ import random
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -20,7 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import ROOT, install_package, start_run_py, wait_for
+from helpers import ROOT, install_package, run_py, wait_for
 from sweep_helpers import MIRROR, make_row, sweep
 
 import remat
@@ -33,7 +32,7 @@ from remat.files import read_lines, write_lines
 from remat.frontends.spec import ModelSpec
 from remat.implementation import Implementation
 from remat.simulator import load_and_simulate
-from remat.solution import Family, Member, Status
+from remat.solution import Family, Status
 from remat.solving.here import run_family, solve_here
 
 # One strategy that ignores the budget and one that does not.
@@ -69,10 +68,19 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
     """A store with the rows of a finished sweep, its graph and a remembered result."""
     folder = tmp_path_factory.mktemp("solved")
     rows, _, _ = sweep(folder, **CHEAP)
-    store = Store(folder)
-    store.write_graph(MIRROR)
-    store.remember("paper", {"question": 1}, lambda: {"answer": 42})
+    _graph_and_paper(folder)
     return folder, rows
+
+
+def _graph_and_paper(folder: Path) -> None:
+    Store(folder).write_graph(MIRROR)
+    assert Store(folder).remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
+
+
+def searched(rows: list[Row]) -> list[Row]:
+    """The rows with a plan of their own, by budget."""
+    found = [row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None]
+    return sorted(found, key=lambda row: row.budget_bytes)
 
 
 def altered(path: Path) -> None:
@@ -80,10 +88,7 @@ def altered(path: Path) -> None:
     if path.suffix == ".parquet":
         table = pq.ParquetFile(path).read()
         rows = table.to_pylist()
-        if "cost" in rows[0]:
-            rows[0]["cost"] = (rows[0]["cost"] or 0) + 1
-        else:
-            rows[0]["found"] = '{"answer": 43}'
+        rows[0] |= {"cost": (rows[0]["cost"] or 0) + 1} if "cost" in rows[0] else {"found": '{"answer": 43}'}
         changed = table.from_pylist(rows, schema=table.schema)
         pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
         return
@@ -106,34 +111,29 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize(
-    ("kind", "damage"),
-    [(kind, damage) for kind in ("rows", "plans") for damage in DAMAGE]
-    + [(kind, damage) for kind in ("families", "graphs", "paper") for damage in ("truncated", "altered", "deleted")],
-)  # fmt: skip
-def test_a_damaged_file_of_the_store_is_made_again_and_named(
-    tmp_path: Path, solved: tuple[Path, list[Row]], kind: str, damage: str
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_of_the_store_are_made_again_and_named(
+    tmp_path: Path, solved: tuple[Path, list[Row]], damage: str
 ) -> None:
+    """A row, the plan of another one, a family, a graph and a remembered result at once."""
     folder, rows = shutil.copytree(solved[0], tmp_path, dirs_exist_ok=True), solved[1]
-    mine = next(row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None)
-    path = {"rows": folder / "rows" / f"{mine.key}.parquet", "plans": folder / str(mine.plan_file)}.get(kind) or next(
-        (folder / kind).iterdir()
-    )
-    DAMAGE[damage](path)
+    one, *_, other = searched(rows)
+    paths = [folder / "rows" / f"{one.key}.parquet", folder / str(other.plan_file)]
+    paths += [next((folder / kind).iterdir()) for kind in ("families", "graphs", "paper")]
+    for path in paths:
+        DAMAGE[damage](path)
     with said() as told:
         again, _, graph_run = sweep(folder, **CHEAP)
-        store = Store(folder)
-        store.write_graph(MIRROR)
-        assert store.remember("paper", {"question": 1}, lambda: {"answer": 42}) == {"answer": 42}
+        _graph_and_paper(folder)
     assert outcome(again) == outcome(rows)
-    assert graph_run.solved == (1 if kind in ("rows", "plans", "families") else 0)
+    assert graph_run.solved == 3
     # What is not there is no damage; but a row whose plan is gone is.
-    assert [line for line in told if str(path) in line and "\n" not in line] == told
-    assert len(told) == (0 if damage == "deleted" and kind != "plans" else 1)
+    named = paths[1:2] if damage == "deleted" else paths
+    assert sorted(next(str(path) for path in paths if str(path) in line) for line in told) == sorted(map(str, named))
+    assert not any("\n" in line for line in told)
     with warnings.catch_warnings(action="error"):
         once_more, _, graph_run = sweep(folder, **CHEAP)
-        Store(folder).write_graph(MIRROR)
-        assert Store(folder).remember("paper", {"question": 1}, lambda: None) == {"answer": 42}
+        _graph_and_paper(folder)
     assert (outcome(once_more), graph_run.solved) == (outcome(rows), 0)
 
 
@@ -141,41 +141,19 @@ def test_a_damaged_file_of_the_store_is_made_again_and_named(
 def test_a_plan_of_another_row_is_not_taken_for_this_one(tmp_path: Path, solved: tuple[Path, list[Row]]) -> None:
     """A valid plan in the wrong place: the judge tells it from the row's."""
     folder, rows = shutil.copytree(solved[0], tmp_path, dirs_exist_ok=True), solved[1]
-    tight, *_, wide = sorted(
-        (row for row in rows if row.strategy == "search" and row.plan_file and row.plan_from is None),
-        key=lambda row: row.budget_bytes,
-    )
+    tight, *_, wide = searched(rows)
     (folder / str(wide.plan_file)).write_bytes((folder / str(tight.plan_file)).read_bytes())
     with pytest.warns(UserWarning, match=rf"{wide.plan_file}: costs .* its row says .*computing it again"):
         again, _, graph_run = sweep(folder, **CHEAP)
     assert (outcome(again), graph_run.solved) == (outcome(rows), 1)
 
 
-def test_a_changed_step_is_an_error_that_names_the_file_and_the_step(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    plan = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
-    plan.save(path)
-    document = json.loads(path.read_text())
-    for step, words in (
-        (["compute", 99], "step 0: operation 99 does not exist"),
-        (["run", 0], "step 0: not a"),
-        (["compute", 3], "step 0: computes operation 3"),
-    ):
-        path.write_text(json.dumps(document | {"steps": [step, *document["steps"][1:]]}))
-        with pytest.raises(remat.InvalidPlan, match=words) as caught:
-            load_and_simulate(path, MIRROR)
-        assert str(caught.value).startswith(f"{path}: step 0: ")
-        assert caught.value.step == 0
-
-
 def test_plans_that_differ_in_implementations_have_files_of_their_own(tmp_path: Path) -> None:
     op = replace(MIRROR.operations[0], implementations=(Implementation("fast", (), (0,), 1),))
-    graph = replace(MIRROR, operations=(op, *MIRROR.operations[1:]))
-    order, store = range(len(graph)), Store(tmp_path)
-    plain = remat.Plan.from_order(graph, order)
-    other = remat.Plan.from_order(graph, order, implementations=["fast", *[""] * (len(graph) - 1)])
-    assert store.write_plan("k", plain) != store.write_plan("k", other)
-    assert store.write_plan("k", plain) == store.write_plan("k", plain)
+    graph, store = replace(MIRROR, operations=(op, *MIRROR.operations[1:])), Store(tmp_path)
+    plain = remat.Plan.from_order(graph, range(len(graph)))
+    other = remat.Plan.from_order(graph, range(len(graph)), implementations=["fast", *[""] * (len(graph) - 1)])
+    assert store.write_plan("k", plain) == store.write_plan("k", plain) != store.write_plan("k", other)
 
 
 def test_lines_of_measurements_heal_one_by_one(tmp_path: Path) -> None:
@@ -185,8 +163,7 @@ def test_lines_of_measurements_heal_one_by_one(tmp_path: Path) -> None:
     assert read_lines(path) == rows
     lines = path.read_text().splitlines()
     lines[0], lines[2] = lines[0].replace('"ns": 0', '"ns": 9'), lines[2][:9]
-    lines.append(json.dumps({"method": "without a seal"}))
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join([*lines, json.dumps({"method": "without a seal"})]))
     with pytest.warns(UserWarning, match=r"rows\.jsonl: line \d is damaged") as caught:
         assert read_lines(path) == [rows[1], rows[3]]
     assert len(caught) == 3
@@ -195,7 +172,7 @@ def test_lines_of_measurements_heal_one_by_one(tmp_path: Path) -> None:
 CHAIN = ModelSpec("chain", "synthetic", "remat.frontends.synthetic:chain", 2, options={"n": 3})
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["truncated", "altered", "deleted"])
 def test_a_damaged_graph_in_the_cache_is_extracted_again(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,44 +191,34 @@ def test_a_damaged_graph_in_the_cache_is_extracted_again(
 # ---- what is drawn
 
 
-@pytest.fixture
-def run(here: Path) -> Callable[[], int]:
-    """A run of one cheap strategy in a folder of its own, as from the command line; its exit code."""
-    remat.save_graph(MIRROR, here / "mirror.json")
-    return lambda: cli.main(["graph=mirror.json", "budget=5", "strategies=checkpoint_all"])
-
-
-def test_everything_that_a_run_draws_is_drawn_again(tmp_path: Path, run: Callable[[], int]) -> None:
-    assert run() == 0
-    (folder,) = (path.parent for path in tmp_path.glob("runs/*/run.json"))
-    written = {path: path.read_bytes() for path in folder.rglob("*.*")}
-    assert {path.suffix for path in written} >= {".json", ".csv", ".png", ".pdf", ".html"}
-    for damage, path in zip(["truncated", "empty", "garbage", "deleted"] * len(written), written, strict=False):
-        DAMAGE[damage](path)
-    assert run() == 0
-    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == written
-
-
-def test_a_full_disk_while_drawing_names_the_file_and_what_to_do(
-    tmp_path: Path, run: Callable[[], int], capsys: pytest.CaptureFixture[str]
+def test_everything_that_a_run_draws_is_drawn_again_also_after_a_full_disk(
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on the size of files stands for the disk: the page, which holds a script of megabytes, is above it."""
+    remat.save_graph(MIRROR, here / "mirror.json")
+    asked = ["graph=mirror.json", "budget=5", "strategies=checkpoint_all"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
     try:
-        assert run() == 1
+        assert cli.main(asked) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert re.fullmatch(
         r"error: no space left on the disk to write runs/\S+/page\.html \(File too large\); what was finished "
-        r"before is kept: "
-        r"make room and give the same command again\n", capsys.readouterr().err,
+        r"before is kept: make room and give the same command again\n", capsys.readouterr().err,
     )  # fmt: skip
-    assert not list(tmp_path.rglob("*.part"))
-    assert run() == 0
+    assert not list(here.rglob("*.part"))
+    (folder,) = (path.parent for path in here.glob("runs/*/run.json"))
+    written = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    assert {path.suffix for path in written} >= {".json", ".csv", ".png", ".pdf"}
+    for damage, path in zip(["truncated", "empty", "garbage", "deleted"] * len(written), written, strict=False):
+        DAMAGE[damage](path)
+    assert cli.main(asked) == 0
     said = capsys.readouterr()
-    assert said.err == ""
-    assert "0 solved now" in said.out
+    assert (said.err, "0 solved now" in said.out) == ("", True)
+    now = {path: path.read_bytes() for path in folder.rglob("*.*")}
+    assert now.keys() - written == {folder / "page.html"}
+    assert [path.name for path in written if now[path] != written[path]] == []
 
 
 # ---- workers
@@ -266,29 +233,24 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __init__(self, command, **how):
             super().__init__(command, **how)
             if set(modules) & set(command):
-                os.kill(self.pid, signal.SIGKILL)  # at once: a worker may need less time than any pause gives it
+                self.kill()  # at once: a worker may need less time than any pause gives it
 
     monkeypatch.setattr(subprocess, "Popen", Killed)
     return modules
 
 
-@pytest.mark.parametrize("strategy", ["checkpoint_all", "search"], ids=["family worker", "solve worker"])
-def test_what_a_killed_worker_left_is_solved_by_the_next_run(
-    tmp_path: Path, strategy: str, solved: tuple[Path, list[Row]], killing: list[str]
+def test_what_killed_workers_left_is_solved_by_the_next_run(
+    tmp_path: Path, solved: tuple[Path, list[Row]], killing: list[str]
 ) -> None:
-    only = CHEAP | {"strategies": (strategy,), "options": {strategy: {}}}
+    """Those of a family and those of a budget."""
     killing.append("remat.solving._worker")
-    lost, _, graph_run = sweep(tmp_path, **only)
-    assert {row.status for row in lost} == {"FAILED"}
+    lost, _, _ = sweep(tmp_path, **CHEAP)
+    assert {(row.strategy, row.status) for row in lost} == {(name, "FAILED") for name in CHEAP["strategies"]}
     assert all("SIGKILL" in row.message for row in lost)
     killing.clear()
-    again, _, graph_run = sweep(tmp_path, **only)
-    wanted = [row for row in solved[1] if row.strategy == strategy]
-    assert {row.status for row in again} == {row.status for row in wanted}
-    assert {row.cost for row in again} >= {row.cost for row in wanted}
-    assert graph_run.solved > 0
-    _, _, graph_run = sweep(tmp_path, **only)
-    assert graph_run.solved == 0
+    again, _, graph_run = sweep(tmp_path, **CHEAP)
+    assert outcome(again) == outcome(solved[1])
+    assert graph_run.solved > 1
 
 
 def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path, killing: list[str]) -> None:
@@ -302,50 +264,40 @@ def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path,
 
 
 # A child that never returns to Python: `PyDLL` holds the interpreter's lock while it sleeps.
-HOLDS_THE_LOCK = "import ctypes, pathlib; pathlib.Path('alive').touch(); ctypes.PyDLL(None).sleep(60)"
+# A child that never returns to Python: `PyDLL` holds the interpreter's lock while it sleeps.
+HELD = "import ctypes, pathlib, time; pathlib.Path('alive').touch(); {sleep}(60)"
 PARENT = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 from remat import child
-process = subprocess.Popen(child.command("held"), env=child.environment({}, here=True), start_new_session=True)
-print(process.pid, flush=True)
+watching = "import remat.child as c, runpy, os; c._kernel_kills_us_too = lambda: False; " \\
+    "c.end_with_parent(os.getppid()); runpy.run_module('held')"
+command = child.command("held") if sys.argv[1] == "kernel" else [sys.executable, "-c", watching]
+print(subprocess.Popen(command, env=child.environment({}, here=True), start_new_session=True).pid, flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that does not return to Python")
-@pytest.mark.parametrize("moment", ["at once", "at work"])
-def test_a_child_ends_at_once_when_its_parent_is_killed(tmp_path: Path, moment: str) -> None:
-    (tmp_path / "held.py").write_text(HOLDS_THE_LOCK)
-    parent, pid = _parent_and_child(tmp_path, PARENT)
+@pytest.mark.parametrize(
+    ("moment", "who", "patience_s"), [("at once", "kernel", 5.0), ("at work", "kernel", 1.0), ("at work", "child", 3.0)]
+)
+def test_a_child_ends_at_once_when_its_parent_is_killed(
+    tmp_path: Path, moment: str, who: str, patience_s: float
+) -> None:
+    """By the kernel, which only Linux's does; or because it watches its parent."""
+    if who == "kernel" and sys.platform != "linux":
+        pytest.skip("only Linux ends a process that does not return to Python")
+    sleep = "ctypes.PyDLL(None).sleep" if who == "kernel" else "time.sleep"
+    (tmp_path / "held.py").write_text(HELD.format(sleep=sleep))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, who], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    pid = int(parent.stdout.readline())
     if moment == "at work":
         wait_for((tmp_path / "alive").exists)
     parent.kill()
     parent.wait()
-    assert wait_for(lambda: not _is_alive(pid)) < (1.0 if moment == "at work" else 5.0)
-
-
-def test_a_child_watches_where_the_kernel_does_not_tell_it(tmp_path: Path) -> None:
-    (tmp_path / "held.py").write_text("import pathlib, time; pathlib.Path('alive').touch(); time.sleep(60)")
-    watched = re.sub(
-        r"child\.command\(\"held\"\)",
-        "[sys.executable, '-c', 'import remat.child as c, runpy, sys, os; c._kernel_kills_us_too = lambda: False; '"
-        " 'c.end_with_parent(os.getppid()); runpy.run_module(\"held\")']",
-        PARENT,
-    )
-    parent, pid = _parent_and_child(tmp_path, watched)
-    wait_for((tmp_path / "alive").exists)
-    parent.kill()
-    parent.wait()
-    assert wait_for(lambda: not _is_alive(pid)) < 3.0
-
-
-def _parent_and_child(folder: Path, code: str) -> tuple[subprocess.Popen[str], int]:
-    """A process that runs `code` in `folder`, and the id of its child, which it prints."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    return parent, int(parent.stdout.readline())
+    assert wait_for(lambda: not _is_alive(pid)) < patience_s
 
 
 def _is_alive(pid: int) -> bool:
@@ -358,7 +310,7 @@ def _is_alive(pid: int) -> bool:
 
 # ---- bits that a fault of the disk has changed
 
-N_MUTATIONS = 250  # of each file
+N_MUTATIONS = 120  # of each file
 PLAN = remat.Plan.from_order(MIRROR, range(len(MIRROR)))
 TRACE = remat.simulate(MIRROR, PLAN)
 RECORD = {"ns": 12, "best_ns": 11, "samples": [[12, 11], [13, 12]], "signature": "conv ünïcode"}
@@ -388,28 +340,6 @@ def _row(folder: Path) -> tuple[Path, Callable[[], Any]]:
     store = Store(folder)
     store.write_row(make_row())
     return folder / "rows" / "k.parquet", lambda: store.read_row("k")
-
-
-def _family(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    store = Store(folder)
-    members = tuple(Member(PLAN, TRACE.cost, TRACE.peak_bytes, {"slots": slots}) for slots in (3, 4))
-    store.write_family("k", Family("f", members, "one rejected", Status.FEASIBLE, "ünïcode", 0.5), MIRROR, "exact")
-
-    def read() -> Any:
-        found = store.read_family("k", "f", MIRROR)
-        if found is None:
-            return None
-        told = [(m.plan.steps, m.cost, m.peak_bytes, dict(m.parameters)) for m in found.members]
-        return told, found.rejected, found.status, found.message, found.wall_s
-
-    return folder / "families" / "k.parquet", read
-
-
-def _remembered(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    store = Store(folder)
-    answer = {"bytes": [1, 2, 3], "name": "ünïcode", "share": 0.25}
-    store.remember("paper", {"question": 1}, lambda: answer)
-    return next((folder / "paper").iterdir()), lambda: store.remember("paper", {"question": 1}, lambda: None)
 
 
 def _lines(folder: Path) -> tuple[Path, Callable[[], Any]]:
@@ -450,10 +380,9 @@ def _or_told(read: Callable[[], Any]) -> Any:
         return read()
     except InvalidInput as error:
         warnings.warn(str(error), stacklevel=2)
-        return None
 
 
-KINDS = (_row, _family, _remembered, _lines, _record, _graph, _plan)
+KINDS = (_row, _lines, _record, _graph, _plan)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__.strip("_") for kind in KINDS])
@@ -502,33 +431,29 @@ def test_a_file_of_the_store_under_the_name_of_another_is_not_taken_for_it(tmp_p
 
 # ---- solvers that crash, and runs beside each other
 
-PLUGIN = '''
+PLUGIN = """
 import ctypes, os, signal, time
 from remat.registry import strategy
 
 @strategy("breaks_memory")
 def breaks_memory(problem):
-    """Segmentation fault."""
     ctypes.string_at(0)
 
 @strategy("breaks_as_family", ignores_budget=True)
 def breaks_as_family(problem):
-    """Segmentation fault before any budget is known."""
     ctypes.string_at(0)
 
 @strategy("is_killed")
 def is_killed(problem):
-    """What the system does to a process when memory runs out."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory runs out
 
 @strategy("never_ends")
 def never_ends(problem):
-    """Ignores its time limit, and that it is asked to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(1)
-'''
+"""
 # How each ends, and words of the reason.
 ENDS = {
     "breaks_memory": ("FAILED", "SIGSEGV"),
@@ -539,30 +464,18 @@ ENDS = {
 }
 
 
-def rows_of(store: Path) -> list[dict]:
-    return [row for path in sorted((store / "rows").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-
-
-def run_command(here: Path, *arguments: str, paths: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
-    remat.save_graph(MIRROR, here / "mirror.json")
-    return start_run_py(here, "graph=mirror.json", *arguments, PYTHONPATH=os.pathsep.join(map(str, [*paths, ROOT])))
-
-
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str) -> None:
-    if engine == "ray":
-        pytest.importorskip("ray", reason="ray is not installed: pip install 'remat[ray]'")
+def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path) -> None:
     plugin, here = tmp_path / "plugin", tmp_path / "here"
     plugin.mkdir()
     here.mkdir()
     install_package(plugin, PLUGIN)
-    where = ["engine=ray", "engine.address=local"] if engine == "ray" else ["engine.jobs=2"]
-    run = run_command(here, "points=2", "time_limit=4", f"strategies=[{','.join(ENDS)}]", *where, paths=(plugin,))
-    out, errors = run.communicate(timeout=300)
-    assert run.returncode == 0, out + errors
-    assert "Traceback" not in out + errors
-    assert "6 of 10 solves failed or were cut short, the first of them breaks_as_family at" in out
-    rows = rows_of(here / "runs/store")
+    remat.save_graph(MIRROR, here / "mirror.json")
+    asked = ["graph=mirror.json", "points=2", "time_limit=2", f"strategies=[{','.join(ENDS)}]", "engine.jobs=2"]
+    run = run_py(here, *asked, PYTHONPATH=os.pathsep.join(map(str, [plugin, ROOT])))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Traceback" not in run.stdout + run.stderr
+    assert "6 of 10 solves failed or were cut short, the first of them breaks_as_family at" in run.stdout
+    rows = [row for path in (here / "runs/store/rows").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     largest = max(row["budget_bytes"] for row in rows)
     assert len(rows) == 2 * len(ENDS)
     for row in rows:
@@ -570,27 +483,3 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str
         if row["strategy"] != "checkpoint_all" or row["budget_bytes"] == largest:
             assert row["status"] == status, row
             assert words in row["message"], row
-
-
-@pytest.mark.slow
-def test_two_runs_of_one_store_at_once(tmp_path: Path) -> None:
-    """The same question twice, at the same time: each row once, whole, and with its own plan."""
-    asked = ["points=4", "strategies=[checkpoint_all,chen_sqrtn,checkmate_milp]", "engine.jobs=2"]
-    runs = [run_command(tmp_path, *asked) for _ in range(2)]
-    for run in runs:
-        out, errors = run.communicate(timeout=300)
-        assert run.returncode == 0, out + errors
-        assert "warning" not in out
-    store = Store(tmp_path / "runs/store")
-    keys = [path.stem for path in (store.folder / "rows").iterdir()]
-    found = [store.read_row(key) for key in keys]
-    assert all(found)
-    solved = [row for row in found if row is not None and row.plan_from is None]
-    budgets = {row.budget_bytes for row in solved}
-    assert len(budgets) >= 3
-    assert len({(row.strategy, row.budget_bytes) for row in solved}) == len(solved) == 3 * len(budgets)
-    for row in solved:
-        if row.plan_file is not None:
-            trace = remat.simulate(MIRROR, store.read_plan(row, MIRROR))
-            assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
-    assert not list(tmp_path.rglob("*.part"))

@@ -15,18 +15,14 @@ import remat
 IMPORT = re.compile(r"^\s*(?:from|import)\s+(?:tests\.)?(test_\w+)", re.MULTILINE)
 
 
-def imported_tests(source: str) -> list[str]:
-    return IMPORT.findall(source)
-
-
 def test_no_test_module_is_imported() -> None:
     """What tests share is in a module that is no test: an import would run its fixtures and move with its changes."""
     lines = ["import test_a", "    from test_b import c", "from tests.test_d import e", "from latest_test import f"]
-    assert imported_tests("\n".join(lines)) == ["test_a", "test_b", "test_d"]
+    assert IMPORT.findall("\n".join(lines)) == ["test_a", "test_b", "test_d"]
     files = sorted(Path(__file__).parent.glob("*.py"))
-    found = {path.name: imported_tests(path.read_text()) for path in files if path != Path(__file__)}
-    assert len(found) > 80
-    assert not {name: names for name, names in found.items() if names}
+    assert len(files) > 80
+    found = {path.name: IMPORT.findall(path.read_text()) for path in files if path != Path(__file__)}
+    assert not {name: imported for name, imported in found.items() if imported}
 
 
 def bound_names(package: str, source: str) -> Iterator[str]:
@@ -52,38 +48,29 @@ def hidden_modules(package: str, init: Path) -> set[str]:
     return inside & set(bound_names(package, init.read_text()))
 
 
-def test_a_hidden_module_is_seen(tmp_path: Path) -> None:
+def test_a_name_of_a_package_is_not_also_a_module_of_it(tmp_path: Path) -> None:
+    """`import remat.x as m` would give a function, or the import of a module would replace the function."""
+    (tmp_path / "data").mkdir()
     for name in ("one", "two", "three", "four", "five"):
         (tmp_path / f"{name}.py").touch()
-    (tmp_path / "data").mkdir()
-    init = tmp_path / "__init__.py"
     lines = ["from a import one", "from a.two import two", "from b import four as five", "def data(): ...", "three = 3"]
-    init.write_text("\n".join(lines))
-    assert hidden_modules("a", init) == {"two", "three", "five", "data"}
-
-
-def test_a_name_of_a_package_is_not_also_a_module_of_it() -> None:
-    """`import remat.x as m` would give a function, or the import of a module would replace the function."""
+    (tmp_path / "__init__.py").write_text("\n".join(lines))
+    assert hidden_modules("a", tmp_path / "__init__.py") == {"two", "three", "five", "data"}
     inits = [path for room in ("remat", "baselines", "analysis", "experiments", "tools")
              for path in sorted((ROOT / room).rglob("__init__.py"))]  # fmt: skip
     assert len(inits) > 15
-    packages = {".".join(path.parent.relative_to(ROOT).parts): path for path in inits}
-    found = {package: hidden_modules(package, path) for package, path in packages.items()}
-    assert not {package: names for package, names in found.items() if names}
+    found = {path: hidden_modules(".".join(path.parent.relative_to(ROOT).parts), path) for path in inits}
+    assert not {path: names for path, names in found.items() if names}
 
 
 def compared_names(source: str) -> Iterator[str]:
     """Comparisons with the name of a strategy; those with an ability of that name, as ``implementations``, are fine."""
-    names = set(remat.strategies())
+    names, others = set(remat.strategies()), (".implementations == ", "language == ")  # have values of the same names
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
-            compared = ast.unparse(node)
-            texts = {
-                one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-            }
-            others = (".implementations == ", "language == ")  # have values of the same names
-            if names & texts and not any(other in compared for other in others):
-                yield compared
+            texts = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            if names & texts and not any(other in ast.unparse(node) for other in others):
+                yield ast.unparse(node)
         elif isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant) and node.value.value in names:
             yield f"case {ast.unparse(node)}"
 

@@ -21,7 +21,6 @@ import remat
 from remat import Plan, simulate
 from remat.cli import main
 from remat.frontends import _monet_pickle
-from remat.frontends.monet_networks import BATCHES, NETWORKS
 from remat.frontends.monet_schedules import NoGraph, import_clone, load_monet
 
 KIB, MIB = 1024, 1024 * 1024
@@ -66,7 +65,7 @@ def node(
     fakes: Fakes, cls: str, op: str, args: list[list[int]], mem: Any, ms: Any, mib: Any = None, **more: Any
 ) -> Any:
     """A node with everything that MONeT stores, whether it is read or not."""
-    mib = [0.0] * len(ms) if mib is None else mib
+    ms, mib = [np.float32(x) for x in ms], [0.0] * len(ms) if mib is None else mib
     gnode = fakes.made(
         fakes.ComputeNode, shape=[-1, 4, 8, 8], _op=op, id=0, _has_backward=True, _is_depthwise=False,
         _args=[fakes.made(fakes.ComputeNode.D, index=0, requires_grad=True), fakes.made(fakes.ComputeNode.V, value=1)],
@@ -82,44 +81,32 @@ def node(
     )
 
 
-def single(values: list[float]) -> list[Any]:
-    return [np.float32(x) for x in values]
-
-
-def solver_info(fakes: Fakes, **changes: Any) -> Any:
+def solver_info(fakes: Fakes) -> Any:
     """conv -> relu (with a mask) -> addmm -> loss and backward, as in mode inplace_conv_multiway_newnode.
 
     Node 2 is relu's mask. Relu's gradient has three ways: from its input, its output, the mask.
     """
     size = np.int64(10_000)
-    ints = {"solver_parent_id": 1, "op_idx": 2}
     nodes = [
-        node(fakes, "FwdNode", "aten::_convolution", [[]], size, single([2.0, -1000.0, 0.123]), [0.0, 0.0, 0.5]),
-        node(
-            fakes, "FwdNode", "aten::relu_", [[0]], size, single([1.0, 1.0, 1.25]), has_intermediates=True,
-            inplace_workspace_compute=single([0.5, 0.5, 0.75]), inplace_workspace_mem=[-10_000 / MIB] * 3,
-        ),
-        node(fakes, "IntNode", "int::BinaryActReLU", [[1]], 313, single([0.25]), **ints),
-        node(fakes, "FwdNode", "aten::addmm", [[1]], np.int64(4096), single([0.5])),
+        node(fakes, "FwdNode", "aten::_convolution", [[]], size, [2.0, -1000.0, 0.123], [0.0, 0.0, 0.5]),
+        node(fakes, "FwdNode", "aten::relu_", [[0]], size, [1.0, 1.0, 1.25], has_intermediates=True,
+             inplace_workspace_compute=[0.5, 0.5, 0.75], inplace_workspace_mem=[-10_000 / MIB] * 3),
+        node(fakes, "IntNode", "int::BinaryActReLU", [[1]], 313, [0.25], solver_parent_id=1, op_idx=2),
+        node(fakes, "FwdNode", "aten::addmm", [[1]], np.int64(4096), [0.5]),
         node(fakes, "FwdNode", "loss::loss", [[3]], np.int64(4096), [0], [0]),
-        node(fakes, "BwdNode", "aten::addmm_param_grad", [[1, 4]], 0, single([0.5]), fwd_id=3),
-        node(fakes, "BwdNode", "aten::addmm_ip_grad", [[4]], size, single([0.5]), fwd_id=3),
-        node(fakes, "BwdNode", "aten::relu__ip_grad", [[0, 6], [1, 6], [2, 6]], size, single([1.0, 0.9, 0.7]),
+        node(fakes, "BwdNode", "aten::addmm_param_grad", [[1, 4]], 0, [0.5], fwd_id=3),
+        node(fakes, "BwdNode", "aten::addmm_ip_grad", [[4]], size, [0.5], fwd_id=3),
+        node(fakes, "BwdNode", "aten::relu__ip_grad", [[0, 6], [1, 6], [2, 6]], size, [1.0, 0.9, 0.7],
              [0.0, 0.0, -1.0], fwd_id=1),
-        node(fakes, "BwdNode", "aten::_convolution_param_grad", [[7]], 0, single([3.0, 1.0]), [0.0, 2.0], fwd_id=0),
+        node(fakes, "BwdNode", "aten::_convolution_param_grad", [[7]], 0, [3.0, 1.0], [0.0, 2.0], fwd_id=0),
     ]  # fmt: skip
     lists = defaultdict()  # as in MONeT, without a default
     lists.update({0: 0, 8: 1})
     return fakes.made(
-        fakes.SolverInfo,
-        **{
-            "nodes": dict(enumerate(nodes)), "newnodes": [2], "loss": 4, "edge_list": [(0, 1, 0), (1, 3, 0)], "bs": 7,
-            "model_name": "tiny", "mode": "conv_multiway_newnode", "select_conv_algo": True, "do_inplace": True,
-            "compute_newnode": True, "conv_list": lists, "inplace_list": {1: 0, 2: 0}, "solver_to_graph": [0, 1, -1],
-            "graph_to_solver": {0: 0}, "fwd_to_bwd": {}, "bwd_to_fwd": {}, "data_path": "tiny_7_x", "size": 9,
-            "num_conv_algos": 8,
-        }
-        | changes,
+        fakes.SolverInfo, nodes=dict(enumerate(nodes)), newnodes=[2], loss=4, edge_list=[(0, 1, 0), (1, 3, 0)], bs=7,
+        model_name="tiny", mode="conv_multiway_newnode", select_conv_algo=True, do_inplace=True, compute_newnode=True,
+        conv_list=lists, inplace_list={1: 0, 2: 0}, solver_to_graph=[0, 1, -1], graph_to_solver={0: 0}, fwd_to_bwd={},
+        bwd_to_fwd={}, data_path="tiny_7_x", size=9, num_conv_algos=8,
     )  # fmt: skip
 
 
@@ -128,12 +115,12 @@ def write(path: Path, document: Any, protocol: int = 3) -> Path:
     return path
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_a_solution_becomes_a_graph_with_its_implementations(tmp_path: Path, fakes: Fakes, protocol: int) -> None:
+def test_a_solution_becomes_a_graph_with_its_implementations(tmp_path: Path, fakes: Fakes) -> None:
     arrays = dict.fromkeys(("r", "s", "m", "rf", "ip", "p"), np.ones((5, 5)))
     solution = fakes.made(fakes.Solution, **arrays, solve_time=1.0, runtime_expected=np.float64(3))
-    path = write(tmp_path / "solution_tiny_7_x_5.00.pkl", [solver_info(fakes), solution], protocol)
-    graph = load_monet(path)
+    document, path = [solver_info(fakes), solution], tmp_path / "solution_tiny_7_x_5.00.pkl"
+    graph, *others = (load_monet(write(path, document, protocol)) for protocol in (2, 3, 4))
+    assert all(graph == other for other in others)
     assert (graph.name, graph.cost_unit, graph.fixed_bytes) == ("tiny_b7_inplace_conv_multiway_newnode", "ns", 10 * KIB)
     assert [op.kind for op in graph.operations] == [
         "aten::_convolution", "aten::relu_", "aten::addmm", "loss::loss", "aten::addmm_param_grad",
@@ -161,41 +148,10 @@ def test_a_solution_becomes_a_graph_with_its_implementations(tmp_path: Path, fak
     # The convolution's output is gone when the gradient is computed.
     trace = simulate(graph, Plan.from_order(graph, range(8), implementations=names))
     assert trace.cost == (200 + 75 + 50 + 0 + 50 + 50 + 70 + 300) * 10_000
-
-
-def test_a_mask_that_every_way_needs_is_an_ordinary_output(tmp_path: Path, fakes: Fakes) -> None:
-    info = solver_info(fakes)
-    gradient = info.nodes[7]
+    gradient = document[0].nodes[7]  # a mask that every way needs is an ordinary output
     gradient.args, gradient.workspace_compute = [[2, 6]], [0.7]
-    graph = load_monet(write(tmp_path / "x.pkl", [info, None]))
-    assert graph.n_extra == 0
-    assert graph.operations[1].outputs == (1, 2)
-    assert graph.operations[6].inputs == (2, 6)
-
-
-def test_rounding_and_structure_are_those_of_the_published_graphs(
-    tmp_path: Path, fakes: Fakes, instances: Path
-) -> None:
-    """Kinds and edges of the published graphs, exact bytes of the layers: the import is the published graph."""
-    for name in ("resnet50", "unet", "vgg16"):
-        published = remat.load_graph(instances / "p100" / f"{name}_b{BATCHES[name]}.json")
-        layers = NETWORKS[name](BATCHES[name]).layers
-        parameters = sum(layer.parameters for layer in layers)
-        fixed = layers[0].bytes + 4 * (2 * parameters + sum(layer.buffers for layer in layers))
-        exact = [layer.bytes for layer in layers[1 : published.loss + 1]]
-        exact += [value.bytes for value in published.values[published.loss :]]
-        nodes = {
-            k: node(fakes, "BwdNode" if op.is_backward else "FwdNode", op.kind, [[*op.inputs]], exact[k],
-                    [np.float32(op.cost / 1e6)], fixed_mem=np.int64(fixed), fwd_id=0)
-            for k, op in enumerate(published.operations)
-        }  # fmt: skip
-        info = solver_info(
-            fakes, nodes=nodes, loss=published.loss, bs=BATCHES[name], model_name=name.removesuffix("et"),
-            mode="normal", select_conv_algo=False, do_inplace=False,
-        )  # fmt: skip
-        graph = load_monet(write(tmp_path / f"{name}.pkl", [info, None]))
-        assert (graph.name, graph.sha256()) == (published.name, published.sha256())
-        assert [op.kind for op in graph.operations] == [op.kind for op in published.operations]
+    graph = load_monet(write(path, document))
+    assert (graph.n_extra, graph.operations[1].outputs, graph.operations[6].inputs) == (0, (1, 2), (2, 6))
 
 
 def test_costs_alone_become_a_graph_where_the_network_is_known(tmp_path: Path) -> None:
@@ -248,63 +204,62 @@ class Call:
         return self.called
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize(
-    ("function", "named"),
+    ("function", "named", "nested"),
     [
-        (os.system, rf"{os.system.__module__}\.system"),
-        (builtins.eval, r"builtin\w*\.eval"),
-        (builtins.exec, r"builtin\w*\.exec"),
-        (subprocess.Popen, r"(subprocess|commands)\.Popen"),
-        (np.load, r"numpy\.load"),
+        (os.system, rf"{os.system.__module__}\.system", False),
+        (os.system, rf"{os.system.__module__}\.system", True),
+        (builtins.exec, r"builtin\w*\.exec", False),
+        (subprocess.Popen, r"(subprocess|commands)\.Popen", True),
+        (np.load, r"numpy\.load", False),
     ],
 )
 def test_calls_are_refused_and_not_run(
     tmp_path: Path, fakes: Fakes, function: Any, named: str, nested: bool, protocol: int
 ) -> None:
     witness = tmp_path / "witness"
-    command = f"open({str(witness)!r}, 'w')" if function in (eval, exec) else f"touch {witness}"
-    document: Any = Call(function, command)
+    document: Any = Call(function, f"open({str(witness)!r}, 'w')" if function is exec else f"touch {witness}")
     if nested:
-        info = solver_info(fakes) if protocol > 1 else fakes.made(fakes.SolverNode)
+        info = solver_info(fakes) if protocol else fakes.made(fakes.SolverNode)
         info.extra = {"deep": [(1, document)]}
-        document = [info, None] if protocol > 1 else [{1: [document]}]
+        document = [info, None] if protocol else [{1: [document]}]
     path = write(tmp_path / "solution_x_1_normal_5.00.pkl", document, protocol)
     with refused(named, file=path):
         load_monet(path)
     assert not witness.exists()
 
 
-def test_what_stands_for_a_callable_takes_nothing_else(tmp_path: Path, fakes: Fakes) -> None:
+GADGETS = {
+    "getattr of a module's function":
+        b"\x80\x03cbuiltins\ngetattr\nccollections\ndefaultdict\nX\x05\x00\x00\x00__new\x86R.",
+    "getattr of dunder": b"\x80\x03cbuiltins\ngetattr\ncmonet.graph\nComputeNode\nX\x09\x00\x00\x00__class__\x86R.",
+    "default factory": b"\x80\x03ccollections\ndefaultdict\ncbuiltins\ngetattr\n\x85R.",
+    "set of tuples": b"\x80\x03cbuiltins\nset\n]K\x01\x85a\x85R.",
+    "scalar of objects":
+        b"\x80\x03cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00O8\x85RC\x01x\x86R.",
+    "state that is no dict": b"\x80\x03cmonet.graph\nNode\n)\x81]b.",
+    "arguments of a record": b"\x80\x03cmonet.graph\nNode\nK\x01\x85\x81.",
+    "dotted name": b"\x80\x04\x8c\x0bmonet.graph\x8c\x18ComputeNode.D.__init__.x\x93.",
+    "extension registry": b"\x80\x03\x82\x01.",
+    "persistent id": b"\x80\x03K\x01Q.",
+    "memo": b"\x80\x03Nr\xff\xff\xff\xff.",
+    "bytearray": b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
+    "length": b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",
+    "tower": b"\x80\x03}" + b")" + b"\x85" * 60_000 + b"K\x01s.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GADGETS)
+def test_what_stands_for_a_callable_takes_nothing_else(tmp_path: Path, name: str) -> None:
     """Gadgets out of allowed names: getattr of what is no MONeT class, defaults, sets, scalars, states."""
-    globals_ = b"\x80\x03cbuiltins\ngetattr\n"
-    scalar = b"\x80\x03cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00"
-    gadgets = {
-        "getattr of a module's function": globals_ + b"ccollections\ndefaultdict\nX\x05\x00\x00\x00__new\x86R.",
-        "getattr of dunder": globals_ + b"cmonet.graph\nComputeNode\nX\x09\x00\x00\x00__class__\x86R.",
-        "default factory": b"\x80\x03ccollections\ndefaultdict\ncbuiltins\ngetattr\n\x85R.",
-        "set of tuples": b"\x80\x03cbuiltins\nset\n]K\x01\x85a\x85R.",
-        "scalar without bytes": scalar + b"f8\x85RC\x01x\x86R.",
-        "scalar of objects": scalar + b"O8\x85RC\x01x\x86R.",
-        "state that is no dict": b"\x80\x03cmonet.graph\nNode\n)\x81]b.",
-        "arguments of a record": b"\x80\x03cmonet.graph\nNode\nK\x01\x85\x81.",
-        "dotted name": b"\x80\x04\x8c\x0bmonet.graph\x8c\x18ComputeNode.D.__init__.x\x93.",
-        "extension registry": b"\x80\x03\x82\x01.",
-        "persistent id": b"\x80\x03K\x01Q.",
-        "memo": b"\x80\x03Nr\xff\xff\xff\xff.",
-        "bytearray": b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
-        "length": b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",
-        "tower": b"\x80\x03}" + b")" + b"\x85" * 60_000 + b"K\x01s.",
-    }  # fmt: skip
-    for data in gadgets.values():
-        path = tmp_path / "solution_x_1_normal_5.00.pkl"
-        path.write_bytes(data)
-        with refused(file=path):
-            load_monet(path)
+    path = tmp_path / "solution_x_1_normal_5.00.pkl"
+    path.write_bytes(GADGETS[name])
+    with refused(file=path):
+        load_monet(path)
 
 
-def test_tensors_stay_closed(tmp_path: Path, fakes: Fakes) -> None:
+def test_reading_opens_no_tensor_and_imports_nothing_that_a_file_names(tmp_path: Path, fakes: Fakes) -> None:
     """A tensor's bytes are a pickle of their own, which a plain reader would open."""
     inner = pickle.dumps(Call(os.system, f"touch {tmp_path / 'witness'}"))
 
@@ -320,14 +275,21 @@ def test_tensors_stay_closed(tmp_path: Path, fakes: Fakes) -> None:
         patch.setitem(sys.modules, "torch", types.ModuleType("torch"))
         patch.setitem(sys.modules, "torch.storage", storage)
         path = write(tmp_path / "x.pkl", [info, None])
-    assert len(load_monet(path)) == 8
+    code = (
+        "import sys; from remat.frontends.monet_schedules import load_monet; print(len(load_monet(sys.argv[1])));"
+        "print([m for m in ('torch', 'monet', 'cvxpy', 'ortools') if m in sys.modules])"
+    )
+    assert run_python(code, str(path)).split("\n")[:2] == ["8", "[]"]
     assert not (tmp_path / "witness").exists()
+    for dtype in (">f4", "<f8", ">i8", "u1", "?"):  # NumPy's scalars of either byte order become numbers
+        value = np.array([1], dtype=dtype)[0]
+        assert _monet_pickle.read_pickle(write(tmp_path / "y.pkl", [value])) == [value]
 
 
 def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     whole = pickle.dumps([solver_info(fakes), None], protocol=3)
     path = tmp_path / "solution_tiny_7_x_5.00.pkl"
-    for n in (0, 1, 10, 500, len(whole) - 1):
+    for n in (0, 500, len(whole) - 1):
         path.write_bytes(whole[:n])
         with refused("cannot be read as a pickle"):
             load_monet(path)
@@ -340,10 +302,8 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
         load_monet(path)
     assert main(["import-monet", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.startswith("refused: ")
-    for missing in (tmp_path / "absent", tmp_path / "out"):
-        missing.with_name("out").mkdir(exist_ok=True)
-        assert main(["import-monet", str(missing)]) == 1
-        assert capsys.readouterr().err.count("\n") == 1
+    assert main(["import-monet", str(tmp_path / "absent")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -351,18 +311,14 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
     [
         (lambda i: i.nodes.pop(3), "not numbered"),
         (lambda i: i.nodes.update({3: 5}), "node 3 is a int"),
-        (lambda i: i.__dict__.update(loss=99), "loss is node 99"),
         (lambda i: i.__dict__.update(loss=2), "loss is node 2"),
-        (lambda i: i.__dict__.update(bs="7"), "lacks 'bs'"),
         (lambda i: i.__dict__.pop("conv_list"), "lacks 'conv_list'"),
         (lambda i: i.nodes[1].__dict__.update(args=[[99]]), "node 1: 'args' must be lists of nodes"),
-        (lambda i: i.nodes[1].__dict__.update(args=[]), "node 1: 'args' must be lists of nodes"),
         (lambda i: i.nodes[1].__dict__.update(args=[[3]]), "before it is produced"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[float("nan")]), "is no number"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[-1.0, 1, 1]), "is -1 ms"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[]), "no measurement of its implementation 0"),
         (lambda i: i.nodes[1].__dict__.update(mem=-5000), "must not be negative"),
-        (lambda i: i.nodes[1].__dict__.update(mem=10**40), "is no number"),
         (lambda i: i.nodes[2].__dict__.update(solver_parent_id=7), "intermediate of node 7"),
         (lambda i: i.nodes[0].__dict__.update(workspace_compute=[-1000.0]), "every algorithm of it failed"),
     ],
@@ -373,16 +329,3 @@ def test_wrong_contents_are_named(tmp_path: Path, fakes: Fakes, change: Any, mes
     path = write(tmp_path / "x.pkl", [info, None])
     with refused(message, file=path):
         load_monet(path)
-
-
-def test_reading_imports_nothing_that_a_file_names(tmp_path: Path, fakes: Fakes) -> None:
-    """Neither torch nor MONeT; NumPy's scalars of either byte order become numbers."""
-    path = write(tmp_path / "x.pkl", [solver_info(fakes), None])
-    code = (
-        "import sys; from remat.frontends.monet_schedules import load_monet; load_monet(sys.argv[1]);"
-        "print([m for m in ('torch', 'monet', 'cvxpy', 'ortools') if m in sys.modules])"
-    )
-    assert run_python(code, str(path)).strip() == "[]"
-    for dtype in (">f4", "<f8", ">i8", "u1", "?"):
-        value = np.array([1], dtype=dtype)[0]
-        assert _monet_pickle.read_pickle(write(tmp_path / "y.pkl", [value])) == [value]

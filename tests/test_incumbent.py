@@ -37,25 +37,19 @@ def test_the_cheapest_that_fits_and_is_in_scope_is_kept() -> None:
     assert [step[1:] for step in best.stats()["trajectory"]] == [[6, "first"], [5, "second"]]
 
 
-def test_times_to_the_first_plan_and_to_one_percent() -> None:
-    best = Incumbent(DIAMOND, 100, Scope.STAGED)
-    for seconds, cost in ((1.0, 1000), (2.0, 505), (3.0, 504), (9.0, 500)):
-        best.take(ALL, cost, 9, "search", at=best.began + seconds)
-    stats = best.stats()
-    assert (stats["first_plan_s"], stats["within_1pct_s"]) == (1.0, 2.0)
+def test_the_story_of_a_solve_has_its_times_is_thinned_and_keeps_its_ends() -> None:
     assert Incumbent(DIAMOND, 9, Scope.STAGED).stats() == {}
-
-
-def test_a_long_trajectory_is_thinned_and_keeps_its_ends() -> None:
     best = Incumbent(DIAMOND, 100, Scope.STAGED)
     for i in range(500):
-        best.take(ALL, 1000 - i, 9, "search", at=best.began + i)
-    trajectory = best.stats()["trajectory"]
+        best.take(ALL, 1000 - i, 9, "search", at=best.began + 1 + i)
+    stats = best.stats()
+    assert (stats["first_plan_s"], stats["within_1pct_s"]) == (1.0, 495.0)  # at most 506.01
+    trajectory = stats["trajectory"]
     assert 20 < len(trajectory) <= 50
     assert (trajectory[0][1], trajectory[-1][1]) == (1000, 501)
-    for moment in (1, 3, 10, 40, 200, 499):  # the cost at any moment is at most a fifth of it out of date
+    for moment in (2, 4, 11, 41, 201, 500):  # the cost at any moment is at most a fifth of it out of date
         cost = min(cost for at, cost, _ in trajectory if at <= moment)
-        assert 1000 - moment <= cost <= 1000 - int(moment / 1.26)
+        assert 1001 - moment <= cost <= 1001 - int(moment / 1.26)
     assert [cost for _, cost, _ in trajectory] == sorted((cost for _, cost, _ in trajectory), reverse=True)
 
 
@@ -145,31 +139,22 @@ def test_a_bound_of_a_narrower_question_is_not_taken() -> None:
     assert problem.incumbent.bound == 7
 
 
-def test_the_target_gap_says_when_to_stop() -> None:
-    problem = context_of(DIAMOND, 9, target_gap=0.2)
-    assert not problem.is_solved()
-    problem.offer(AGAIN, "search")  # gap 1/6
-    assert problem.is_solved()
-    assert not problem.with_options(target_gap=0.1).is_solved()
-
-
 def test_optimal_needs_an_exact_proof() -> None:
     """A bound of a MILP solver ends no solve, unless a larger gap is asked for; a lower certified one does."""
     graph = Graph.from_nodes("large", [[], [0], [0, 1]], [4, 4, 1], [30_000, 30_000, 40_000])
     problem = context_of(graph, 9)
     problem.offer(Plan.from_order(graph, [0, 1, 0, 2]), "search")
-    best = problem.incumbent
     for solver in ("highs", "gurobi", "mosek", "scip", "somebody"):
         assert not is_proven(130_000, 130_000, solver)
         assert is_proven(130_000, 130_000, solver, target_gap=0.01)
     assert problem.offer_bound(130_000, "MILP", "highs")
     assert not problem.is_solved()
     assert problem.with_options(target_gap=0.01).is_solved()
-    assert best.proof == (130_000, "highs")
     assert not problem.offer_bound(129_900, "tree", "certificate")  # a gap of 0.08 %
     assert not problem.is_solved()
     problem.offer_bound(129_990, "tree", "certificate")
     assert problem.is_solved()
+    best = problem.incumbent
     assert (best.cost, best.bound, best.proof) == (130_000, 130_000, (129_990, "certificate"))
     best.offer_bound(130_001, "MILP", "highs")  # refuted by the plan: stays visible
     assert best.proof == (130_001, "highs")
@@ -262,35 +247,19 @@ def test_a_worker_that_dies_leaves_its_plan_and_bound(plugin, strategy, limit_s,
     assert stats["solver_peak_memory_bytes"] > 10_000_000
 
 
-@pytest.mark.parametrize("strategy", ["works", "hangs"])
-def test_ctrl_c_returns_what_the_worker_has_found(plugin, strategy) -> None:
-    process = start(plugin, strategy, 60)
-    assert process.stdout.readline() == "progress search\n"
+def test_ctrl_c_returns_what_the_worker_has_found(plugin) -> None:
+    processes = [start(plugin, strategy, 60) for strategy in ("works", "hangs")]
+    for process in processes:
+        assert process.stdout.readline() == "progress search\n"
+        process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=30)
-    assert time.monotonic() - began < 30  # not the minute that it was given
-    assert process.returncode == 0, errors
-    status, message, cost, _, _, ending, *_ = json.loads(out.splitlines()[-1])
-    assert (status, cost, ending) == ("FEASIBLE", 7, "interrupted")
-    assert message.startswith("interrupted; ")
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is told apart on Linux only")
-def test_the_memory_of_a_worker_is_its_own() -> None:
-    held = bytearray(b"x") * 600_000_000  # of the process that asks
-    solution = solve_sweep(DIAMOND, [9], "checkmate_milp", isolate=True)[0]
-    assert 10_000_000 < solution.stats["solver_peak_memory_bytes"] < len(held)
-
-
-def test_blas_has_one_thread_beside_those_of_a_solver(monkeypatch) -> None:
-    """More of them spin while they wait: a tree on U-Net took twice the processor seconds."""
-    given, environment = list[dict[str, str]](), worker.child.environment
-    monkeypatch.setattr(
-        worker.child, "environment", lambda more, **how: (given.append(more), environment(more, **how))[1]
-    )
-    assert solve_sweep(DIAMOND, [9], "checkmate_milp", isolate=True, threads=2)[0].cost
-    assert [set(more.values()) for more in given] == [{"1"}]
+    for process in processes:
+        out, errors = process.communicate(timeout=30)
+        assert time.monotonic() - began < 30  # not the minute that it was given
+        assert process.returncode == 0, errors
+        status, message, cost, _, _, ending, *_ = json.loads(out.splitlines()[-1])
+        assert (status, cost, ending) == ("FEASIBLE", 7, "interrupted")
+        assert message.startswith("interrupted; ")
 
 
 STOPS_ONE = """
@@ -329,12 +298,19 @@ def test_one_of_two_workers_is_stopped_and_the_other_goes_on(plugin) -> None:
     assert json.loads(printed) == [{"0": "interrupted", "1": "interrupted"}, True]
 
 
-def test_an_isolated_solve_says_the_same_as_one_in_this_process() -> None:
-    budget = remat.min_budget(DIAMOND).bytes
+def test_an_isolated_solve_says_the_same_as_one_in_this_process_and_has_its_own_memory_and_threads(monkeypatch) -> None:
+    given, environment = list[dict[str, str]](), worker.child.environment
+    monkeypatch.setattr(
+        worker.child, "environment", lambda more, **how: (given.append(more), environment(more, **how))[1]
+    )
+    held = bytearray(b"x") * 600_000_000  # of the process that asks
     told: list[Progress] = []
-    (here,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=False)
-    (there,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=True, progress=told.append)
+    budget = remat.min_budget(DIAMOND).bytes
+    (here,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=False, threads=2)
+    (there,) = solve_sweep(DIAMOND, [budget], "checkmate_milp", isolate=True, threads=2, progress=told.append)
     assert len({(p.cost, p.bound) for p in told}) == len(told) > 0  # each improvement once
     assert (here.status, here.cost, here.bound) == (there.status, there.cost, there.bound)
     assert here.stats["trajectory"][-1][1:] == there.stats["trajectory"][-1][1:]
-    assert there.stats["solver_peak_memory_bytes"] > 10_000_000
+    if Path("/proc/self/status").exists():  # elsewhere its peak is not told apart
+        assert 10_000_000 < there.stats["solver_peak_memory_bytes"] < len(held)
+    assert [set(more.values()) for more in given] == [{"1"}]  # BLAS has one thread beside those of a solver

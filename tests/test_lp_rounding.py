@@ -30,10 +30,9 @@ def test_phase_two_gives_back_the_plan_that_made_S():
 
 
 def test_improvement_helps_and_the_share_that_fits_is_told():
-    graph = synthetic.chain(n=16, varied=True)
+    graph = synthetic.chain(n=12, varied=True)
     budget = int(0.6 * plain_peak(graph))
-    plain = solve(graph, budget, "lp_rounding", time_limit_s=20)
-    better = solve(graph, budget, "lp_rounding_search", time_limit_s=20)
+    plain, better = (solve(graph, budget, name, time_limit_s=20) for name in ("lp_rounding", "lp_rounding_search"))
     assert plain.stats["roundings"] == 9
     assert "improve_s" not in plain.stats  # the published method
     assert "improve_s" in better.stats

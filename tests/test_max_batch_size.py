@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from brute_force import optimum
+from brute_force import optimum, random_graph
 from helpers import context_of
 from rich.console import Console
 
@@ -21,11 +22,11 @@ from experiments import cli
 from experiments.batch_search import RULES, Bisection, PerSample, of_batch, pair, per_sample
 from experiments.config import register
 from experiments.engine import make_engine
-from experiments.max_batch_size import DIRECT, _BatchSearch, max_batches
+from experiments.max_batch_size import DIRECT, _BatchSearch
 from experiments.progress import SolveProgress
 from experiments.solving import Solves
 from experiments.store import Store, Table
-from remat import BoundCertificate, Graph, Operation, Value
+from remat import BoundCertificate, Graph
 from remat.bounds.price import price_of, shadow_price
 from remat.bounds.windows import WindowBound
 from remat.cost import apply_cost
@@ -43,6 +44,7 @@ from remat.solving.here import solve_here
 
 VGG19 = ModelSpec("vgg19", "keras", "keras.applications:VGG19", 256, (224, 224, 3), "layer")
 GPU_BYTES = 16 * 10**9
+PEAK = {"formulation": "peak"}
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +55,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def vgg19(cache: Path) -> PerSample:
     return per_sample(VGG19, cache)
-
-
-def random_graph(seed: int) -> Graph:
-    """A few operations with random inputs, sizes (zero too) and costs, for exhaustive references."""
-    draw = random.Random(seed)
-    operations, values = [], []
-    for k in range(draw.randint(4, 7)):
-        inputs = sorted(draw.sample(range(k), min(k, draw.randint(1, 2))))
-        values.append(Value(f"v{k}", draw.randint(0, 5) * draw.choice([1, 1, 7])))
-        operations.append(Operation(f"o{k}", "op", tuple(inputs), (k,), cost=draw.randint(0, 4),
-                                    workspace_bytes=draw.choice([0, 0, 2])))  # fmt: skip
-    return Graph(f"random{seed}", tuple(operations), tuple(values), fixed_bytes=draw.choice([0, 3]))
 
 
 def training_graph(n: int, seed: int = 0) -> Graph:
@@ -117,13 +107,11 @@ def test_a_rules_budget_admits_its_batch_and_no_byte_more(rule) -> None:
     assert admitted >= 6
 
 
-def answer(
-    budget: int, status: str, cost: int | None, peak: int | None, bound: int | None, total_cost: int
-) -> SimpleNamespace:
+def answer(budget: int, status: str, cost: int | None, bound: int | None, total_cost: int) -> SimpleNamespace:
     """What the bisection reads of a row."""
     return SimpleNamespace(
-        budget_bytes=budget, status=status, cost=cost, peak_bytes=peak, bound=bound, total_cost=total_cost,
-        plan_file=None, wall_s=0.0, message="",
+        budget_bytes=budget, status=status, cost=cost, peak_bytes=None if cost is None else budget, bound=bound,
+        total_cost=total_cost, plan_file=None, wall_s=0.0, message="",
     )  # fmt: skip
 
 
@@ -138,7 +126,7 @@ def least_peak(graph: Graph, cap: int) -> int:
         budget += 1000  # sizes of `training_graph` are whole thousands
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("knows_bounds", [True, False])
 def test_bisection_finds_what_stepping_through_every_batch_finds(seed: int, knows_bounds: bool) -> None:
     graph = training_graph(5, seed)
@@ -153,9 +141,8 @@ def test_bisection_finds_what_stepping_through_every_batch_finds(seed: int, know
         assert budget not in asked
         asked.append(budget)
         plan = exhaustive(graph, budget).plan
-        trace = None if plan is None else remat.simulate(graph, plan)
-        status, cost, peak = (none, None, None) if trace is None else (Status.FEASIBLE, trace.cost, trace.peak_bytes)
-        known.learn(answer(budget, status, cost, peak, cost if knows_bounds else graph.total_cost, graph.total_cost))
+        status, cost = (none, None) if plan is None else (Status.FEASIBLE, remat.simulate(graph, plan).cost)
+        known.learn(answer(budget, status, cost, cost if knows_bounds else graph.total_cost, graph.total_cost))
     assert rule.batch(known.found_bytes, network, memory) == stepped
     most = rule.batch(known.proven_bytes, network, memory)
     assert most == stepped if knows_bounds else most >= stepped
@@ -163,42 +150,24 @@ def test_bisection_finds_what_stepping_through_every_batch_finds(seed: int, know
     assert len(asked) <= limit.bit_length() + 2
 
 
-def test_an_undecided_solve_neither_finds_nor_rules_out(vgg19: PerSample) -> None:
-    """Solves that end with a plan above the cap and a bound below it leave both sides where they are."""
-    known = Bisection(vgg19, GPU_BYTES, RULES[:1], plain_peak(vgg19.graph), vgg19.graph.largest_working_set()[0])
-    before = known.found_bytes, known.proven_bytes
-    total = vgg19.graph.total_cost
-    asked = 0
-    while (budget := known.next_budget()) is not None:
-        known.learn(answer(budget, Status.FEASIBLE, vgg19.cost_cap + 1, budget, total, total))
-        asked += 1
-    assert (known.found_bytes, known.proven_bytes) == before
-    assert asked < 10  # halved down to the batch above the one found
-    assert not known.proves
-
-
 def test_direct_formulation_is_the_least_peak_of_brute_force() -> None:
     binding = 0
-    for seed in range(30):
-        graph = random_graph(seed)
-        cap = graph.total_cost + random.Random(seed).randint(0, graph.total_cost // 2 + 1)
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(rng, int(rng.integers(4, 8)), workspace=2)
+        cap = graph.total_cost + int(rng.integers(graph.total_cost // 2 + 2))
         plain = plain_peak(graph)
         costs = ((budget, optimum(graph, budget, "staged")) for budget in range(plain + 1))
         least = next(budget for budget, cost in costs if cost is not None and cost <= cap)
         binding += least < plain
-        problem = context_of(graph, plain, cost_cap=cap, seconds=30)
-        solution = solve_here(problem, "checkmate_milp", {"formulation": "peak"})
+        solution = solve_here(context_of(graph, plain, cost_cap=cap, seconds=30), "checkmate_milp", PEAK)
         trace = remat.simulate(graph, solution.plan)
         assert trace.cost <= cap, seed
         assert (trace.peak_bytes, solution.peak_bound_bytes) == (least, least), seed
-    assert binding >= 5  # in the others plain training is the least already
-
-
-def test_direct_formulation_needs_a_cost_cap() -> None:
-    graph = training_graph(3)
-    solution = remat.solve(graph, plain_peak(graph), "checkmate_milp", formulation="peak")
-    assert solution.status is Status.SKIPPED
-    assert "cost cap" in solution.message
+    assert binding >= 3  # in the others plain training is the least already
+    uncapped = solve_here(context_of(graph, plain), "checkmate_milp", PEAK)
+    assert uncapped.status is Status.SKIPPED
+    assert "cost cap" in uncapped.message
 
 
 @pytest.mark.parametrize("strategy", ["portfolio", "checkmate_milp", "search"])
@@ -235,7 +204,10 @@ def test_the_price_of_memory_is_the_slope_of_the_bound(vgg19: PerSample) -> None
         fall = bound_at(graph, budget - step, price.certificate) - bound_at(graph, budget + step, price.certificate)
         assert 0 < price.cost_per_byte == pytest.approx(fall / (2 * step), rel=0.01)
         assert remat.verify_bound(graph, price.certificate) == price.bound
-    assert shadow_price(graph, high).cost_per_byte == 0  # nothing is short
+    free = shadow_price(graph, high)
+    assert free.cost_per_byte == 0  # nothing is short
+    with pytest.raises(RematError, match="knapsack"):
+        price_of(replace(free.certificate, multipliers={"knapsack": [[3, 1, 0, 1, 5]]}))
 
 
 def bound_at(graph: Graph, budget: int, certificate: BoundCertificate) -> float:
@@ -244,13 +216,6 @@ def bound_at(graph: Graph, budget: int, certificate: BoundCertificate) -> float:
     solved = windows.solve(windows.model(certificate.boundaries), time.monotonic() + 60, lambda: False)
     model, x, _ = solved
     return graph.total_cost + float(model.cost @ x)
-
-
-def test_a_bound_with_knapsack_rows_has_no_price(vgg19: PerSample) -> None:
-    certificate = shadow_price(vgg19.graph, plain_peak(vgg19.graph)).certificate
-    with_rows = replace(certificate, multipliers={"knapsack": [[3, 1, 0, 1, 5]]})
-    with pytest.raises(RematError, match="knapsack"):
-        price_of(with_rows)
 
 
 @pytest.mark.parametrize(("largest", "provable"), [(1, True), (9, True), (14, False), (40, True)])
@@ -272,24 +237,18 @@ def test_the_command_keeps_what_it_solved_and_redraws_without_solving(
     asked = ["experiment=max_batch_size", "model=chain", "model.options.n=6", "scale=quick",
              "budget=200000", "strategies=[checkpoint_all,checkmate_milp]"]  # fmt: skip
     assert cli.main(asked) == 0
-    folder = here / "runs" / "max_batch_size"
     (row,) = Table("max_batch_size").rows()
     found = {record["strategy"]: record["found"]["exact"] for record in row["records"]}
     assert found[DIRECT] == found["checkmate_milp"] == row["proven"]["exact"]  # small enough to be proven
     assert found["checkpoint_all"] < found["checkmate_milp"]
     assert not row["contradicted"]
+    folder = here / "runs" / "max_batch_size"
     assert "published_stated" in (folder / "max_batch_size.csv").read_text()
     assert (folder / "figures" / "max_batch_size.png").stat().st_size > 5000
     assert cli.main(asked) == 0
     assert "0 cases measured now, 1 taken" in capsys.readouterr().out
     assert cli.main([asked[0], "draw=true"]) == 0
     assert "| checkmate_milp |" in capsys.readouterr().out
-    (settings,) = cli.check(asked, multirun=False)
-    console = Console(quiet=True)
-    with SolveProgress(console) as progress:
-        run = Solves(settings, Store(Path("runs/store")), no_engine(), progress, console)
-        (document,) = max_batches(run, [settings])
-    assert {key: row[key] for key in document} == document
 
 
 def no_engine() -> Any:
@@ -310,7 +269,7 @@ def worked(graph: Graph, batch: int) -> Graph:
 def surroundings(here: Path):
     """The solves of a Keras model of a few operations, extracted by nobody."""
     register()
-    (settings,) = cli.check(["time_limit=20"], multirun=False)
+    (settings,) = cli.check(["time_limit=5"], multirun=False)
     settings = replace(settings, gpu=replace(settings.gpu, memory_bytes=400_000))
     console = Console(quiet=True)
     with SolveProgress(console) as progress, make_engine("local", 2) as engine:
@@ -354,9 +313,7 @@ def test_largest_models_stop_at_sizes_that_do_not_fit(surroundings, monkeypatch:
     settings = replace(settings, spec=replace(settings.spec, input_size=(64, 96, 3)), time_limit_s=4.0)
     document = largest_module.largest_models(surroundings, settings, max_trials=5)
     resolution, depth = document["searches"]
-    sizes = {trial["size"]: trial["fits"] for trial in resolution["trials"]}
     assert resolution["ruled_out"] == resolution["found"] + 1  # bisected to the end
-    assert (sizes[resolution["found"]], sizes[resolution["found"] + 1]) == (True, False)
     side = 32 * resolution["found"]
     assert resolution["found_label"] == f"{side} x {round(side * 1.5 / 32) * 32}"
     assert depth["found"] >= 6

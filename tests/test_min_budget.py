@@ -61,16 +61,13 @@ def test_peak_bound_holds_in_every_scope():
 
 def test_what_runs_once_waits():
     operations = (
-        Operation("state", "", (), (0,), 1, run_once=True),
-        Operation("big", "", (0,), (1,), 1),
-        Operation("small", "", (1,), (2,), 1),
-        Operation("end", "", (0, 2), (3,), 1),
-    )
+        Operation("state", "", (), (0,), 1, run_once=True), Operation("big", "", (0,), (1,), 1),
+        Operation("small", "", (1,), (2,), 1), Operation("end", "", (0, 2), (3,), 1),
+    )  # fmt: skip
     graph = Graph("once", operations, (Value("s", 5), Value("b", 9), Value("m", 2), Value("e", 1)))
     bound = peak_bound(graph)
-    assert (bound.bytes, bound.operation) == (16, 2)
+    assert (bound.bytes, bound.operation) == (min_budget(graph).bytes, 2) == (16, 2)
     assert graph.largest_working_set()[0] == 14
-    assert min_budget(graph).bytes == 16
 
 
 def test_scopes_differ():
@@ -82,7 +79,7 @@ def test_scopes_differ():
     assert str(wider) == "7 B, staged: no plan needs less than 6 B (gap 14.29%)"
 
 
-def test_two_calls_give_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_two_calls_give_the_same_and_without_time_it_is_still_right(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_annealed, "SEARCH_MOVES", 5000)
     monkeypatch.setattr(_annealed, "ORDER_MOVES", 50_000)
     graph = random_graph(np.random.default_rng(4), 40, min_bytes=1, max_bytes=50, min_cost=1)
@@ -90,14 +87,9 @@ def test_two_calls_give_the_same(monkeypatch: pytest.MonkeyPatch):
         found = [min_budget(graph, scope) for _ in range(2)]
         one, two = ((known.bytes, known.lower_bound_bytes, known.plan.order.tolist()) for known in found)
         assert one == two
-
-
-def test_without_time_it_is_still_right():
-    graph = random_graph(np.random.default_rng(5), 60, min_bytes=1, max_bytes=50, min_cost=1)
     known = min_budget(graph, "free", time_limit_s=0.0)
     assert simulate(graph, known.plan).peak_bytes == known.bytes
-    assert known.lower_bound_bytes <= known.bytes
-    assert min_budget(graph, "free", time_limit_s=2.0).bytes <= known.bytes
+    assert known.lower_bound_bytes <= found[0].bytes <= known.bytes
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -114,8 +106,7 @@ def test_with_implementations_both_sides_hold(scope: str):
 
 
 def test_recorded_minimum(instances):
-    graph = load_graph(instances / "p100" / "vgg16_b176.json")
-    known = min_budget(graph)
+    known = min_budget(load_graph(instances / "p100" / "vgg16_b176.json"))
     assert known.is_exact
     assert 7 * 2**30 < known.bytes <= 8 * 2**30  # recorded: 7 GiB infeasible, 8 GiB solved
 
@@ -129,9 +120,7 @@ def random_joint(seed: int) -> Graph:
     return with_implementations(graph, rng, share=float(rng.choice([0.3, 0.6, 1])))
 
 
-@pytest.mark.parametrize(
-    "seed", [60, pytest.param(4, marks=pytest.mark.long), *(pytest.param(s, marks=pytest.mark.slow) for s in range(40))]
-)
+@pytest.mark.parametrize("seed", [60, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["search", "portfolio"])
 def test_the_smallest_budget_known_has_a_plan_with_implementations(seed: int, strategy: str) -> None:
     graph = random_joint(seed)

@@ -87,7 +87,7 @@ def place(graph: Graph, name: str) -> int:
     return [op.name for op in graph.operations].index(name)
 
 
-def test_costs_sizes_and_implementations_follow_the_file(path: Path) -> None:
+def test_costs_sizes_implementations_and_the_peak_of_a_plan_follow_the_file(path: Path) -> None:
     graph = load_costs(path)
     assert (graph.name, graph.cost_unit, graph.fixed_bytes) == ("small_b2_icmn", "ns", 10 * KIB)
     assert {op.name: (op.cost, op.workspace_bytes) for op in graph.operations} == {
@@ -107,10 +107,6 @@ def test_costs_sizes_and_implementations_follow_the_file(path: Path) -> None:
     assert named["batch_norm_ip_grad.n"] == {"over_gradient": 3_000_000}
     assert [value.bytes for value in graph.values if value.keep] == [KIB, 2 * KIB]  # gradients of parameters
     assert graph.values[-1].bytes == KIB  # the mask, rounded up
-
-
-def test_a_plan_by_hand_has_the_cost_and_peak_by_hand(path: Path) -> None:
-    graph = load_costs(path)
     trace = simulate(graph, by_hand(graph))
     assert trace.cost == 3_000_000 + 2_010_000 + 1_400_000 + 1_750_000 + 5_000_000 + 3_000_000 + 6_000_000
     # convolution and its workspace; with its statistics; with batch norm; relu over it and its mask; with the loss;
@@ -153,14 +149,6 @@ def test_published_schedules_become_plan_files_with_their_graph(
     assert "solutions_small.json: is damaged" in capsys.readouterr().err
 
 
-def test_every_published_file_is_imported(instances: Path, tmp_path: Path) -> None:
-    assert main(["import-monet", str(instances / "monet"), "--out", str(tmp_path)]) == 0
-    plans = [*tmp_path.glob("*/*.json")]
-    assert len(plans) == 75
-    for plan in plans:
-        Plan.load(plan, remat.load_graph(plan.parent.with_suffix(".json")))
-
-
 def test_kept_indices_of_pooling_move_from_scratch_memory_into_a_value(tmp_path: Path) -> None:
     document = copy.deepcopy(FILE)
     for k, kind in ((2, "aten::max_pool2d"), (4, "aten::max_pool2d_ip_grad")):
@@ -191,13 +179,25 @@ def test_levels_that_a_file_has_not_and_damage_are_refused_in_a_line(path: Path)
             load_costs(written(path, FILE | damage))
 
 
-@pytest.mark.parametrize("network", ["vgg16", "resnet50", "unet"])
-def test_every_published_schedule_costs_its_objective_within_its_budget(network: str, instances: Path) -> None:
-    for each in load_schedules(instances / "monet" / f"solutions_{network}.json.gz"):
-        trace = simulate(each.graph, each.plan)
-        slack = 100_000 if network == "resnet50" else 0  # ns: batch normalizations that were slower the second time
-        assert 0 <= each.cost - trace.cost <= slack, each.file
-        assert trace.peak_bytes <= each.budget_bytes, each.file
+def test_every_published_schedule_is_imported_and_costs_its_objective_within_its_budget(
+    instances: Path, tmp_path: Path
+) -> None:
+    """ResNet50 has batch normalizations that were slower the second time."""
+    count = 0
+    for network, slack_ns in (("vgg16", 0), ("resnet50", 100_000), ("unet", 0)):
+        for each in load_schedules(instances / "monet" / f"solutions_{network}.json.gz"):
+            trace = simulate(each.graph, each.plan)
+            assert 0 <= each.cost - trace.cost <= slack_ns, each.file
+            assert trace.peak_bytes <= each.budget_bytes, each.file
+            count += 1
+    assert count == 75
+    for kind in ("costs", "solutions"):
+        (tmp_path / f"{kind}_vgg16.json.gz").symlink_to(instances / "monet" / f"{kind}_vgg16.json.gz")
+    assert main(["import-monet", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    plans = [*tmp_path.glob("out/*/*.json")]
+    assert len(plans) == 21
+    for plan in plans:
+        Plan.load(plan, remat.load_graph(plan.parent.with_suffix(".json")))
 
 
 OUTCOME = {
@@ -224,8 +224,10 @@ def files(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(files: Path) -> None:
-    assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=20", "threads=1"]) == 0
+def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["experiment=monet", "networks=[vgg16]", "levels=[icmn]", "time_limit=5", "threads=1"]) == 0
     rows = Table("monet").rows()
     row, impossible = ordered(rows)
     # 3 + 2.01 + 1 + 0 + 1 + 3 + 4, because the gradient's default algorithm, of 6 ms, is not its fastest. Nothing is
@@ -243,6 +245,10 @@ def test_a_run_has_the_logged_the_measured_and_our_numbers_in_one_row(files: Pat
         ("icmn", 567, 1234), ("n", None, None)
     ]  # fmt: skip
     assert "| VGG-16 | 1 | 16.60 | 16.60 | 3 | optimal | 14.01 | -15.60 % |" in page(rows).text
+    monkeypatch.delenv("REMAT_INSTANCES")  # without the files, a line says what is missing
+    capsys.readouterr()
+    assert cli.main(["experiment=monet"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
@@ -264,34 +270,20 @@ def test_a_plan_that_repeats_a_gradient_stands_beside_one_that_does_not(
     assert [[op.run_once for op in graph.operations if op.is_backward] for graph in asked] == [[False] * 3, [True] * 3]
 
 
-def test_without_the_files_a_line_says_what_is_missing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("REMAT_INSTANCES", raising=False)
-    assert cli.main(["experiment=monet"]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_each_problem_has_what_is_published_of_it(instances: Path) -> None:
     vgg16 = {each["budget_gib"]: each for each in problems(instances / "monet", "vgg16", "icmn")}
-    assert [vgg16[gib]["logged_ms"] for gib in (10, 9, 8, 7, 6, 5.5)] == [
-        1324.00, 1329.17, 1383.33, 1438.66, 1491.29, 1540.23
-    ]  # fmt: skip
-    assert [vgg16[gib]["measured_gib"] for gib in (10, 9, 8, 7, 6, 5.5)] == [9.71, 8.66, 7.88, 6.82, 5.90, 5.51]
+    assert [vgg16[gib]["logged_ms"] for gib in (10, 9, 5.5)] == [1324.00, 1329.17, 1540.23]
+    assert [vgg16[gib]["measured_gib"] for gib in (10, 9, 5.5)] == [9.71, 8.66, 5.51]
     assert vgg16[5]["logged_ms"] is None
     assert {each["source"]["set"] for gib, each in vgg16.items() if gib != 5} == {"inplace_conv_multiway_newnode@1"}
     assert [each["logged_ms"] for each in problems(instances / "monet", "resnet50", "n")][:2] == [1080.48, 1090.42]
     assert len(problems(instances / "monet", "googlenet", "ic")) == 6  # without a log
     ours = problems(instances / "monet", "vgg16", "icmn+int64")
     assert [(each["budget_gib"], each["logged_ms"]) for each in ours] == [(gib, None) for gib in vgg16]
-    assert {each["source"]["set"] for each in ours} == {each["source"]["set"] for each in vgg16.values()}
     assert problems(instances / "monet", "mobilenet_v2", "in") == []  # its costs are not published
 
 
-@pytest.mark.parametrize(
-    ("network", "ms"),
-    [("vgg16", 1247.68), ("resnet50", 879.43), ("googlenet", 701.78), ("unet", 1077.44), ("mobilenet_v2", 585.46)],
-)
+@pytest.mark.parametrize(("network", "ms"), [("vgg16", 1247.68), ("resnet50", 879.43), ("mobilenet_v2", 585.46)])
 def test_the_plain_step_is_the_sum_of_the_fastest_algorithms(network: str, ms: float, instances: Path) -> None:
     graph = load_costs(instances / "monet" / f"costs_{network}.json.gz")
     assert simulate(graph, plain_step(graph)).cost / 1e6 == pytest.approx(ms, rel=0.005)  # each cost is rounded up

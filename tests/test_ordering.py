@@ -14,7 +14,7 @@ from remat import Graph, InvalidGraph, InvalidInput, Plan, load_graph, simulate
 from remat.frontends import synthetic
 from remat.plan import Scope
 from remat.search.ordering.anneal import anneal_orders
-from remat.search.ordering.construct import constructive_orders, plan_in_original, reordered
+from remat.search.ordering.construct import plan_in_original, reordered
 from remat.simulator import plain_peak
 from remat.solvers.search import search_free
 
@@ -65,22 +65,10 @@ def test_orders_are_measured_as_the_judge_does():
         assert max(orders[0].peak_bytes, budget) <= max(own.peak_bytes, budget)
 
 
-def test_constructive_orders_are_topological():
-    rng = np.random.default_rng(2)
-    for trial in range(40):
-        graph = random_graph(rng, 1 + trial, **KINDS[trial % len(KINDS)])
-        for order in constructive_orders(graph):
-            assert is_topological(graph, order)
-
-
-def test_seeded_work_repeats():
+def test_seeded_work_repeats_and_stops_at_the_deadline():
     graph = random_graph(np.random.default_rng(3), 60, min_bytes=1, max_bytes=100)
     one, two = (anneal_orders(graph, seed=5, work_limit=100_000) for _ in range(2))
     assert one == two
-
-
-def test_stops_at_the_deadline():
-    graph = random_graph(np.random.default_rng(4), 60, min_bytes=1, max_bytes=100)
     orders = anneal_orders(graph, deadline=time.monotonic() - 1)
     assert all(is_topological(graph, order.operations) for order in orders)
 
@@ -109,12 +97,10 @@ def test_plans_of_a_reordered_graph_serve_the_original():
 
 def test_layered_graphs_need_no_recomputation(instances):
     # FastSA (NeurIPS 2023) reports no overhead at 90 % of the given order's peak for both.
-    for name, share in (("layered_n100", 0.85), ("layered_n250", 0.85)):
+    for name in ("layered_n100", "layered_n250"):
         graph = load_graph(instances / "layered" / f"{name}.json")
-        own = plain_peak(graph)
-        budget = int(share * own)
-        best = anneal_orders(graph, budget, seed=1, work_limit=2_000_000)[0]
-        assert best.peak_bytes <= budget
+        budget = int(0.85 * plain_peak(graph))
+        assert anneal_orders(graph, budget, seed=1, work_limit=2_000_000)[0].peak_bytes <= budget
 
 
 def free_plan(graph: Graph, budget: int, seed: int, work_limit: int) -> Plan | None:

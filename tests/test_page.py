@@ -8,40 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import fake_run
+import pytest
 from browser import open_page
 
-from analysis.html_page import Html, filled, script_json
+from analysis.html_page import script_json
 from analysis.page import command_of, page
 from analysis.results import load_run
 
 
-def test_text_of_a_result_cannot_leave_its_place(tmp_path: Path) -> None:
-    text = page(load_run(fake_run.full_run(tmp_path)))
-    assert "</script><b>" not in text
-    assert "fits &lt;/script&gt;&lt;b&gt;" in text
-    assert json.loads(script_json({"a": "</script>&"})) == {"a": "</script>&"}
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with every kind of result."""
+    folder = fake_run.full_run(tmp_path_factory.mktemp("full"))
+    (folder / "page.html").write_text(page(load_run(folder)))
+    return folder / "page.html"
 
 
-def test_a_block_of_the_page_without_its_value_is_left_out() -> None:
-    assert filled("run.html", {}) == ""
-    text = filled("run.html", {"title": "<x>", "network": "", "failures": Html("<b>none</b>")})
-    assert [line for line in text.splitlines() if line.startswith("<h1>")] == ["<h1>&lt;x&gt;</h1>"]
-    assert text.count("<section") == 2
-    assert "</h2><b>none</b></section>" in text
-
-
-def test_page_is_one_file_with_one_plotly(tmp_path: Path) -> None:
-    folder = fake_run.full_run(tmp_path)
-    run = load_run(folder)
-    text = page(run)
-    assert text == page(run)
+def test_a_page_is_one_file_with_one_plotly_that_no_text_of_a_result_can_leave(full: Path) -> None:
+    text = full.read_text()
+    assert text == page(load_run(full.parent))
     assert text.count("plotly.js v") <= 2
     assert len(text) < 5_600_000
     head = text[: text.index('<script type="application/json"')]
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", head)
-    assert "python run.py model=chain budget=sweep" in head
-    assert "my newcomer" in head
-    assert "0123456789abcdef" in head
+    for said in ("python run.py model=chain budget=sweep", "my newcomer", "0123456789abcdef"):
+        assert said in head
+    assert "</script><b>" not in text
+    assert "fits &lt;/script&gt;&lt;b&gt;" in text
+    assert json.loads(script_json({"a": "</script>&"})) == {"a": "</script>&"}
 
 
 def test_the_command_of_a_run_asks_the_same_question() -> None:
@@ -54,49 +48,37 @@ def test_the_command_of_a_run_asks_the_same_question() -> None:
     )
 
 
-def opened(browser: Any, folder: Path) -> None:
-    """Write the page of a run and open it."""
-    (folder / "page.html").write_text(page(load_run(folder)))
-    open_page(browser, folder / "page.html")
-
-
-def texts(browser: Any, column: int) -> list[str]:
-    script = "return Array.from(document.querySelectorAll('#results tbody tr'), r => r.cells[arguments[0]].textContent)"
-    return browser.execute_script(script, column)
-
-
-def test_full_page(browser: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_full_run_sorts_filters_and_redraws(browser: Any, full: Path) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import Select
 
-    folder = fake_run.full_run(tmp_path)
-    opened(browser, folder)
+    open_page(browser, full)
     assert "overhead against budget" in browser.title
     for plot in ("overhead", "memory", "network"):
         assert browser.find_elements(By.CSS_SELECTOR, f"#{plot} svg.main-svg"), plot
-        assert browser.execute_script(
-            "return document.querySelectorAll(arguments[0]).length", f"#{plot} .trace, #{plot} .bars path"
-        ), plot
+        assert browser.find_elements(By.CSS_SELECTOR, f"#{plot} .trace, #{plot} .bars path"), plot
     assert browser.find_elements(By.CSS_SELECTOR, "#matrix .heatmaplayer image")
-    buttons = browser.find_elements(By.CSS_SELECTOR, ".modebar-btn")
-    titles = {button.get_attribute("data-title") for button in buttons}
+    titles = {one.get_attribute("data-title") for one in browser.find_elements(By.CSS_SELECTOR, ".modebar-btn")}
     assert titles
     assert not [title for title in titles if "hare" in title or "loud" in title]  # nothing leaves the page
 
     heads = browser.find_elements(By.CSS_SELECTOR, "#results thead th")
-    names = [head.text.split(" (")[0].strip(" ↕") for head in heads]
-    overheads = names.index("Overhead")
-    heads[overheads].find_element(By.TAG_NAME, "button").click()
-    assert heads[overheads].get_attribute("aria-sort") == "ascending"
-    shown = texts(browser, overheads)
-    values = [float(t.rstrip(" %")) for t in shown if t != "–"]
-    assert len(values) == 12
+    column = [head.text.split(" (")[0].strip(" ↕") for head in heads].index("Overhead")
+
+    def sorted_by_overhead() -> list[str]:
+        heads[column].find_element(By.TAG_NAME, "button").click()
+        return browser.execute_script(
+            "return Array.from(document.querySelectorAll('#results tbody tr'), r => r.cells[arguments[0]].textContent)",
+            column,
+        )
+
+    up = sorted_by_overhead()
+    assert heads[column].get_attribute("aria-sort") == "ascending"
+    values = [float(text.rstrip(" %")) for text in up[:12]]
     assert values == sorted(values)
     assert values[0] < values[-1]
-    assert shown[12:] == ["–"] * 13  # rows without a number stay last
-    heads[overheads].find_element(By.TAG_NAME, "button").click()
-    again = [float(t.rstrip(" %")) for t in texts(browser, overheads) if t != "–"]
-    assert again == sorted(values, reverse=True)
+    assert up[12:] == ["–"] * 13  # rows without a number stay last
+    assert [float(text.rstrip(" %")) for text in sorted_by_overhead() if text != "–"] == values[::-1]
 
     browser.find_element(By.ID, "filter").send_keys("needs a chain")
     visible = [r.text for r in browser.find_elements(By.CSS_SELECTOR, "#results tbody tr") if r.is_displayed()]
@@ -111,10 +93,12 @@ def test_full_page(browser: Any, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_page_of_failures(browser: Any, tmp_path: Path) -> None:
+def test_a_page_without_any_plan_says_why(browser: Any, tmp_path: Path) -> None:
     from selenium.webdriver.common.by import By
 
-    opened(browser, fake_run.failed_run(tmp_path))
+    folder = fake_run.failed_run(tmp_path)
+    (folder / "page.html").write_text(page(load_run(folder)))
+    open_page(browser, folder / "page.html")
     assert "No strategy has a plan" in browser.find_element(By.CSS_SELECTOR, ".banner").text
     assert "needs a chain" in browser.find_element(By.ID, "failures").text
     assert not browser.find_elements(By.ID, "overhead")

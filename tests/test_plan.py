@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from brute_force import Rejected, replay, scope_by_definition, small_graphs, step_lists
-from helpers import DIAMOND
+from helpers import DIAMOND, refused
 from hypothesis import given, settings
 
 from remat import Graph, InvalidPlan, Plan, Scope, simulate
@@ -58,9 +58,6 @@ def test_scope_follows_the_definition(n):
                 assert scope == scope_by_definition(order, n), order
                 seen.add(scope)
     assert len(seen) == min(n + 1, 3)  # one operation leaves no other order
-
-
-def test_scopes_contain_the_narrower_ones():
     table = [[wide.contains(narrow) for narrow in Scope] for wide in Scope]
     assert table == [[True, False, False], [True, True, False], [True, True, True]]
 
@@ -96,11 +93,14 @@ def held_between_stages(*entries):
     return S_TV
 
 
-def test_what_S_holds_stays_resident():
+def test_what_S_holds_and_what_is_held_to_the_end_stays_resident():
     last_use = Plan.from_matrices(CHAIN, np.eye(4))
     assert simulate(CHAIN, last_use).running_bytes.tolist() == [4, 6, 3, 2]
     held = Plan.from_matrices(CHAIN, np.eye(4), held_between_stages((2, 0), (3, 0)))
     assert simulate(CHAIN, held).running_bytes.tolist() == [4, 6, 7, 2]
+    steps = frees_held_to_end(DIAMOND, range(5), held=[0, 3])
+    assert sorted(v for kind, v in steps if kind == FREE) == [1, 2, 4]
+    assert simulate(DIAMOND, Plan.from_steps(DIAMOND, steps)).final_bytes == 4
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,8 @@ def test_what_S_holds_stays_resident():
     ],
 )
 def test_matrices_of_no_plan_are_refused(graph, R, S, words):
-    with pytest.raises(InvalidPlan, match=words) as refused:
+    with refused(words, InvalidPlan):
         Plan.from_matrices(graph, R, S)
-    assert "\n" not in str(refused.value)
-
-
-def test_held_to_the_end():
-    steps = frees_held_to_end(DIAMOND, range(5), held=[0, 3])
-    assert sorted(v for kind, v in steps if kind == FREE) == [1, 2, 4]
-    assert simulate(DIAMOND, Plan.from_steps(DIAMOND, steps)).final_bytes == 4
 
 
 def test_a_saved_plan_comes_back(tmp_path):
@@ -136,22 +129,5 @@ def test_a_saved_plan_comes_back(tmp_path):
     again = Plan.load(path, DIAMOND)
     assert (again.steps, again.budget_bytes) == (plan.steps, 6)
     assert list(path.parent.iterdir()) == [path]  # nothing half-written stays
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"format": "remat-plan/9"}, "'format'"),
-        ({"steps": [["compute", 0], ["compute", 77]]}, "step 1: operation 77"),
-        ({"steps": [["free", 5]]}, "step 0: value 5"),
-        ({"steps": [["explode", 0]]}, "step 0"),
-        ({"scope": "global"}, "'scope'"),
-        ({"graph_sha256": "0" * 64}, "was made for graph"),
-    ],
-)
-def test_malformed_plan_files_are_refused(tmp_path, changes, words):
-    path = tmp_path / "plan.json"
-    document = {"format": "remat-plan/1", "graph": "diamond", "budget_bytes": 9, "steps": [["compute", 0]]} | changes
-    path.write_text(json.dumps(document))
-    with pytest.raises(InvalidPlan, match=words):
-        Plan.load(path, DIAMOND)
+    with refused("was made for graph", InvalidPlan):
+        Plan.load(path, CHAIN)

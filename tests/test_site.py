@@ -25,10 +25,11 @@ NO_REQUEST = ("canonical", "next", "prev")  # rel= of a <link> that a browser do
 class Loads(HTMLParser):
     """What a browser asks for when it opens a page, and the classes of its elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: Path) -> None:
         super().__init__()
         self.addresses: list[str] = []
         self.classes: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -37,49 +38,30 @@ class Loads(HTMLParser):
             self.addresses.append(given.get(LOADED[tag], ""))
 
 
-def loads_of(text: str) -> Loads:
-    found = Loads()
-    found.feed(text)
-    return found
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a warning, a dead link or anchor among them, is an error."""
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_loads_nothing_from_another_host_and_has_the_files_it_links(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: run make setup")
-    folder = tmp_path_factory.mktemp("built") / "site"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
+    site = tmp_path / "site"
+    done = subprocess.run(  # a warning, a dead link or anchor among them, is an error
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)], cwd=ROOT,
         capture_output=True, text=True, timeout=300, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.long
-def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     pages = [path for path in site.rglob("*.html") if "files" not in path.relative_to(site).parts]
     assert len(pages) > 40
     for path in pages:
-        found = loads_of(path.read_text(encoding="utf-8"))
+        found = Loads(path)
         is_themed = path.name != "leaderboard-page.html"  # which is one file
         assert any("bundle" in address for address in found.addresses) is is_themed, path
         assert not [address for address in found.addresses if ELSEWHERE.match(address)], path
         assert "mermaid" not in found.classes, f"{path}: the theme would load mermaid from another host"
-
-
-@pytest.mark.long
-def test_no_stylesheet_loads_anything_from_another_host(site: Path) -> None:
     sheets = list(site.rglob("*.css"))
     assert len(sheets) >= 3
     for path in sheets:
-        text = path.read_text(encoding="utf-8")
-        asked = re.findall(r"url\(\s*[\"']?([^\"')]+)|@import\s+[\"']([^\"']+)", text)
+        asked = re.findall(r"url\(\s*[\"']?([^\"')]+)|@import\s+[\"']([^\"']+)", path.read_text(encoding="utf-8"))
         assert not [one for pair in asked for one in pair if ELSEWHERE.match(one)], path
-
-
-@pytest.mark.long
-def test_linked_files_of_the_repository_are_in_the_site(site: Path) -> None:
     schemas = {path.name for path in (ROOT / "remat" / "schemas").glob("*.json")}
     assert schemas <= {path.name for path in (site / "files" / "remat" / "schemas").iterdir()}
 

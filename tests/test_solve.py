@@ -74,19 +74,15 @@ def test_statuses(scripted, run, budget, scope, status, words):
         assert (solution.plan, solution.cost, solution.peak_bytes, solution.overhead) == (None,) * 4
 
 
-def test_the_cheapest_that_fits_is_chosen(scripted):
-    scripted(lambda problem: [Candidate(FEWER, {"k": 1}), Candidate(ALL, {"k": 2})], ignores_budget=True)
-    roomy, tight = solve_sweep(DIAMOND, [9, 8], "scripted", scope="free")
+def test_the_cheapest_that_fits_is_chosen_from_one_run_for_a_sweep(scripted):
+    calls = []
+    members = [Candidate(FEWER, {"k": 1}), Candidate(ALL, {"k": 2})]
+    scripted(lambda problem: calls.append(problem) or members, ignores_budget=True)
+    roomy, tight, _ = solve_sweep(DIAMOND, [9, 8, "1GB"], "scripted", scope="free")
     assert (roomy.cost, roomy.parameters) == (5, {"k": 2})
     assert (tight.cost, tight.parameters) == (7, {"k": 1})
-    assert [member.peak_bytes for member in remat.family(DIAMOND, "scripted", scope="free")] == [6, 9]
-
-
-def test_budget_ignoring_strategies_run_once_for_a_sweep(scripted):
-    calls = []
-    scripted(lambda problem: calls.append(problem) or ALL, ignores_budget=True)
-    assert len(solve_sweep(DIAMOND, [7, 8, 9, "1GB"], "scripted")) == 4
     assert len(calls) == 1
+    assert [member.peak_bytes for member in remat.family(DIAMOND, "scripted", scope="free")] == [6, 9]
 
 
 @pytest.mark.parametrize(
@@ -120,13 +116,10 @@ def test_a_graph_without_operations_is_refused():
             call(Graph("empty", (), ()))
 
 
-@pytest.mark.parametrize("name", [5, "", "two words"])
-def test_a_name_that_no_command_line_can_say_is_refused(name):
-    with refused("must be an identifier"):
-        remat.strategy(name)(lambda problem: ALL)
-
-
-def test_two_strategies_of_one_name_are_refused(scripted):
+def test_names_of_strategies_are_identifiers_and_unique(scripted):
+    for name in (5, "", "two words"):
+        with refused("must be an identifier"):
+            remat.strategy(name)(lambda problem: ALL)
     scripted(lambda problem: ALL)
     with pytest.raises(InvalidInput, match="two strategies are named 'scripted'"):
         registry.strategy("scripted")(solve)
@@ -161,11 +154,8 @@ def test_an_endless_family_is_cut_at_the_time_limit(scripted):
     assert (solution.status, solution.cost) == (Status.OPTIMAL, 5)
 
 
-def test_an_infinite_time_limit_kills_no_worker():
+def test_an_infinite_time_limit_kills_no_worker_and_the_hard_limit_is_inside_the_promise():
     assert solve(DIAMOND, 9, "checkmate_milp", time_limit_s=float("inf"), threads=1).cost == 5
-
-
-def test_the_hard_limit_is_inside_the_promise():
     for limit_s in (0.1, 1, 60, 3600):
         assert hard_limit_s(limit_s) < limit_s * 1.05 + 2
 
@@ -201,35 +191,21 @@ SCRIPT = """
 """
 
 
-@pytest.fixture
-def plugin(tmp_path):
-    """A folder that holds an installed package of strategies that misbehave, and a script."""
-    install_package(tmp_path, CRASHERS)
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
-    (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder was imported')")
-    return tmp_path
-
-
-def run_script(command, folder, **more):
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    (folder / "json.py").unlink()
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **more
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_processes_that_misbehave_cost_one_row(plugin):
+def test_processes_that_misbehave_cost_one_row(tmp_path):
     """Those that are killed or hang are in `test_healing` and, with a plan, in `test_incumbent`."""
-    rows = run_script([sys.executable, "script.py", "leaves", "raises", "prints", "checkpoint_all"], plugin)
-    assert [row[0] for row in rows.values()] == ["FAILED", "FAILED", "OPTIMAL", "OPTIMAL"]
+    install_package(tmp_path, CRASHERS)
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    rows = {}
+    for command in (["script.py", "leaves", "raises"], ["-", "prints"]):  # from standard input too
+        done = subprocess.run(
+            [sys.executable, *command], env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, text=True,
+            input=script.read_text(), capture_output=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows |= json.loads(done.stdout)
+    assert [row[0] for row in rows.values()] == ["FAILED", "FAILED", "OPTIMAL"]
     assert "KeyError: 'who' (heuristics.py:" in rows["raises"][1]
-    assert rows["prints"][2] == 3
-
-
-def test_solve_from_standard_input(plugin):
-    rows = run_script([sys.executable, "-", "prints"], plugin, input=(plugin / "script.py").read_text())
     assert rows["prints"] == ["OPTIMAL", "", 3]
 
 

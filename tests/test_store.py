@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from helpers import refused
 from sweep_helpers import make_row
 
 import remat
 from analysis.results import load_run
 from experiments.engine import source_hash
-from experiments.store import Store, code_version, row_key, write_json
+from experiments.store import Store, code_version, write_json
 from remat import files
 from remat.errors import DiskFull
 from remat.solution import Family, Member, Status
@@ -31,12 +32,7 @@ def test_a_row_comes_back_exactly(tmp_path: Path) -> None:
         store.write_row(row)
     assert [store.read_row(row.key) for row in rows] == rows
     assert store.read_row("absent") is None
-
-
-def test_nullable_integers_are_integers_in_pandas(tmp_path: Path) -> None:
-    Store(tmp_path).write_row(make_row(cost=None))
-    column = pq.read_table(tmp_path / "rows" / "k.parquet").schema.field("cost")
-    assert str(column.type) == "int64"
+    assert str(pq.read_table(tmp_path / "rows" / "empty.parquet").schema.field("cost").type) == "int64"
 
 
 def test_a_run_of_an_older_version_is_drawn_and_its_rows_are_solved_again(tmp_path: Path) -> None:
@@ -50,19 +46,9 @@ def test_a_run_of_an_older_version_is_drawn_and_its_rows_are_solved_again(tmp_pa
         assert store.read_row("old") is None
 
 
-def test_a_row_whose_plan_is_gone_is_solved_again(tmp_path: Path, graph: remat.Graph) -> None:
-    store = Store(tmp_path)
-    plan = remat.Plan.from_order(graph, [0, 1, 2])
-    store.write_row(make_row(plan_file=store.write_plan("k", plan), cost=6, peak_bytes=11))
-    row = store.read_row("k")
-    assert row is not None
-    assert store.read_plan(row, graph).steps == plan.steps
-    (tmp_path / str(row.plan_file)).unlink()
-    with pytest.warns(UserWarning, match="no such file; computing it again"):
-        assert store.read_row("k") is None
-
-
-def test_two_runs_that_solve_the_same_do_not_mix_their_plans(tmp_path: Path, graph: remat.Graph) -> None:
+def test_two_runs_that_solve_the_same_do_not_mix_their_plans_and_a_row_without_its_plan_is_solved_again(
+    tmp_path: Path, graph: remat.Graph
+) -> None:
     """The plan of one and the row of the other, in whichever order they are written."""
     store = Store(tmp_path)
     plans = [remat.Plan.from_order(graph, order) for order in ([0, 1, 2], [0, 1, 0, 2])]
@@ -72,6 +58,9 @@ def test_two_runs_that_solve_the_same_do_not_mix_their_plans(tmp_path: Path, gra
         row = store.read_row("k")
         assert row is not None
         assert store.read_plan(row, graph).steps == plan.steps
+    (tmp_path / files_written[0]).unlink()
+    with pytest.warns(UserWarning, match="no such file; computing it again"):
+        assert store.read_row("k") is None
 
 
 def test_writers_of_one_file_do_not_share_a_scratch_file(tmp_path: Path) -> None:
@@ -84,11 +73,10 @@ def test_writers_of_one_file_do_not_share_a_scratch_file(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_family_comes_back_with_its_plans(tmp_path: Path, graph: remat.Graph) -> None:
+def test_a_family_comes_back_with_its_plans_or_the_reason_for_none(tmp_path: Path, graph: remat.Graph) -> None:
     store = Store(tmp_path)
     plan = remat.Plan.from_order(graph, [0, 1, 2])
-    trace = remat.simulate(graph, plan)
-    family = Family("f", (Member(plan, trace.cost, trace.peak_bytes, {"slots": 3}),), "one rejected", wall_s=0.5)
+    family = Family("f", (Member(plan, 6, 11, {"slots": 3}),), "one rejected", wall_s=0.5)
     store.write_family("k", family, graph, "exact")
     back = store.read_family("k", "f", graph)
     assert back is not None
@@ -96,10 +84,6 @@ def test_a_family_comes_back_with_its_plans(tmp_path: Path, graph: remat.Graph) 
     (member,) = back.members
     assert (member.cost, member.peak_bytes, dict(member.parameters)) == (6, 11, {"slots": 3})
     assert member.plan.steps == plan.steps
-
-
-def test_a_skipped_family_keeps_its_reason(tmp_path: Path, graph: remat.Graph) -> None:
-    store = Store(tmp_path)
     store.write_family("k", Family("f", status=Status.SKIPPED, message="needs a chain"), graph, "exact")
     back = store.read_family("k", "f", graph)
     assert back is not None
@@ -132,37 +116,16 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.parquet"]  # no scratch files
 
 
-def test_other_errors_of_the_system_are_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_other_errors_of_the_system_name_their_place(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long") as caught:
         files.write_text(path := tmp_path / ("x" * 300), "plan")
     assert caught.value.filename == str(path)
-    assert ".part" not in str(caught.value)
-
-
-def test_folders_and_files_in_each_others_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file where a folder should be")
-    with pytest.raises(remat.InvalidInput, match=rf"cannot be written: {tmp_path}/rows is a file; name a folder"):
+    with refused(f"cannot be written: {tmp_path}/rows is a file; name a folder"):
         Store(tmp_path).write_row(make_row())
-    with pytest.raises(remat.InvalidInput, match=rf"^{tmp_path}: cannot be written: it is a folder; name a file in it"):
+    with refused("cannot be written: it is a folder; name a file in it", file=tmp_path):
         files.write_text(tmp_path, "plan")
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]
-
-
-def test_the_graph_is_stored_once_under_its_hash(tmp_path: Path, graph: remat.Graph) -> None:
-    store = Store(tmp_path)
-    store.write_graph(graph)
-    path = tmp_path / "graphs" / f"{graph.sha256()}.json"
-    assert remat.load_graph(path).sha256() == graph.sha256()
-    written = path.stat().st_ino
-    store.write_graph(graph)
-    assert path.stat().st_ino == written  # not written again
-
-
-def test_keys_tell_every_value_apart() -> None:
-    base = {"graph": "a", "budget": 1, "options": {"solver": "highs"}, "seed": 0}
-    keys = {row_key(base | change) for change in ({}, {"budget": 2}, {"options": {}}, {"seed": 1}, {"graph": "b"})}
-    assert len(keys) == 5
-    assert row_key(dict(reversed(base.items()))) == row_key(base)  # order of writing is nothing
 
 
 def test_a_docstring_voids_no_row_and_a_raised_version_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

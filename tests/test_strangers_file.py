@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_run
@@ -115,7 +116,7 @@ def test_a_file_of_too_many_values_is_refused_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_JSON_VALUES", 5000)
-    path = tmp_path / "g.json"
+    path, log = tmp_path / "g.json", tmp_path / "step.log"
     text = b"[" + b"{}," * 4000 + b"{}]"
     for content in (text, gzip.compress(text)):
         path.write_bytes(content)
@@ -125,34 +126,26 @@ def test_a_file_of_too_many_values_is_refused_before_they_are_made(
     with pytest.raises(remat.InvalidGraph, match="must be a JSON object"):
         remat.load_graph(path)
     monkeypatch.setattr(files, "MAX_JSON_LINES", 50)
-    log = tmp_path / "step.log"
     log.write_text("{}\n" * 60)
     with pytest.raises(remat.InvalidGraph, match=r"step\.log: line 51: comes after 50 lines"):
         remat.load_graph(log)
 
-
-def test_a_file_that_needs_more_memory_than_there_is_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def full(_: str) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(files, "_DECODER", type("Full", (), {"decode": staticmethod(full)}))
-    (tmp_path / "g.json").write_text("[]")
+    monkeypatch.setattr(files, "_DECODER", SimpleNamespace(decode=full))
     with pytest.raises(remat.InvalidGraph, match=r"g\.json: cannot be read: it needs more memory than there is$"):
-        remat.load_graph(tmp_path / "g.json")
+        remat.load_graph(path)
 
 
-def test_no_more_than_a_thousand_problems_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documents = {
-        "edges": graph_to_dict(TINY) | {"edges": [{}] * 3000},
-        "nodes": graph_to_dict(TINY) | {"nodes": [{"nam": 1}] * 3000},
-        "plan": remat.Plan.from_order(TINY, range(4)).document() | {"steps": [{}] * 3000},
-    }
-    for name, document in documents.items():
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(document))
-        assert main(["check", str(path)]) == 1
+def test_no_more_than_a_thousand_problems_are_listed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for document in (
+        graph_to_dict(TINY) | {"edges": [{}] * 3000},
+        graph_to_dict(TINY) | {"nodes": [{"nam": 1}] * 3000},
+        remat.Plan.from_order(TINY, range(4)).document() | {"steps": [{}] * 3000},
+    ):
+        Path("file.json").write_text(json.dumps(document))
+        assert main(["check", "file.json"]) == 1
         *_, last = lines = capsys.readouterr().err.splitlines()
         assert len(lines) == files.MOST_PROBLEMS + 1
         assert last.endswith("has more than 1000 problems; the others are not listed")
@@ -175,13 +168,8 @@ def test_no_cell_of_a_table_begins_as_a_formula(tmp_path: Path) -> None:
     back = pd.read_csv(path, keep_default_na=False)
     assert back["name"].tolist() == [*(f"'{text}" for text in FORMULAS), *TEXTS]
     assert set(back["cost"]) == {-1.5}
-
-
-def test_a_graph_named_as_a_formula_is_text_in_the_table_of_its_run(tmp_path: Path) -> None:
     graph = remat.Graph.from_nodes(FORMULAS[0], [[], [0]], [1, 1], [1, 1])
     plan = remat.Plan.from_order(graph, range(2))
-    solved = [(fake_run.row(graph, "checkpoint_all", 4, "OPTIMAL", plan), plan)]
-    folder = fake_run.write_run(tmp_path, graph, solved)
-    assert pd.read_csv(write_csv(load_run(folder), tmp_path / "table.csv"))["graph_name"].tolist() == [
-        f"'{FORMULAS[0]}"
-    ]
+    folder = fake_run.write_run(tmp_path, graph, [(fake_run.row(graph, "checkpoint_all", 4, "OPTIMAL", plan), plan)])
+    of_a_run = pd.read_csv(write_csv(load_run(folder), tmp_path / "table.csv"))
+    assert of_a_run["graph_name"].tolist() == [f"'{FORMULAS[0]}"]

@@ -7,13 +7,8 @@ import pytest
 from helpers import refused
 from orders import random_order
 from tf_helpers import (
-    LOSS,
-    assert_as_eager,
     captured_function,
-    compiled,
     eagerly,
-    keras,
-    layers,
     needs_compiler,
     planned_step,
     tf,
@@ -21,7 +16,6 @@ from tf_helpers import (
 
 import remat.tf as rtf
 from remat.errors import RematError
-from remat.tf._heap import run_child, why_it_failed
 from remat.tf.capture import capture_step, trace
 from remat.tf.emit import emit, emit_plain
 from remat.tf.portable import load_step, measure_step, save_step
@@ -86,33 +80,6 @@ def test_captured_tensors_are_always_there():
     assert captured.graph.fixed_bytes == captured.fixed["batch and constants"] == 4 * N + 4 * N
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_a_child_process_measures_a_step_with_captured_tensors(tmp_path):
-    """In fractions, in verification, and with the plan of a file."""
-    step, _ = _step_of(N)
-    planned = rtf.rematerialize(step, (tf.TensorSpec((N,)),), 1.0, cost="flops", time_limit_s=2)
-    assert planned.plan.plain_peak_bytes is not None
-    planned.plan.save(tmp_path / "plan.json")
-    loaded = rtf.rematerialize(step, (tf.TensorSpec((N,)),), plan=tmp_path / "plan.json")
-    assert loaded.measure(2).peak_bytes <= loaded.budget_bytes
-
-
-def test_a_network_with_normalization_trains():
-    """Its mean and variance are captured constants."""
-
-    def train(planned):
-        x = np.random.default_rng(0).normal(3, 2, (64, 64)).astype("float32")
-        normalization = layers.Normalization()
-        normalization.adapt(x)
-        hidden = [layers.Dense(512, activation="tanh") for _ in range(3)]
-        model = keras.Sequential([normalization, *hidden, layers.Dense(5, "softmax")])
-        compiled(planned, model, "sgd", LOSS)
-        return model, model.fit(x, np.arange(64) % 5, batch_size=32, verbose=0).history
-
-    assert_as_eager(train)
-
-
 def test_what_a_child_cannot_be_given_is_refused_with_a_way_out(tmp_path):
     """A table that only a result reads does not stand in the way of the plan, but of measuring it."""
     table = tf.lookup.StaticHashTable(
@@ -132,14 +99,17 @@ def test_what_a_child_cannot_be_given_is_refused_with_a_way_out(tmp_path):
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_failed_child_says_why(tmp_path):
-    """Its exception in one line, whatever TensorFlow's message looks like."""
-    done = run_child({"kind": "step", "folder": str(tmp_path), "as_written": True, "runs": 1})
-    assert "code 1: FileNotFoundError: " in why_it_failed(done)
+def test_a_child_measures_a_step_with_captured_tensors_or_says_why_not(tmp_path):
+    """In fractions, in verification, and with the plan of a file; its exception is one line."""
+    step, _ = _step_of(N)
+    planned = rtf.rematerialize(step, (tf.TensorSpec((N,)),), 1.0, cost="flops", time_limit_s=2)
+    assert planned.plan.plain_peak_bytes is not None
+    planned.plan.save(tmp_path / "plan.json")
+    loaded = rtf.rematerialize(step, (tf.TensorSpec((N,)),), plan=tmp_path / "plan.json")
+    assert loaded.measure(2).peak_bytes <= loaded.budget_bytes
 
-    def step(x):
+    def outside(x):
         return tf.reduce_sum(tf.gather(tf.range(3.0), tf.cast(x, "int32") + 7)), []
 
-    emitted = emit_plain(trace(step, (tf.TensorSpec((4,)),)))
     with refused("measuring the step failed: code 1: InvalidArgumentError: .*indices", RematError):
-        measure_step(emitted, as_written=False)
+        measure_step(emit_plain(trace(outside, (tf.TensorSpec((4,)),))), as_written=False)

@@ -19,7 +19,6 @@ from tf_helpers import (
     eager_iteration,
     keras,
     layers,
-    needs_compiler,
     planned_step,
     specs_of,
     tf,
@@ -41,23 +40,24 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     ("factory", "optimizer"),
-    [(convolutional, "adamw"), (convolutional, "global_clipnorm"), (attention, "sgd"), (attention, "adamw"),
-     (drawing_twice, "scaled")],
-)  # fmt: skip
+    [(convolutional, "global_clipnorm"), (attention, "sgd"), (attention, "adamw"), (drawing_twice, "scaled")],
+)
 def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, optimizer):
     """Weights, slots, moving averages and seeds after two iterations in which a fifth of all values is repeated."""
     results = []
     for planned in (False, True):
         model, optimizer_ = built(factory), OPTIMIZERS[optimizer]()
         x, y = batch_for(model, 8)
-        step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
         run = eager_iteration(model, optimizer_)
         if planned:
+            step = rtf.compile(model, LOSS, optimizer_, *specs_of((x, y)), budget="1GB", **QUICK)._step
             order, n = random_order(step.planned, np.random.default_rng(1), 0.2), len(step.planned)
             merged = step.epilogue.merged(order)
             assert [k for k in merged if k < n] == order
             assert sorted(k for k in merged if k >= n) == list(range(n, len(step.graph)))
             run = planned_step(step, merged, whole=True)
+        else:
+            optimizer_.build(model.trainable_variables)
         variables = [*model.variables, *optimizer_.variables]
         found = [bits_of([], variables)]
         for _ in range(2):
@@ -66,44 +66,6 @@ def test_random_plans_with_early_updates_give_the_bits_of_eager_mode(factory, op
         assert found[0] != found[1]
         results.append(found)
     assert results[0] == results[1]
-
-
-def _three_matrices(checked=lambda gradient: gradient):
-    """loss = sum(((x a) b) c); each matrix is updated by its gradient; that of the first is the last to be computed."""
-    rng = np.random.default_rng(0)
-    matrices = [tf.Variable(rng.normal(size=(4, 4)), dtype="float32") for _ in range(3)]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            for m in matrices:
-                x = tf.tanh(x @ m)
-            loss = tf.reduce_sum(x)
-        first, *others = tape.gradient(loss, matrices)
-        for m, g in zip(matrices, [checked(first), *others], strict=True):
-            m.assign_sub(g)
-        return loss
-
-    return step, matrices
-
-
-def test_an_update_waits_for_the_loss_and_for_the_last_reader_by_hand():
-    step, _ = _three_matrices()
-    captured = captured_function(step, tf.TensorSpec((2, 4)))
-    n, kinds = len(captured.planned), [op.kind for op in captured.graph.operations]
-    plain = captured.epilogue.merged(range(n))
-    updates = [k for k in plain if k >= n]
-    reads = [captured.reader.contents(captured.nodes[k]) for k in range(len(captured.graph))]
-    changed = [captured.reader.handles(captured.nodes[k]) for k in range(len(captured.graph))]
-    assert [kinds[k] for k in updates] == ["AssignSubVariableOp"] * 3
-    assert [plain.index(k) for k in updates] != list(range(n, n + 3))  # not all at the end
-    assert min(map(plain.index, updates)) > plain.index(captured.graph.loss)
-    last = updates[-1]  # of the first matrix, which the trace updates first: its gradient comes last
-    assert last == n
-    for order in (list(range(n)), [*range(n), 0], [*range(n - 1), 0, 2, n - 1]):  # 0 and 2 read the first two matrices
-        merged = captured.epilogue.merged(order)
-        for k in updates:
-            at = merged.index(k)
-            assert not any(reads[j] & changed[k] for j in merged[at:] if j < n)
 
 
 def test_a_plan_that_reads_a_variable_after_its_update_is_refused():
@@ -124,64 +86,44 @@ def test_a_plan_that_reads_a_variable_after_its_update_is_refused():
         emit(captured, [*order, 0])
 
 
-def test_solvers_see_that_an_applied_gradient_goes():
-    step, _ = _three_matrices()
-    captured = captured_function(step, tf.TensorSpec((2, 4)))
-    seen = captured.epilogue.for_solvers(captured.graph, captured.planned, 0)
-    gradients = [v for k in range(len(seen), len(captured.graph)) for v in captured.graph.operations[k].inputs]
-    assert len(gradients) == 3
-    assert all(captured.planned.values[v].keep for v in gradients)
-    released = [v for v in gradients if not seen.values[v].keep]
-    assert len(released) == 2  # the last one is computed by the last operation
-    for v in released:
-        operation = seen.operations[seen.producer[v]]
-        readers = [k for k, op in enumerate(captured.nodes[: len(seen)])
-                   if k > captured.graph.loss and captured.reader.contents(op)
-                   and captured.reader.contents(op) <= _updated_from(captured, v)]  # fmt: skip
-        assert captured.graph.operations[captured.graph.loss].outputs[0] in operation.inputs
-        for k in readers:
-            assert seen.operations[k].run_once
-            assert set(seen.operations[k].outputs) <= set(operation.inputs)
-    assert captured.epilogue.for_solvers(captured.graph, captured.planned, 64) == captured.planned  # 4 x 4 floats
+def test_a_budget_below_all_gradients_is_met_where_each_is_applied_at_once():
+    hidden = [layers.Dense(512, "tanh") for _ in range(8)]
+    model = built(lambda: keras.Sequential([keras.Input((512,)), *hidden, layers.Dense(5, "softmax")]))
+    specs = specs_of(batch_for(model, 8))
+    step = rtf.compile(model, LOSS, "sgd", *specs, budget="12.5MB", **QUICK)
+    assert step.predicted_peak_bytes <= step.budget_bytes
+    assert step.budget_bytes < 1.5 * sum(v.value.numpy().nbytes for v in model.trainable_variables)
+    with refused(r"applying the gradients alone needs 1\d\.\d\d MB"):
+        rtf.compile(model, LOSS, keras.optimizers.SGD(global_clipnorm=1.0), *specs, budget="12.5MB", **QUICK)
 
 
-def _updated_from(captured, value):
-    """Handles of the variables that the epilogue changes from `value`."""
-    late = range(len(captured.planned), len(captured.graph))
-    users = [k for k in late if value in captured.graph.operations[k].inputs]
-    return set().union(*(captured.reader.handles(captured.nodes[k]) for k in users))
-
-
-def test_other_scopes_keep_the_epilogue_last():
+def test_fixed_order_keeps_the_epilogue_last():
     model = built(convolutional)
     specs = specs_of(batch_for(model, 8))
     for scope in ("fixed_order", "free"):
         step = rtf.compile(model, LOSS, "sgd", *specs, budget="1GB", **QUICK, scope=scope)
         n = len(step._step.planned)
         late = [at for at, k in enumerate(step.plan.order.tolist()) if k >= n]
-        assert (late == list(range(len(late) and late[0], len(step.plan.order)))) == (scope == "fixed_order")
+        assert late
+        assert (late == list(range(late[0], len(step.plan.order)))) == (scope == "fixed_order")
         assert Scope(scope).contains(step.plan.plan.scope)
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_a_budget_below_all_gradients_is_met():
-    """Issue 16, item 6: most of what ResNet50V2 needs at a small size is variables and gradients."""
-    model = built(lambda: keras.Sequential([keras.Input((512,)), *[layers.Dense(512, "tanh") for _ in range(8)],
-                                             layers.Dense(5, "softmax")]))  # fmt: skip
-    batch = batch_for(model, 8)
-    step = rtf.compile(model, LOSS, "sgd", *specs_of(batch), budget="12.5MB", **(QUICK | {"verify": True}))
-    variables = sum(v.value.numpy().nbytes for v in model.trainable_variables)
-    assert step.budget_bytes < 1.5 * variables
-    assert step.measure().peak_bytes <= step.budget_bytes
-    assert step.measure().peak_bytes == pytest.approx(step.predicted_peak_bytes, rel=0.02)
-    with refused(r"applying the gradients alone needs 1\d\.\d\d MB"):
-        rtf.compile(model, LOSS, keras.optimizers.SGD(global_clipnorm=1.0), *specs_of(batch), budget="12.5MB", **QUICK)
-
-
 def test_a_check_of_a_gradient_comes_before_every_update():
-    """Then an exception leaves every variable as it was."""
-    step, matrices = _three_matrices(lambda gradient: tf.debugging.check_numerics(gradient, "bad gradient"))
+    """Then an exception leaves every variable as it was, although the checked gradient is the last to be computed."""
+    rng = np.random.default_rng(0)
+    matrices = [tf.Variable(rng.normal(size=(4, 4)), dtype="float32") for _ in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for m in matrices:
+                x = tf.tanh(x @ m)
+            loss = tf.reduce_sum(x)
+        first, *others = tape.gradient(loss, matrices)
+        for m, g in zip(matrices, [tf.debugging.check_numerics(first, "bad gradient"), *others], strict=True):
+            m.assign_sub(g)
+        return loss
+
     before = [m.numpy() for m in matrices]
     planned = rtf.rematerialize(step, (tf.TensorSpec((2, 4)),), "1GB", **QUICK)
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad gradient"):

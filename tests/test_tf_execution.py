@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import runpy
-import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, refused
+from helpers import ROOT, refused, run_python
 from orders import random_order
 from tf_helpers import (
     LOSS,
@@ -45,31 +43,20 @@ import remat
 import remat.tf as rtf
 from remat.errors import InvalidInput, InvalidPlan
 from remat.tf import _plan
-from remat.tf._workspace import Footprint
-from remat.tf.capture import capture_step, trace
+from remat.tf._workspace import Footprint, measure_footprint
 from remat.tf.emit import emit
+from remat.tf.portable import measure_step
 
 pytestmark = pytest.mark.usefixtures("tf_cache", "kernels_not_measured")
 
 
-def wide(batch=16):
-    """Activations large enough to be counted: a small U of convolutions, no batch norm."""
+def wide():
+    """Activations large enough to be counted, and a batch."""
     x = inputs = keras.Input((48, 48, 3))
     for _ in range(6):
         x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
     x = layers.GlobalAveragePooling2D()(layers.BatchNormalization()(x))
-    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x)), batch_of([(batch, 48, 48, 3)], 1)
-
-
-def tight(plain_plan, share):
-    """`share` of the plain peak, or what the largest kernel needs on this CPU (oneDNN without AVX-512: 29 MB)."""
-    return max(share, 1.1 * plain_plan.graph.largest_working_set()[0] / plain_plan.plain_peak_bytes)
-
-
-def assert_near(step, measured):
-    """The median peak is the predicted one, within 2 %. The highest may lie above it: how many threads ran a kernel."""
-    median = measured.peak_bytes - measured.spread_bytes
-    assert 0.98 <= median / step.predicted_peak_bytes <= 1.02
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(x)), batch_of([(16, 48, 48, 3)], 1)
 
 
 # --- bits ----------------------------------------------------------------------------------------
@@ -80,43 +67,50 @@ def test_random_plans_give_the_bits_of_the_eager_step(factory):
     """Loss, gradients, moving averages and seeds; with up to ten times the operations."""
     run = EagerStep(factory)
     assert run.expected[1] != [a.tobytes() for a in run.before] or factory is recurrent  # state has moved
-    for share, seed in ((0.0, 0), (0.02, 1), (0.3, 2)):
-        order = random_order(run.step.planned, np.random.default_rng(seed), share)
-        assert (len(order) > len(run.step.planned)) == (share > 0)
+    for share in (0.02, 0.3):
+        order = random_order(run.step.planned, np.random.default_rng(1), share)
+        assert len(order) > len(run.step.planned)
         run.check(order, calls=2)  # the second call starts from the same state again
 
 
 @pytest.mark.short
 def test_any_order_gives_the_same_bits():
     """A random topological order of the first computations, as scope=free allows."""
-    run = EagerStep(convolutional)
-    graph, rng = run.step.planned, random.Random(3)
-    waiting, order, made = set(range(len(graph))), [], set()
-    while waiting:
-        k = rng.choice(sorted(k for k in waiting if set(graph.operations[k].inputs) <= made))
-        waiting.remove(k)
-        order.append(k)
-        made.update(graph.operations[k].outputs)
+    run, rng = EagerStep(convolutional), random.Random(3)
+    graph, order, made = run.step.planned, [], set()
+    while waiting := sorted(set(range(len(graph))).difference(order)):
+        order.append(rng.choice([k for k in waiting if made.issuperset(graph.operations[k].inputs)]))
+        made.update(graph.operations[order[-1]].outputs)
     assert order != sorted(order)
     run.check(order)
+
+
+PLAIN_BITS = """
+    import numpy as np
+    from orders import random_order
+    from tf_helpers import EagerStep, bits_of, convolutional, put_state
+    from remat.tf.adapter import executed_as_written
+
+    run = EagerStep(convolutional)
+    put_state(run.model.variables, run.before)
+    with executed_as_written():
+        run.expected = bits_of(run.step.function(*run.batch), run.model.variables)
+    order = random_order(run.step.planned, np.random.default_rng(4), 0.1)
+    assert len(order) > len(run.step.planned)
+    run.check(order)
+"""
 
 
 @pytest.mark.slow
 def test_results_are_those_of_the_plain_function_without_its_optimizers():
     """In a process of its own: oneDNN's merged kernels are off there, which is fixed when TensorFlow is imported."""
-    script = ROOT / "tests" / "tf_plain_bits.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, check=False,
-        env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "repeats": True}
+    run_python(PLAIN_BITS, TF_ENABLE_ONEDNN_OPTS="0", PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
 
 
 # --- compile and fit -------------------------------------------------------------------------------
 
 
-def test_twenty_iterations_are_those_of_the_eager_optimizer():
+def test_iterations_are_those_of_the_eager_optimizer():
     results = []
     for planned in (True, False):
         model, optimizer = built(convolutional), keras.optimizers.AdamW(1e-2, clipnorm=1.0)
@@ -128,47 +122,10 @@ def test_twenty_iterations_are_those_of_the_eager_optimizer():
             assert run.predicted_peak_bytes <= run.budget_bytes == 680_000
             assert run.overhead == run.plan.overhead > 0
             assert run.plan.fixed["optimizer"] == sum(v.value.numpy().nbytes for v in optimizer.variables)
-        losses = [float(run(x, y)[1]) for _ in range(20)]
+        losses = [float(run(x, y)[1]) for _ in range(10)]
         results.append((losses, bits_of([], [*model.variables, *optimizer.variables])))
     assert results[0] == results[1]
     assert losses[-1] < losses[0]
-
-
-def two_by_name():
-    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-    x = layers.Concatenate()([a, layers.Dense(8, activation="tanh")(b)])
-    outputs = {"right": layers.Dense(1, name="right")(x), "left": layers.Dense(5, activation="softmax", name="left")(x)}
-    return keras.Model({"a": a, "b": b}, outputs)
-
-
-def test_losses_by_the_names_of_the_outputs():
-    """And what could be mistaken is refused: a dict's order is not that of a list."""
-    model = built(two_by_name)
-    rng = np.random.default_rng(2)
-    x = {name: tf.constant(rng.normal(size=(4, 6)), "float32") for name in "ab"}
-    y = {"left": tf.constant([0, 1, 2, 3]), "right": tf.constant(rng.normal(size=(4, 1)), "float32")}
-    losses = {"right": "mse", "left": LOSS}
-    prediction = model(x)
-    expected = sum(float(tf.reduce_mean(keras.losses.get(losses[n])(y[n], prediction[n]))) for n in losses)
-    found, value = rtf.compile(model, losses, "sgd", *specs_of((x, y)), budget="1GB", **QUICK)(x, y)
-    assert {name: tuple(p.shape) for name, p in found.items()} == {"left": (4, 5), "right": (4, 1)}
-    assert abs(float(value) - expected) < 1e-5
-    for labels, loss, says in (
-        ([y["left"], y["right"]], losses, "labels as a dict with the keys"),
-        (y, [LOSS, "mse"], "losses as a dict with the keys"),
-        (y, {"left": LOSS}, r"losses for \['left'\], outputs \['left', 'right'\]"),
-    ):
-        with refused(says):
-            rtf.rematerialize(model, specs_of((x, labels)), "1GB", loss=loss, **QUICK)
-
-
-class Recorder(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.batches = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches.append((batch, round(logs["loss"], 6)))
 
 
 def test_fit_is_the_fit_of_keras():
@@ -177,19 +134,22 @@ def test_fit_is_the_fit_of_keras():
     def fit(planned):
         how = keras.optimizers.SGD(0.05, momentum=0.9), LOSS
         model = compiled(planned, built(convolutional), *how, budget="570kB", metrics=["accuracy"])
-        rng = np.random.default_rng(5)
+        rng, batches = np.random.default_rng(5), []
         x, y = rng.normal(size=(28, 16, 16, 3)).astype("float32"), rng.integers(0, 5, 28)
-        recorder = Recorder()
+        recorder = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: batches.append((batch, round(logs["loss"], 6)))
+        )
         history = model.fit(
             x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:6], y[:6]), callbacks=[recorder],
             sample_weight=rng.uniform(0.5, 1.0, 28).astype("float32"),
         ).history  # fmt: skip
+        assert len(batches) == 8
         if planned:
             assert len(model.remat_steps) == 2  # 28 = 3 x 8 + 4: a smaller last batch has a plan of its own
             assert any(step.plan.recomputed for step in model.remat_steps.values())
             assert all(step.predicted_peak_bytes <= 570_000 for step in model.remat_steps.values())
             assert model.remat in model.remat_steps.values()
-        return model, (history, recorder.batches)
+        return model, (history, batches)
 
     assert_as_eager(fit)
 
@@ -206,35 +166,16 @@ def test_a_batch_of_the_same_shapes_in_another_structure_is_another_batch():
     assert_as_eager(trained)
 
 
-def test_fit_plans_a_train_step_of_ones_own():
-    class Halved(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = 0.5 * self.compute_loss(x, y, self(x, training=True))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {"halved": loss}
-
-    def trained(planned):
-        base = two_in_two_out()
-        model = compiled(planned, Halved(base.inputs, base.outputs), "sgd", [LOSS, LOSS], budget="1MB")
-        x, y = batch_for(model, 8)
-        data = tf.data.Dataset.from_tensors((tuple(x), tuple(y))).repeat(3)
-        return model, model.fit(data, epochs=1, verbose=0).history
-
-    assert_as_eager(trained)
-
-
 def test_compiling_anew_makes_new_steps():
     """With the optimizer and the metrics of before but another loss; what was planned must not run any more."""
 
     def trained(planned):
         model, optimizer = built(attention), keras.optimizers.SGD(0.1)
         x, y = batch_for(model, 8)
-        if planned:
-            rtf.fit_within(model, "1GB", **QUICK)
         for weight in (1.0, 3.0):
             model.compile(optimizer, LOSS, loss_weights=[weight], run_eagerly=not planned)
+            if planned and weight == 1.0:
+                rtf.fit_within(model, "1GB", **QUICK)
             history = model.fit(x, y, verbose=0).history
         return model, history
 
@@ -259,10 +200,9 @@ def test_a_model_without_variables_yet():
 
 
 @needs_compiler
-@pytest.mark.parametrize("budget", [pytest.param([], marks=pytest.mark.slow), ["--budget=8MB"]], ids=["usual", "size"])
-def test_example_script_trains(monkeypatch, capsys, budget):
+def test_example_script_trains(monkeypatch, capsys):
     script = ROOT / "examples" / "keras_fit.py"
-    monkeypatch.setattr(sys, "argv", [str(script), "--quick", *budget])
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--budget=8MB"])
     runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out
     assert "predicted peak" in said
@@ -286,15 +226,14 @@ def test_an_exception_in_the_step_leaves_every_variable_as_it_was():
     assert bits_of([], variables) != before
 
 
-@pytest.mark.parametrize(
-    ("budget", "says"),
-    [(1.5, "fraction"), (0.0, "fraction"), ("8 parsecs", "cannot read"), (-1, "negative"), (None, "budget"),
-     (10, "no plan of")],
-)  # fmt: skip
-def test_unusable_budgets(budget, says):
+def test_unusable_budgets():
     model = built(two_in_two_out)
-    with refused(says, ValueError):
-        rtf.rematerialize(model, specs_of(batch_for(model)), budget, loss=LOSS, **QUICK)
+    for budget, says in (
+        (1.5, "fraction"), (0.0, "fraction"), ("8 parsecs", "cannot read"), (-1, "negative"), (None, "budget"),
+        (10, "no plan of"),
+    ):  # fmt: skip
+        with refused(says, ValueError):
+            rtf.rematerialize(model, specs_of(batch_for(model)), budget, loss=LOSS, **QUICK)
 
 
 def test_jit_compile_is_refused_with_the_reason():
@@ -345,25 +284,15 @@ def test_states_that_are_no_variables_and_batches_that_are_not_dense_are_refused
     words = layers.TextVectorization(max_tokens=9, output_sequence_length=4)
     words.adapt(["a b c d"])
     texts, sparse = keras.Input((), dtype="string"), keras.Input((6,), sparse=True)
-
-    class Counting(layers.Dense):
-        def call(self, x):
-            return super().call(tf.cond(self.bias[0] < 9, lambda: self.bias.assign_add(self.bias)[0] + x, lambda: x))
-
-    head = lambda x: layers.Dense(2, activation="softmax")(x)  # noqa: E731
-    for model, x, says in (
+    numbers = layers.Flatten()(layers.Embedding(9, 3)(words(texts)))
+    for inputs, features, x, says in (
         (
-            keras.Model(texts, head(layers.Flatten()(layers.Embedding(9, 3)(words(texts))))),
-            tf.constant(["a b", "c d"]), r"LookupTableFindV2.*compute it before the step, e\.g\. in the dataset",
+            texts, numbers, tf.constant(["a b", "c d"]),
+            r"LookupTableFindV2.*compute it before the step, e\.g\. in the dataset",
         ),
-        (
-            keras.Sequential([keras.Input((6,)), Counting(2, activation="softmax")]), tf.eye(2, 6),
-            r"\(If\), which may change a variable in the forward pass",
-        ),
-        (keras.Model(sparse, head(sparse)), tf.sparse.from_dense(tf.eye(2, 6)), r"SparseTensor.*make it dense"),
+        (sparse, sparse, tf.sparse.from_dense(tf.eye(2, 6)), r"SparseTensor.*make it dense"),
     ):  # fmt: skip
-        model.compile("sgd", LOSS)
-        rtf.fit_within(model, "1GB", **QUICK)
+        model = compiled(True, keras.Model(inputs, layers.Dense(2, activation="softmax")(features)), "sgd", LOSS)
         with refused(says):
             model.fit(tf.data.Dataset.from_tensors((x, tf.constant([0, 1]))), verbose=0)
 
@@ -376,9 +305,7 @@ def test_stateful_random_numbers_keep_their_order_and_run_once():
             loss = tf.reduce_sum(tf.tanh(x * noise[0]) * tf.tanh(x * noise[1]) * tf.tanh(x * noise[2]))
         return loss, tape.gradient(loss, x)
 
-    tf.random.set_seed(1)
-    planned = rtf.rematerialize(step, (tf.TensorSpec((64,)),), "1GB", **QUICK)
-    captured = planned._step
+    captured = captured_function(step, tf.TensorSpec((64,)))
     assert captured.in_order_only
     again = planned_step(captured, random_order(captured.planned, np.random.default_rng(0), 0.5))
     kinds = [captured.graph.operations[k].kind for k in again.plan.order.tolist()]
@@ -394,12 +321,15 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
     batch = batch_for(model)
     step = rtf.rematerialize(model, specs_of(batch), "300kB", loss=LOSS, **QUICK)
     assert step.plan.recomputed
-    path = tmp_path / "plan.json"
+    path, old = tmp_path / "plan.json", tmp_path / "old.json"
     step.plan.save(path)
+    document = json.loads(path.read_text())
+    document["execution"]["version"] = "2.0.0"
+    old.write_text(json.dumps(document))
     monkeypatch.setattr(_plan, "find_plan", None)  # a solve would fail
     before = state_of(model.variables)
     expected = bits_of(step(*batch), model.variables)
-    for plan in (path, str(path), step.plan):
+    for plan in (str(path), step.plan):
         put_state(model.variables, before)
         again = rtf.rematerialize(model, specs_of(batch), loss=LOSS, plan=plan)
         known = [(each.plan.order.tolist(), each.predicted_peak_bytes, each.overhead) for each in (again, step)]
@@ -409,16 +339,13 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
     assert rtf.rematerialize(model, specs_of(batch), "400kB", loss=LOSS, plan=path).budget_bytes == 400_000
     other = built(convolutional)
     other.layers[1].trainable = False
-    document = json.loads(path.read_text())
-    document["execution"]["version"] = "2.0.0"
-    (tmp_path / "old.json").write_text(json.dumps(document))
     both = r"the plan's: .*\n.*this step's: "
     for model_, batch_, budget, plan, error, says in (
         (model, batch, "1kB", path, InvalidInput, r"above the budget of 1\.00 kB"),
         (model, batch_for(model, 5), None, path, InvalidPlan, both),
         (model, batch_for(model, 5), None, step.plan, InvalidPlan, both),
         (other, batch, None, path, InvalidPlan, "another model"),
-        (model, batch, None, tmp_path / "old.json", InvalidPlan, r"tensorflow 2\.0\.0, this is 2\."),
+        (model, batch, None, old, InvalidPlan, r"tensorflow 2\.0\.0, this is 2\."),
     ):
         with pytest.raises(error, match=says):
             rtf.rematerialize(model_, specs_of(batch_), budget, loss=LOSS, plan=plan)
@@ -428,40 +355,25 @@ def test_a_saved_plan_runs_without_a_solver_and_only_where_it_belongs(tmp_path, 
 
 
 @needs_compiler
-def test_the_heap_counter_sees_every_tensor():
-    """tanh and a square of 4 MB, the first held for the second: 4, 8, then 12 MB with the product."""
-    from remat.tf.portable import measure_step
-
-    def step(x):
-        a = tf.tanh(x)
-        b = tf.raw_ops.Tile(input=a, multiples=[2])
-        return tf.reduce_sum(b) + tf.reduce_sum(a), [b]
-
-    n = 1_000_000
-    function = trace(step, (tf.TensorSpec((n,)),))
-    captured = capture_step(function, "s", {})
-    peak = measure_step(emit(captured, range(len(captured.graph))), as_written=True).peak_bytes
-    assert 12 * n <= peak <= 12 * n + 300_000
-
-
-@needs_compiler
 def test_the_promise_is_kept_and_the_prediction_is_close():
-    """Measured in a fresh process, at a fraction of the plain step, which is measured too."""
+    """Measured in a fresh process, with Adam's slots and update, at a fraction of the plain step, measured too."""
     keras.utils.set_random_seed(0)
     model, batch = wide()
-    share = tight(rtf.rematerialize(model, specs_of(batch), 1.0, loss=LOSS, **QUICK).plan, 0.45)
-    step = rtf.rematerialize(model, specs_of(batch), share, loss=LOSS, **QUICK)
+    whole = rtf.compile(model, LOSS, "adam", *specs_of(batch), budget="1GB", **QUICK)
+    # What the largest kernel needs on this CPU: oneDNN without AVX-512 takes 29 MB.
+    share = max(0.45, 1.1 * whole.plan.graph.largest_working_set()[0] / whole.predicted_peak_bytes)
+    step = rtf.compile(model, LOSS, "adam", *specs_of(batch), budget=share, **QUICK)
     measured, plain = step.measure(), step.plan.plain_peak_bytes
     assert abs(step.budget_bytes / (share * plain) - 1) < 1e-6
     assert step.plan.recomputed
     assert measured.peak_bytes <= step.budget_bytes
-    assert_near(step, measured)
+    # The median within 2 %: the highest may lie above it, by how many threads ran a kernel.
+    assert 0.98 <= (measured.peak_bytes - measured.spread_bytes) / step.predicted_peak_bytes <= 1.02
 
 
 @needs_compiler
-def test_a_result_that_is_computed_again_is_not_held_by_the_caller():
+def test_the_heap_counter_sees_every_tensor_and_no_result_that_is_computed_again():
     """The step is one call: its results are the caller's when it ends, so the simulator may free them before."""
-    from remat.tf.portable import measure_step
 
     def step(x):
         y = tf.tanh(x)
@@ -473,6 +385,7 @@ def test_a_result_that_is_computed_again_is_not_held_by_the_caller():
     order = list(range(len(captured.graph)))
     y = next(k for k, op in enumerate(captured.graph.operations) if op.kind == "Tanh")
     peaks = [measure_step(emit(captured, o), as_written=True).peak_bytes for o in (order, [*order, y])]
+    assert 20 * n <= peaks[0] <= 20 * n + 300_000  # y and four of it
     assert peaks[0] - peaks[1] == pytest.approx(4 * n, abs=10_000)
 
 
@@ -490,45 +403,29 @@ def test_scratch_in_a_dying_input_by_hand():
 
 
 @needs_compiler
-def test_a_kernel_that_takes_an_input_for_scratch_is_found():
-    """The gradient of max-pooling computes the result of pooling again, over the first one if that dies."""
-    from remat.tf._workspace import measure_footprint
+def test_kernels_that_write_over_an_input_or_take_it_for_scratch_are_found():
+    """Relu may write over it, a transposition may not; the gradient of max-pooling pools again, over a dying result."""
 
     def step(x):
-        y = tf.nn.max_pool2d(tf.tanh(x), 2, 2, "VALID")
+        y = tf.nn.max_pool2d(tf.nn.relu(tf.transpose(x, [0, 2, 1, 3])), 2, 2, "VALID")
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(tf.nn.max_pool2d(x, 2, 2, "VALID") * y)
         return loss, tape.gradient(loss, x)
 
     captured = captured_function(step, tf.TensorSpec((4, 64, 64, 16)))
-    k = next(k for k, op in enumerate(captured.graph.operations) if op.kind == "MaxPoolGrad")
-    found = measure_footprint(captured).scratch[k]
+    footprint, kinds = measure_footprint(captured), [op.kind for op in captured.graph.operations]
+    found = footprint.scratch[kinds.index("MaxPoolGrad")]
     assert [(captured.graph.values[v].bytes, size) for v, size in found.items()] == [(262_144, 262_144)]
+    assert [len(footprint.sharing[kinds.index(kind)]) for kind in ("Transpose", "Relu")] == [0, 1]
 
 
 def test_steps_are_timed_side_by_side():
     model = built(two_in_two_out)
     step = rtf.rematerialize(model, specs_of(batch_for(model)), "1GB", loss=LOSS, **QUICK)
-    times = step.measure_times(rounds=3)
+    times = step.measure_times(rounds=2)
     assert set(times) == {"planned", "plain", "plain as written"}
     assert all(0 < t.best_s <= t.wall_s and t.cpu_s > 0 for t in times.values())
-
-
-@needs_compiler
-def test_a_kernel_that_writes_over_its_input_is_found():
-    """Relu may, a transposition may not: measured on tensors of 1 MB."""
-    from remat.tf._workspace import measure_footprint
-
-    def step(x):
-        y = tf.nn.relu(tf.transpose(x))
-        return tf.reduce_sum(y), [y]
-
-    captured = captured_function(step, tf.TensorSpec((512, 512)))
-    footprint = measure_footprint(captured)
-    kinds = [op.kind for op in captured.graph.operations]
-    assert kinds == ["Transpose", "Relu", "Sum"]
-    assert [len(pairs) for pairs in footprint.sharing] == [0, 1, 0]
 
 
 @pytest.mark.slow
@@ -561,25 +458,12 @@ def test_the_peer_computes_the_same_gradients():
     from experiments.steps.keras_steps import cut_points, segmented
 
     keras.utils.set_random_seed(0)
-    model, (x, y) = wide(2)
+    model, (x, y) = wide()
     assert len(cut_points(model)) >= 6
     found = []
     for function in (segmented(model, 3), lambda x: model(x, training=True)):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, function(x)))
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y[:2], function(x[:2])))
         found.append(tape.gradient(loss, [v.value for v in model.trainable_variables]))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_the_optimizer_counts_to_the_budget():
-    """Adam's slots and the temporaries of its update, measured."""
-    keras.utils.set_random_seed(0)
-    model, batch = wide()
-    share = tight(rtf.compile(model, LOSS, "adam", *specs_of(batch), budget=1.0, **QUICK).plan, 0.5)
-    step = rtf.compile(model, LOSS, "adam", *specs_of(batch), budget=share, **(QUICK | {"verify": True}))
-    measured = step.measure()
-    assert measured.peak_bytes <= step.budget_bytes
-    assert_near(step, measured)

@@ -19,9 +19,8 @@ def plain_peaks(monkeypatch):
     asked = []
 
     def simulated(step):
-        peaks = simulated_peak(step)
-        asked.append(peaks.plain_bytes)
-        return peaks
+        asked.append(simulated_peak(step).plain_bytes)
+        return simulated_peak(step)
 
     monkeypatch.setattr(_plan, "measured_plain_peak", simulated)
     return asked
@@ -69,7 +68,7 @@ def test_a_fraction_is_of_the_largest_batch(plain_peaks):
 
 
 @pytest.mark.slow
-def test_a_larger_batch_takes_the_fraction_again(plain_peaks):
+def test_a_larger_batch_and_another_optimizer_take_the_fraction_again(plain_peaks):
     """What was squeezed into the smaller promise is planned again, with the larger one."""
     model = rtf.fit_within(_model(), 0.7, **QUICK)
     x, y = _data()
@@ -85,35 +84,35 @@ def test_a_larger_batch_takes_the_fraction_again(plain_peaks):
     assert not small.plan.recomputed
     model.fit(x, y, batch_size=8, verbose=0)
     assert _steps(model) == (large, small)
-
-
-@pytest.mark.slow
-def test_compile_takes_the_fraction_anew(plain_peaks):
-    """Another optimizer needs other memory."""
-    model = rtf.fit_within(_model(), 0.7, **QUICK)
-    x, y = _data(8)
-    model.fit(x, y, batch_size=8, verbose=0)
-    first = model.remat
     model.compile("adam", LOSS)
-    assert model.fit(x, y, batch_size=8, verbose=0)
-    assert model.remat is not first
-    assert model.remat.budget_bytes == int(0.7 * plain_peaks[1]) != first.budget_bytes
+    model.fit(x[:8], y[:8], batch_size=8, verbose=0)
+    assert model.remat is not large
+    assert model.remat.budget_bytes == int(0.7 * plain_peaks[2]) != large.budget_bytes
 
 
 # --- planning ahead ------------------------------------------------------------------------------
 
 
-def test_fit_does_not_pause_for_what_was_prepared(plain_peaks, caplog):
-    """Arrays become tensors of Keras's float type, as in `fit`; the order of the batches does not matter."""
+def test_fit_does_not_pause_for_what_was_prepared(plain_peaks, caplog, tmp_path):
+    """Arrays become tensors of Keras's float type, as in `fit`; the order of the batches does not matter.
+
+    A saved plan serves the largest batch, and its budget the others.
+    """
     model, (x, y) = rtf.fit_within(_model(), 0.7, **QUICK), _data()
     plans = rtf.prepare(model, (x[:4], y[:4]), (tf.TensorSpec((8, 16, 16, 3)), tf.TensorSpec((8,), "int64")))
     large, small = _steps(model)
     assert plans == (small.plan, large.plan)
     assert model.remat is large
     assert small.budget_bytes == large.budget_bytes
+    large.plan.save(tmp_path / "plan.json")
     history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
     assert not caplog.records
     assert _steps(model) == (large, small)
+    loaded = rtf.fit_within(_model(), plan=tmp_path / "plan.json", **QUICK)
+    assert loaded.fit(x, y, batch_size=8, epochs=2, verbose=0).history == history
+    again, other = _steps(loaded)
+    assert again.plan.order.tolist() == large.plan.order.tolist()
+    assert other.budget_bytes == again.budget_bytes == large.budget_bytes
     assert len(plain_peaks) == 1
     expected = _model(run_eagerly=True)
     assert history == expected.fit(x, y, batch_size=8, epochs=2, verbose=0).history
@@ -159,17 +158,3 @@ def test_prepare_refuses_what_it_cannot_plan():
         with refused(says):
             rtf.prepare(model, batch)
     assert small.remat is None
-
-
-@pytest.mark.slow
-def test_a_saved_plan_serves_the_largest_batch_and_its_budget_the_others(tmp_path, plain_peaks):
-    model, (x, y) = rtf.fit_within(_model(), 0.7, **QUICK), _data()
-    rtf.prepare(model, (x[:8], y[:8]))
-    model.remat.plan.save(tmp_path / "plan.json")
-    loaded = rtf.fit_within(_model(), plan=tmp_path / "plan.json", **QUICK)
-    history = loaded.fit(x, y, batch_size=8, verbose=0).history
-    large, small = _steps(loaded)
-    assert large.plan.order.tolist() == model.remat.plan.order.tolist()
-    assert small.budget_bytes == large.budget_bytes == model.remat.budget_bytes
-    assert len(plain_peaks) == 1
-    assert history == _model(run_eagerly=True).fit(x, y, batch_size=8, verbose=0).history

@@ -28,21 +28,27 @@ from remat.search.anneal import NOTHING
 from remat.simulator import plain_peak
 from remat.solvers import choose, portfolio, search
 from remat.solvers.search import COLD, search_staged
-from remat.solving import dispatch, judgement, worker
+from remat.solving import judgement, worker
 from remat.solving.api import solve_sweep
 from remat.solving.here import solve_here
 
 BLOCKS = step_of(8)
-TIGHT = (BLOCKS.largest_working_set()[0] + plain_peak(BLOCKS)) // 2
+
+
+def halfway(graph: remat.Graph) -> int:
+    return (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+
+
+TIGHT = halfway(BLOCKS)
 
 # Prints the functions that a process has compiled itself.
 COLD_SOLVES = """
     import json, sys
     sys.path.insert(0, sys.argv[1])
-    from helpers import conv_relu, step_of
+    from helpers import step_of
     import remat.frontends.monet
     from remat.registry import get_strategy
-    from remat.search import kernel, online, sequence
+    from remat.search import kernel, sequence
     from remat.search.ordering import kernel as orders
     from remat.simulator import plain_peak
     from remat.solving.api import solve_sweep
@@ -50,8 +56,8 @@ COLD_SOLVES = """
     graph, joint = step_of(8), remat.frontends.monet.monet_graph("vgg16", 4)
     found = {}
     for name, scope, one in (
-        ("portfolio", "staged", graph), ("portfolio", "free", graph), ("portfolio", "staged", joint),
-        ("search", "staged", joint), ("search", "free", graph), ("dtr", "staged", graph), ("rotor", "staged", graph),
+        ("portfolio", "staged", graph), ("portfolio", "staged", joint), ("search", "staged", joint),
+        ("search", "free", graph), ("dtr", "staged", graph), ("rotor", "staged", graph),
     ):
         budget = (one.default().largest_working_set()[0] + plain_peak(one.default())) // 2
         found[f"{name} {scope} {one.name}"] = solve_sweep(
@@ -96,8 +102,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_cold_solve_searches_once_a_child_has_compiled(cold: SimpleNamespace, threads: int) -> None:
     graph = step_of(4)
-    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
-    solution = remat.solve(graph, budget, time_limit_s=60, threads=threads)
+    solution = remat.solve(graph, halfway(graph), time_limit_s=60, threads=threads)
     assert (solution.status, cold.begun) == (Status.OPTIMAL, 1)
     assert COLD not in solution.message
     assert ready.is_ready()
@@ -111,10 +116,10 @@ def test_a_cold_solve_without_the_child_ends_with_what_needs_no_search(
     monkeypatch.setattr(ready, "COLD_START_S", 0.0)
     cold.after = 1 << 60
     graph = layered(n=150)
-    budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
     for name in ("portfolio", "search"):
         for repeats in (False, True):
-            solution = solve_sweep(graph, [budget], name, time_limit_s=0.4, threads=1, deterministic=repeats)[0]
+            budgets = [halfway(graph)]
+            solution = solve_sweep(graph, budgets, name, time_limit_s=0.4, threads=1, deterministic=repeats)[0]
             assert solution.plan is not None
             assert COLD in solution.message
             assert bool(solution.cut_by_clock) is repeats
@@ -127,33 +132,15 @@ def test_with_little_time_nothing_is_compiled(cold: SimpleNamespace) -> None:
     assert (ready.ready_by(time.monotonic() + 50), cold.begun) == (True, 1)
 
 
-def test_only_what_sees_no_clock_and_another_process_finds_runs_aside() -> None:
+def test_only_what_sees_no_clock_and_another_process_finds_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     griewank, large = get_strategy("griewank"), LARGEST_WITHOUT_CLOCK + 1
     of_a_script = replace(griewank, run=conv_relu)
     aside = [one.in_own_process(False, large) for one in (griewank, get_strategy("portfolio"), of_a_script)]
     assert aside == [True, False, False]
-    assert not griewank.in_own_process(False, large - 1)
-
-
-def test_a_family_on_a_large_graph_runs_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "LARGEST_WITHOUT_CLOCK", 10)
     monkeypatch.setattr("remat.solving.api.run_family", lambda *_: pytest.fail("it ran in this process"))
     roomy, tight = solve_sweep(BLOCKS, [plain_peak(BLOCKS), TIGHT], "checkpoint_all", time_limit_s=60)
     assert (roomy.status, roomy.cost, tight.status) == (Status.OPTIMAL, BLOCKS.total_cost, Status.NO_PLAN)
-
-
-def test_a_search_over_implementations_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process for each choice would add its start to the time of each turn."""
-    asked = []
-
-    def isolated(context: Context, strategy: str, *_: Any) -> Any:
-        asked.append((strategy, context.problem.graph.has_implementations))
-        return solve_here(context, strategy, {})
-
-    monkeypatch.setattr(dispatch, "solve_isolated", isolated)
-    solution = remat.solve(conv_relu(), 75, "interval_cp", time_limit_s=20, threads=1)
-    assert solution.plan is not None
-    assert asked == [("interval_cp", True)]
 
 
 # ---- processes that start late ----------------------------------------------------------------------
@@ -161,7 +148,7 @@ def test_a_search_over_implementations_is_one_process(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that need 2.5 s more to start."""
+    """Workers that need 2.5 s more to start; the parent of a child's first process is then the shell's."""
     usual = worker.child.command
 
     def late(module: str, *arguments: str) -> list[str]:
@@ -200,22 +187,18 @@ def test_a_worker_does_not_get_the_time_that_came_before_it(slow_start: None, mo
     assert time.monotonic() - began <= 1.05 * 0.2 + 2
 
 
-STALLS = '''
-    import time
-    from remat import Plan, strategy
-
-    @strategy("stalls", ignores_budget=True)
-    def stalls(problem):
-        """Two plans, then nothing for ever."""
-        yield Plan.from_order(problem.graph, range(len(problem.graph)))
-        yield Plan.from_order(problem.graph, range(len(problem.graph)))
-        while True:
-            time.sleep(1)
-'''
-
-
 def test_a_family_that_is_killed_keeps_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_package(tmp_path, STALLS)
+    code = '''
+        import time
+        from remat import Plan, strategy
+
+        @strategy("stalls", ignores_budget=True)
+        def stalls(problem):
+            """Two plans, then nothing for ever."""
+            yield from 2 * [Plan.from_order(problem.graph, range(len(problem.graph)))]
+            time.sleep(1000)
+    '''
+    install_package(tmp_path, code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry._REGISTRY, "stalls", replace(get_strategy("checkpoint_all"), name="stalls"))
     family = worker.run_family_isolated(context_of(BLOCKS, 1 << 60, seconds=0.2), "stalls", {})
@@ -284,11 +267,10 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
     rng = np.random.default_rng(3)
     for _ in range(20):
         graph = random_graph(rng, 14, min_cost=1, multi_output=0.4, workspace=2, keep=0.15)
-        budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
         runs = []
         for chunk in (1, 3, 1 << 20):
             monkeypatch.setattr(online, "CHUNK", chunk)
-            run = online.run_online(graph, budget, heuristic, 7, 200)
+            run = online.run_online(graph, halfway(graph), heuristic, 7, 200)
             runs.append((run.order.tolist(), run.failed_at, run.is_stopped))
         assert runs[0] == runs[1] == runs[2]
     stopped = online.run_online(BLOCKS, TIGHT, heuristic, 7, 200, lambda: True)
@@ -297,10 +279,8 @@ def test_an_online_run_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, he
 
 @pytest.mark.parametrize("name", ["checkpoint_last", "griewank", "portfolio"])
 def test_quadratic_plans_do_not_break_the_time_limit(name: str) -> None:
-    graph = training_chain(2000)
-    limit_s = 5.0
-    started = time.monotonic()
-    solution = remat.solve(graph, 600, name, time_limit_s=limit_s, threads=1)
+    limit_s, started = 5.0, time.monotonic()
+    solution = remat.solve(training_chain(2000), 600, name, time_limit_s=limit_s, threads=1)
     assert time.monotonic() - started <= 1.05 * limit_s + 2
     if name == "checkpoint_last":  # 2000 + 2000 * 1999 / 2 forward computations and more
         assert solution.status is Status.SKIPPED
@@ -311,13 +291,7 @@ def test_quadratic_plans_do_not_break_the_time_limit(name: str) -> None:
 
 # ---- what is said of the cache of compiled code ------------------------------------------------------
 
-SOURCE = """
-from numba import njit
-
-@njit(cache=True)
-def triple(x):
-    return 3 * x
-"""
+SOURCE = "from numba import njit\n\n@njit(cache=True)\ndef triple(x):\n    return 3 * x\n"
 ASK = """
 from small import triple
 from remat.compiled import is_compiled
@@ -328,23 +302,21 @@ print(said, sum(triple.stats.cache_hits.values()) > 0, is_compiled(triple))
 """
 
 
-def ask(folder: Path, **more: str) -> list[str]:
-    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    return run_python(ASK, PYTHONPATH=path, NUMBA_CACHE_DIR=str(folder / "cache"), **more).split()
-
-
 def test_said_is_what_numba_does(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+
+    def ask(**more: str) -> list[str]:
+        return run_python(ASK, PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path / "cache"), **more).split()
+
     file = tmp_path / "small.py"
     file.write_text(SOURCE)
-    assert ask(tmp_path) == ["False", "False", "True"]
-    assert ask(tmp_path) == ["True", "True", "True"]
-    assert ask(tmp_path, NUMBA_CPU_NAME="generic") == ["False", "False", "True"]  # the cache is of another processor
+    assert ask() == ["False", "False", "True"]
+    assert ask() == ["True", "True", "True"]
+    assert ask(NUMBA_CPU_NAME="generic") == ["False", "False", "True"]  # the cache is of another processor
     later = file.stat().st_mtime + 1000
     os.utime(file, (later, later))  # as after a checkout: which Numba compiles again depends on its version
-    said, loaded, _ = ask(tmp_path)
+    said, loaded, _ = ask()
     assert said == loaded
-    file.write_text(SOURCE.replace("3", "5"))
-    assert ask(tmp_path) == ["False", "False", "True"]
 
 
 def test_a_short_limit_does_not_end_what_ends_at_once() -> None:

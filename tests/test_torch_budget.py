@@ -117,49 +117,33 @@ def test_it_needs_a_captured_step() -> None:
         remat.solve(graph, 2, "torch_budget", solver="ipl")
 
 
-SPEC = ModelSpec("gpt2", "torch", "remat.torch.networks.transformer:gpt2", 2, options={"length": 32, "n_layers": 2})
-
-
-def costed(spec: ModelSpec) -> remat.Graph:
+def test_a_worker_captures_the_step_behind_the_graph_of_a_network() -> None:
+    spec = ModelSpec("gpt2", "torch", "remat.torch.networks.transformer:gpt2", 2, options={"length": 32, "n_layers": 2})
     graph = frontend.extract(spec)
-    return graph.with_costs([1 + (op.work.flops or 0) if op.work else 1 for op in graph.operations], "flop")
-
-
-@pytest.mark.parametrize("scope", ["staged", pytest.param("free", marks=pytest.mark.slow)])
-def test_a_worker_captures_the_step_behind_the_graph_of_a_network(scope: str) -> None:
-    graph = costed(SPEC)
-    context = new_context(Problem(graph, 2**60, parse_scope(scope)), SolveOptions(time_limit_s=60, threads=1))
-    family = run_family_isolated(context, "torch_mincut", {}, SPEC)
+    graph = graph.with_costs([1 + (op.work.flops or 0) if op.work else 1 for op in graph.operations], "flop")
+    context = new_context(Problem(graph, 2**60, parse_scope("staged")), SolveOptions(time_limit_s=60, threads=1))
+    family = run_family_isolated(context, "torch_mincut", {}, spec)
     assert family.status is None, family.message
     assert all(context.problem.scope.contains(member.plan.scope) for member in family.members)
-    kept = frontend.step_of_spec(SPEC, graph)
-    here = remat.family(graph, "torch_mincut", scope=scope)
+    kept = frontend.step_of_spec(spec, graph)
+    here = remat.family(graph, "torch_mincut", scope="staged")
     assert [m.plan.steps for m in family.members] == [m.plan.steps for m in here]
     assert len(here) > 1
     assert max(m.cost for m in here) > graph.total_cost  # something is computed again
     assert frontend.step_behind(graph) is kept
-
-
-def test_another_network_is_not_taken_for_the_one_behind_the_graph() -> None:
-    graph = costed(SPEC)
+    # Another network is not taken for the one behind the graph.
     with refused("another graph now"):
-        frontend.step_of_spec(replace(SPEC, batch_size=3), graph)
-    context = new_context(Problem(graph, 2**60), SolveOptions(time_limit_s=60, threads=1))
-    family = run_family_isolated(context, "torch_mincut", {}, replace(SPEC, batch_size=3))
+        frontend.step_of_spec(replace(spec, batch_size=3), graph)
+    family = run_family_isolated(context, "torch_mincut", {}, replace(spec, batch_size=3))
     assert family.status is Status.FAILED
     assert "another graph now" in family.message
-    assert run_family_isolated(context, "torch_mincut", {}, replace(SPEC, framework="keras")).status is Status.SKIPPED
+    assert run_family_isolated(context, "torch_mincut", {}, replace(spec, framework="keras")).status is Status.SKIPPED
 
 
 def test_threads_may_ask_at_once(step: Any) -> None:
     """The portfolio does: it searches in one thread and proves in another."""
-    training = step.training_graph
-
-    def saved(share: float) -> list[Any]:
-        return saved_in(
-            min_cut(training.module, training.n_forward_outputs, None, share)[0], training.n_forward_outputs
-        )
-
-    shares = [0.7, 0.5, 0.3, 0.2] * 3
+    module, n = step.training_graph.module, step.training_graph.n_forward_outputs
+    shares = [0.7, 0.5, 0.3, 0.2]
+    alone = [saved_in(min_cut(module, n, None, share)[0], n) for share in shares]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(saved, shares)) == [saved(share) for share in shares]
+        assert [*pool.map(lambda share: saved_in(min_cut(module, n, None, share)[0], n), shares * 2)] == alone * 2

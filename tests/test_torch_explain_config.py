@@ -45,11 +45,9 @@ def written(folder: Path, content: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("content", "lora", "precision"),
-    [(LLAMA, 4, None), pytest.param(GPT2, 4, "mixed", marks=pytest.mark.slow), (GPT2, None, "bf16")],
+    [(LLAMA, 4, "mixed"), (GPT2, None, "bf16")],
 )
-def test_the_plain_peak_is_that_of_a_real_step(
-    content: dict[str, Any], lora: int, precision: str, tmp_path, monkeypatch
-) -> None:
+def test_the_plain_peak_is_that_of_a_real_step(content, lora, precision, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(StepFactory, "growing", lambda self: iter(()))  # its largest sizes take most of the time
     training = Training(precision, lora)
     told = rt.explain(

@@ -88,11 +88,6 @@ def test_every_kind_of_implementation_is_attached() -> None:
     assert "relu_packed" in exact
     assert not exact & {"batch_norm_from_output", "elu_from_output", "convolution_im2col"}
     assert captured("default").graph == step.graph.default()
-    # a packed mask of relu: one bit per element
-    relu = next(op for op in step.graph.operations if op.kind == "aten.relu")
-    packed = next(each for each in relu.implementations if each.name == "relu_packed")
-    bits = next(v for v in packed.outputs if v not in relu.outputs)
-    assert 32 * step.graph.values[bits].bytes == step.graph.values[relu.outputs[0]].bytes
 
 
 def test_exact_plans_give_the_bits_of_the_plain_model(tmp_path) -> None:
@@ -101,12 +96,25 @@ def test_exact_plans_give_the_bits_of_the_plain_model(tmp_path) -> None:
     assert_same(step_at(fresh()), step_at(module))
 
 
-def test_joint_plans_keep_their_promise_and_gradients_to_rounding(tmp_path) -> None:
+def test_joint_plans_keep_their_promise_and_run_again_without_a_solver(tmp_path) -> None:
     module = planned("joint", tmp_path, verify=True)
     assert any(module.plan.plan.choices)
     assert module.measured_peak_bytes <= module.budget_bytes
     assert abs(module.measured_peak_bytes / module.predicted_peak_bytes - 1) < 0.03
-    assert_near(step_at(module), step_at(fresh()))
+    assert_near(ours := step_at(module), step_at(fresh()))
+    path, other = tmp_path / "plan.json", tmp_path / "other.json"
+    module.plan.save(path)
+    document = json.loads(path.read_text())
+    assert any(len(one) == 3 for one in document["steps"])
+    again = rt.rematerialize(fresh(), (X,), plan=path)
+    assert again.plan.plan.steps == module.plan.plan.steps
+    assert again.plan.implementations == "joint"
+    assert (again.predicted_peak_bytes, again.overhead) == (module.predicted_peak_bytes, module.overhead)
+    assert_same(step_at(again), ours)
+    document["execution"]["implementations"][3] = [["nothing", 1, -1]]
+    other.write_text(json.dumps(document))
+    with pytest.raises(remat.InvalidPlan, match="names, costs and bytes"):
+        rt.rematerialize(fresh(), (X,), plan=other)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +128,7 @@ def following(made: StepPlan, plan: Plan) -> rt.Rematerialized:
     return rt.rematerialize(fresh(), (X,), plan=plan, cost="roofline", gpu="cpu")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_any_choice_gives_the_gradients(seed: int, made: StepPlan) -> None:
     """Plans drawn at random, so that every implementation is executed, whatever a solver would choose."""
     r, choices, chosen = random.Random(seed), Choices(made.graph), None
@@ -134,24 +142,6 @@ def test_any_choice_gives_the_gradients(seed: int, made: StepPlan) -> None:
     plan = chosen.lift(Plan.from_order(graph, order))
     assert any(plan.choices)
     assert_near(step_at(following(made, plan)), step_at(fresh()))
-
-
-def test_a_saved_plan_runs_without_a_solver(tmp_path) -> None:
-    module = planned("joint", tmp_path)
-    module.plan.save(tmp_path / "plan.json")
-    document = json.loads((tmp_path / "plan.json").read_text())
-    assert any(len(one) == 3 for one in document["steps"])
-    again = rt.rematerialize(fresh(), (X,), plan=tmp_path / "plan.json")
-    assert again.plan.plan.steps == module.plan.plan.steps
-    assert again.plan.implementations == "joint"
-    assert (again.predicted_peak_bytes, again.overhead) == (module.predicted_peak_bytes, module.overhead)
-    assert_same(step_at(again), step_at(module))
-    moved = rt.rematerialize(fresh(), (X,), plan=module.plan)
-    assert moved.plan.plan.choices == module.plan.plan.choices
-    document["execution"]["implementations"][3] = [["nothing", 1, -1]]
-    (tmp_path / "other.json").write_text(json.dumps(document))
-    with pytest.raises(remat.InvalidPlan, match="names, costs and bytes"):
-        rt.rematerialize(fresh(), (X,), plan=tmp_path / "other.json")
 
 
 def test_bad_operators_are_refused_in_one_line() -> None:
@@ -172,19 +162,13 @@ def test_weights_too_small_to_invert_keep_the_default() -> None:
     assert offered == [True, False, True]
 
 
-def inverting(made: StepPlan) -> rt.Rematerialized:
+def test_training_goes_on_when_a_weight_comes_near_zero(tmp_path, made) -> None:
     choices, name = Choices(made.graph), "batch_norm_from_output"
     names = [[each.name for each in of_operation] for of_operation in choices.implementations]
     chosen = choices.choose([each.index(name) if name in each else 0 for each in names])
-    assert chosen is not None
     plan = chosen.lift(Plan.from_order(chosen.graph, range(len(chosen.graph))))
     assert name in plan.choices
-    return following(made, plan)
-
-
-@pytest.mark.slow
-def test_training_goes_on_when_a_weight_comes_near_zero(tmp_path, made) -> None:
-    module, plain = inverting(made), fresh()
+    module, plain = following(made, plan), fresh()
     for model in (module, plain):
         step_at(model)
         with torch.no_grad():

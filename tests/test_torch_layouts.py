@@ -82,14 +82,11 @@ def padded(mode: str, shape: tuple[int, ...], memory_format: Any) -> None:
     "call",
     [
         lambda: padded("replicate", (2, 8, 4, 4), torch.channels_last),
-        lambda: padded("reflect", (2, 8, 4, 4), torch.channels_last),
-        lambda: padded("replicate", (2, 8, 4, 4, 4), torch.channels_last_3d),
         lambda: padded("reflect", (2, 8, 4, 4, 4), torch.channels_last_3d),
         lambda: normalised(turned(7, 5, 8), turned(7, 5, 8)),
         lambda: aten.native_layer_norm(turned(7, 5, 8).bfloat16(), [8], torch.rand(8), torch.rand(8), 1e-5),
         lambda: aten.hardsigmoid_backward(torch.rand(13, 8, 8), turned(13, 8, 8)),
-        lambda: aten.pow.Scalar(1.0, turned(10, 5)),
-        lambda: aten.pow.Scalar(2.0, turned(10, 5)),
+        lambda: [aten.pow.Scalar(base, turned(10, 5)) for base in (1.0, 2.0)],
     ],
 )
 def test_layouts_by_hand(call: Any) -> None:
@@ -99,11 +96,10 @@ def test_layouts_by_hand(call: Any) -> None:
     assert compared.unlike == []
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.slow)], ids=["few", "many"])
-def test_layouts_of_the_calls_of_random_modules(seeds: range) -> None:
+def test_layouts_of_the_calls_of_random_modules() -> None:
     with layouts_of_kernels(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in seeds:
+        for seed in range(8):
             case = random_modules.make(seed)
             with Compared() as compared:
                 with case.context():

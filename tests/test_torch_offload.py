@@ -115,15 +115,9 @@ def copy_threads() -> list[str]:
 # --- what it computes and holds
 
 
-@pytest.mark.parametrize(
-    ("kind", "seeds"),
-    [("net", (1,)), ("gpt2", (3,)), ("llama", (4,))]
-    + [pytest.param(kind, tuple(range(5, 15)), marks=pytest.mark.slow) for kind in ("net", "gpt2", "llama")],
-)
-def test_random_plans_with_copies_have_the_plain_bits_and_exactly_the_judges_peaks(
-    kind: str, seeds: tuple[int, ...]
-) -> None:
-    for plain, ours, args in following(kind, *seeds):
+@pytest.mark.parametrize(("kind", "seed"), [("net", 1), ("gpt2", 3), ("llama", 4)])
+def test_random_plans_with_copies_have_the_plain_bits_and_exactly_the_judges_peaks(kind: str, seed: int) -> None:
+    for plain, ours, args in following(kind, seed):
         trace = ours.plan.trace
         assert len(trace.copies) > 5
         assert_same_steps(plain, ours, *args, n=2, loss_of=of_itself)
@@ -135,10 +129,9 @@ def test_random_plans_with_copies_have_the_plain_bits_and_exactly_the_judges_pea
         assert copy_threads() == []
 
 
-@pytest.mark.parametrize("n", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, ours, args = dense
-    rng, transfer = np.random.default_rng(n), OnCpu.transfer
+    rng, transfer = np.random.default_rng(4), OnCpu.transfer
 
     def late(self: OnCpu, pairs: Any) -> None:
         time.sleep(rng.choice([0, 0, 1e-3, 5e-3]))
@@ -147,7 +140,7 @@ def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, n: int, monk
 
     monkeypatch.setattr(OnCpu, "transfer", late)
     peaks = set[int]()
-    for _ in range(n):
+    for _ in range(4):
         assert_same_steps(plain, ours, *args, loss_of=of_itself)
         ours.zero_grad()
         peaks.add(needs(ours, args))
@@ -157,7 +150,7 @@ def test_copies_that_are_late_change_no_bit_and_no_peak(dense: Any, n: int, monk
 
 def test_places_on_the_host_never_overlap_and_fill_it() -> None:
     in_pieces = 0
-    for seed in range(300):
+    for seed in range(150):
         rng = np.random.default_rng(seed)
         graph = random_graph(rng, int(rng.integers(3, 10)), multi_output=0.3, keep=0.3, once=0.3, max_bytes=9)
         graph = replace(graph, cost_unit="ns")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -59,30 +58,9 @@ def masked(x: Tensor) -> Tensor:
     return x[x.sum(1) > 0]  # here
 
 
-def propagated(x: Tensor, edges: Tensor) -> Tensor:
-    """Graph convolution as torch_geometric writes it: loops of the graph are replaced by loops at all nodes."""
-    edges = edges[:, edges[0] != edges[1]]  # here
-    loops = torch.arange(len(x))
-    source, target = torch.cat([edges, torch.stack([loops, loops])], 1)
-    degree = torch.zeros(len(x)).scatter_add_(0, target, torch.ones(len(target)))
-    weight = degree.pow(-0.5)[source] * degree.pow(-0.5)[target]
-    return torch.zeros_like(x).index_add_(0, target, x[source] * weight[:, None])
-
-
-def test_graph_convolutions_train_in_parts() -> None:
-    args = (*ROWS, torch.randint(0, 6, (2, 20)))
-    refused(lambda: rematerialize(net(propagated), args), "size of a tensor", line_of(propagated, "# here"), PARTS)
-    assert_trains(net(propagated), args, parts=["a", "b"])
-
-
 def test_a_refusal_in_the_loop_is_the_same() -> None:
     planned = rematerialize(net(lambda x: masked(x) if len(x) > 4 else x), rows(4, 8))
     refused(lambda: planned(*ROWS), "size of a tensor", line_of(masked, "# here"))
-
-
-def grouped(x: Tensor) -> Tensor:
-    groups, group = torch.unique((x[:, 0] > 0).long(), return_inverse=True)  # here
-    return x.new_zeros(len(groups), 8).index_add(0, group, x)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -108,10 +86,7 @@ def conditional(x: Tensor) -> Tensor:
 SIZE, BRANCH = ("size of a tensor", PARTS), ("one graph: Data-dependent ", PARTS)
 LINES = [
     (masked, SIZE),
-    (lambda x: x.index_select(0, torch.nonzero(x[:, 0] > 0)[:, 0]), SIZE),
-    (grouped, SIZE),
     (written, BRANCH),
-    (lambda x: x * 2 if torch.rand(()) > 0.5 else x, BRANCH),
     (lambda x: x * 2 if x.sum() > 0 else x, BRANCH),
     (scaled, ("reads a number", ".item()", PARTS)),
     (branched, ("a branch or a size depends on values", PARTS)),
@@ -155,6 +130,8 @@ class Image(Tensor):
 
 
 def test_tensors_of_other_kinds_are_refused_with_the_way_out() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
     rows_of_lengths, image = [torch.randn(n, 8) for n in (3, 5)], ROWS[0].clone().as_subclass(Image)
     for x, *words in (
         (image, "'x' holds a Image, a subclass", "x.as_subclass(torch.Tensor)"),
@@ -172,11 +149,6 @@ def test_tensors_of_other_kinds_are_refused_with_the_way_out() -> None:
     refused(lambda: rematerialize(model, (*ROWS, *ROWS, image)), "argument 'others'", "Image")
     model.register_buffer("scale", torch.ones(8).as_subclass(Image))
     refused(lambda: rematerialize(model, ROWS), "buffer 'scale' is a Image")
-
-
-def test_a_parameter_that_consists_of_several_tensors_is_refused_by_name() -> None:
-    from torch.testing._internal.two_tensor import TwoTensor
-
     model = net()
     model.b.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)))
     refused(lambda: rematerialize(model, ROWS), "the parameter 'b.weight' is a TwoTensor")
@@ -206,9 +178,6 @@ def assigned(model: nn.Module, x: Tensor) -> None:
 def test_a_buffer_that_keeps_history_is_refused_by_name(update: Callable[..., None]) -> None:
     model = nn.Sequential(averaging(update), nn.Linear(8, 8))
     refused(lambda: rematerialize(model, ROWS), "the buffer '0.mean' keeps the gradient history", "h.detach()")
-    model(*ROWS).sum().backward()
-    with pytest.raises(RuntimeError, match="second time"):  # as the plain model does in its second step
-        model(*ROWS).sum().backward()
     assert_same_steps(*both(averaging(lambda model, x: update(model, x.detach())), ROWS), *ROWS, n=2)
 
 
@@ -216,19 +185,19 @@ def test_a_buffer_that_keeps_history_is_refused_by_name(update: Callable[..., No
 
 
 def test_a_module_with_a_backward_hook_is_named() -> None:
-    def model() -> Any:
-        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    def hooked(register: str, place: int) -> Any:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+        getattr([*model.modules()][place], register)(lambda *_: None)
+        return model
 
     for register in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"):
-        hooked = model()
-        getattr(hooked[1][1], register)(lambda *_: None)
-        refused(lambda hooked=hooked: rematerialize(hooked, ROWS), "1.1 (Tanh) has a backward hook", "register_hook")
-    hooked = model()
-    hooked.register_full_backward_hook(lambda *_: None)
-    refused(lambda: rematerialize(hooked, ROWS), "the model (Sequential) has a backward hook", "on the planned module")
+        model = hooked(register, 4)
+        refused(lambda model=model: rematerialize(model, ROWS), "1.1 (Tanh) has a backward hook", "register_hook")
+    model = hooked("register_full_backward_hook", 0)
+    refused(lambda: rematerialize(model, ROWS), "the model (Sequential) has a backward hook", "on the planned module")
     everywhere = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
     try:
-        refused(lambda: rematerialize(model(), ROWS), "backward hooks of all modules")
+        refused(lambda: rematerialize(net(), ROWS), "backward hooks of all modules")
     finally:
         everywhere.remove()
 
@@ -255,7 +224,6 @@ class Reads(nn.Module):
     [
         (Reads(), 6, ["in the module '1' (Reads)", line_of(Reads.forward, "# in the module")]),
         (nn.BatchNorm1d(8), 1, ["the module '1' (BatchNorm", "more than 1 value per channel"]),
-        (nn.Linear(9, 8), 6, ["in the module '1' (Linear)", "reduction dim"]),
     ],
 )
 def test_the_module_is_named(last: nn.Module, n: int, words: list[str]) -> None:
@@ -272,27 +240,26 @@ def test_torch_func_names_the_plain_model() -> None:
     parameters = {name: p.detach() for name, p in planned.named_parameters()}
 
     def functional(parameters: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(planned, parameters, (x,)).sum()
+        return torch.func.functional_call(planned, parameters, (x,))
 
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
         refused(lambda: planned(dual), "use .model inside")
     for call in (
         lambda: torch.func.vmap(planned)(x[None]),
-        lambda: torch.func.grad(lambda x: planned(x).sum())(x),
         lambda: torch.func.jvp(planned, (x,), (x,)),
-        lambda: torch.func.grad(functional)(parameters),
+        lambda: torch.func.grad(lambda parameters: functional(parameters).sum())(parameters),
     ):
         refused(call, "torch.func", "use .model inside")
     plain = torch.func.vmap(planned.model)(x[None])[0]
-    assert torch.equal(torch.func.functional_call(planned, parameters, (x,)), plain)
+    assert torch.equal(functional(parameters), plain)
     with torch.no_grad():  # where the plain model runs
         assert torch.equal(torch.func.vmap(planned)(x[None])[0], plain)
 
 
 def test_gradients_of_gradients_name_the_plain_model() -> None:
     x = rows(6, 8)[0].requires_grad_()
-    planned = rematerialize(net(), (x,))
+    plain, planned = both(net(), (x,))
 
     def penalty(critic: nn.Module) -> Tensor:
         (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
@@ -301,12 +268,8 @@ def test_gradients_of_gradients_name_the_plain_model() -> None:
     refused(lambda: penalty(planned), "create_graph=True", "use .model")
     # PyTorch would return zeros here, because it finds no way back to the inputs.
     refused(lambda: torch.autograd.functional.hessian(lambda x: planned(x).sum(), x), "create_graph=True")
-    penalty(planned.model).backward()  # beside the planned steps
-    expected = gradients(copy.deepcopy(planned.model), penalty)
-    found = [p.grad for p in planned.parameters() if p.grad is not None]
-    assert len(found) == len(expected) > 0
-    assert all(map(torch.equal, found, expected))
-    planned(x).sum().backward()
+    assert all(map(torch.equal, gradients(plain, penalty), gradients(planned.model, penalty)))
+    planned(x).sum().backward()  # beside such steps
 
 
 class Molecule(nn.Module):
@@ -324,10 +287,6 @@ class Molecule(nn.Module):
         return energy, -slope
 
 
-def own_leaf(x: Tensor) -> Tensor:
-    return x.detach().requires_grad_(True)
-
-
 def own_attribute(x: Tensor) -> Tensor:
     x = x.clone()
     x.requires_grad = True
@@ -340,7 +299,7 @@ def follows_leaves() -> bool:
     return hasattr(OutputGraph, "_check_requires_grad_intermediate_outputs")
 
 
-@pytest.mark.parametrize(("prepare", "is_leaf"), [(lambda x: x, True), (own_leaf, False), (own_attribute, False)])
+@pytest.mark.parametrize(("prepare", "is_leaf"), [(lambda x: x, True), (own_attribute, False)])
 def test_forces_in_forward_have_the_bits_of_the_plain_step(prepare: Callable[..., Any], is_leaf: bool) -> None:
     if not is_leaf and not follows_leaves():
         pytest.skip(NO_CHECK)
@@ -361,18 +320,10 @@ def test_a_leaf_that_is_an_argument_or_an_output_is_refused() -> None:
         refused(lambda: rematerialize(returns, ROWS), "returns a tensor for which it called requires_grad_()")
 
 
-@pytest.mark.parametrize("how", ["method", "attribute"])
-def test_an_embedding_that_is_made_to_require_a_gradient_trains(how: str) -> None:
+def test_an_embedding_that_is_made_to_require_a_gradient_trains() -> None:
     """As peft's `enable_input_require_grads` does for checkpoints: everything below is frozen."""
-
-    def require(_module: nn.Module, _args: object, output: Tensor) -> None:
-        if how == "method":
-            output.requires_grad_(True)
-        else:
-            output.requires_grad = True
-
     embedding = nn.Embedding(10, 8)
-    embedding.register_forward_hook(require)
+    embedding.register_forward_hook(lambda _module, _args, output: output.requires_grad_(True))
     model = nn.Sequential(embedding, nn.Linear(8, 8), nn.Tanh(), net()).requires_grad_(False)
     model[3].requires_grad_(True)
     assert assert_trains(model, (torch.randint(0, 10, (16,)),), budget=0.9).plan.recomputed

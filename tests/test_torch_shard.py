@@ -42,16 +42,15 @@ class Net(nn.Module):
 
 
 @pytest.mark.slow  # 40 s: two processes import PyTorch, plan and measure
-@pytest.mark.parametrize("share", [0.7, 0.9, 0.65])
-def test_two_ranks_keep_the_promise_and_the_gradients(share) -> None:
+def test_two_ranks_keep_the_promise_and_the_gradients() -> None:
     """FSDP2's own step, measured by the allocator, and the unsharded model's gradients are the judges."""
-    found = shard_ranks.rows_of_ranks(2, share, layers=3, time_limit_s=1.0)
+    found = shard_ranks.rows_of_ranks(2, 0.65, layers=3, time_limit_s=1.0)
     assert [row["rank"] for row in found] == [0, 1]
     for row in found:
         assert row["measured_bytes"] <= row["predicted_bytes"] <= row["budget_bytes"]
         assert row["measured_bytes"] >= 0.98 * row["predicted_bytes"]
         assert row["plain_measured_bytes"] == pytest.approx(row["plain_predicted_bytes"], rel=0.02)
-        assert row["budget_bytes"] == math.floor(share * row["plain_predicted_bytes"])
+        assert row["budget_bytes"] == math.floor(0.65 * row["plain_predicted_bytes"])
         assert row["gathered"] == 2  # blocks: the one that runs, and the one that is gathered next
         assert row["overhead"] > 0
         assert row["gradients_differ"] < 1e-6  # the order of additions over ranks may differ

@@ -107,22 +107,17 @@ def test_the_wheel_works_beside_the_packages_of_the_environment(wheel: Path, tmp
 
 
 @pytest.mark.slow
-def test_the_wheel_resolves_and_solves_from_nothing(wheel: Path, tmp_path: Path) -> None:
-    python = new_environment(tmp_path)
-    pip(python, "install", "--constraint", str(ROOT / "requirements.txt"), str(wheel))
-    listed = subprocess.run([python, "-m", "pip", "list"], text=True, capture_output=True, check=True).stdout.lower()
-    assert not [name for name in ("hydra", "matplotlib", "plotly", "torch", "cvxpy", "pyarrow") if name in listed]
-    run(python, SOLVE, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_plan_is_followed_with_numpy_and_torch_alone(wheel: Path, tmp_path: Path) -> None:
-    python = new_environment(tmp_path)
-    pip(python, "install", "--constraint", str(ROOT / "requirements.txt"), "numpy", "torch")
-    pip(python, "install", "--no-deps", str(wheel))
-    run(python, TRAIN, tmp_path)
-
-
-def new_environment(folder: Path) -> Path:
-    venv.create(folder / "environment", with_pip=True)
-    return folder / "environment" / "bin" / "python"
+def test_the_wheel_resolves_and_solves_from_nothing_and_numpy_and_torch_alone_follow_a_plan(
+    wheel: Path, tmp_path: Path
+) -> None:
+    for packages, script in (([str(wheel)], SOLVE), (["numpy", "torch"], TRAIN)):
+        environment = tmp_path / packages[-1].rpartition("/")[2]
+        venv.create(environment, with_pip=True)
+        python = environment / "bin" / "python"
+        pip(python, "install", "--constraint", str(ROOT / "requirements.txt"), *packages)
+        if script is TRAIN:
+            pip(python, "install", "--no-deps", str(wheel))
+        listed = subprocess.run([python, "-m", "pip", "list"], text=True, capture_output=True, check=True).stdout
+        absent = ("hydra", "matplotlib", "plotly", "cvxpy", "pyarrow", "highspy" if script is TRAIN else "torch")
+        assert not [name for name in absent if name in listed.lower()]
+        run(python, script, tmp_path)

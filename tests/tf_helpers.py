@@ -84,10 +84,10 @@ def simulated_peak(step):
 
 def batch_of(shapes, n_labels, integers=False):
     rng = np.random.default_rng(1)
-    make = (lambda s: tf.constant(rng.integers(0, 11, s), "int32")) if integers else (
-        lambda s: tf.constant(rng.normal(size=s), "float32")
-    )  # fmt: skip
-    x = [make(s) for s in shapes]
+    x = [
+        tf.constant(rng.integers(0, 11, s), "int32") if integers else tf.constant(rng.normal(size=s), "float32")
+        for s in shapes
+    ]
     y = [tf.constant(rng.integers(0, 5, shapes[0][:1]), "int32") for _ in range(n_labels)]
     return (x[0] if len(x) == 1 else x), (y[0] if len(y) == 1 else y)
 
@@ -155,12 +155,6 @@ def eager_iteration(model, optimizer):
     return run
 
 
-def captured_step(model, batch):
-    objective = Objective(model, LOSS)
-    function = trace(objective.step, specs_of(batch))
-    return objective, capture_step(function, "m", {}, objective.values[0], objective.gradients)
-
-
 def captured_function(step, *specs):
     return capture_step(trace(step, specs), "s", {})
 
@@ -180,7 +174,9 @@ class EagerStep:
     def __init__(self, factory):
         self.model = built(factory)
         self.batch = batch_for(self.model)
-        objective, self.step = captured_step(self.model, self.batch)
+        objective = Objective(self.model, LOSS)
+        function = trace(objective.step, specs_of(self.batch))
+        self.step = capture_step(function, "m", {}, objective.values[0], objective.gradients)
         self.before = state_of(self.model.variables)
         self.expected = bits_of(eagerly(objective.step, *self.batch), self.model.variables)
 

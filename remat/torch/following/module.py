@@ -16,6 +16,7 @@ from remat.execution import Planned, StepPlan
 from remat.torch.following.in_one_graph import Following
 from remat.torch.internals import autograd
 from remat.torch.internals.autograd import load_own_state, share_tables, storage_key
+from remat.torch.internals.dynamo import leave_alone
 from remat.torch.planning.capturing import keywords, with_storages
 from remat.torch.planning.planner import Planner
 from remat.torch.resident import optimizer
@@ -182,6 +183,7 @@ class Rematerialized(Planned, nn.Module):
         return Rematerialized(self._step.of(copy.deepcopy(self.model, memo)), self.plan, self._accumulates)
 
 
+leave_alone(Rematerialized._call_impl)  # by torch.compile(module), also with fullgraph=True
 OWN = {"forward", "train", "state_dict", "load_state_dict", "extra_repr"}  # what the planned module does itself
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._ops import HigherOrderOperator, OpOverload
@@ -546,6 +547,11 @@ def _writes(node: fx.Node) -> bool:
     """Whether a call of Dynamo's graph may change its arguments."""
     schemas = [schema_of(node.target)] if isinstance(node.target, OpOverload) else []
     return not node.meta.get(_READS_ONLY) or any(schema.is_mutable for schema in schemas)
+
+
+def leave_alone(function: Any) -> None:
+    """Dynamo compiles no frame of this function that it meets first; within what it compiles, it still looks inside."""
+    skip_code(function.__code__)
 
 
 def compiler_is_disabled() -> bool:
