@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_helpers import MARKS, Applies, needs, rematerialize
 
 import remat.torch as rt
-from remat.torch.checkpointing import for_fsdp2, for_torch_remat, for_torchtitan
+from remat.torch.checkpointing import checkpointed, for_fsdp2, for_torch_remat, for_torchtitan
 from remat.torch.measuring.measure import difference_of_steps, peak_of_step
 from remat.torch.planning.planner import there_before
 
