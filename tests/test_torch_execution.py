@@ -8,19 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from helpers import refused, run_python
 from orders import random_order
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch_helpers import (
@@ -660,34 +657,35 @@ def test_the_example_trains_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert losses[-1] < losses[0]
 
 
-def distributed(rank: int, meeting: str) -> None:
-    """Two steps have the gradients of the plain model in each of two processes, which are those of the other one."""
-    alone = timedelta(seconds=100)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=alone)
-    torch.manual_seed(0)
-    model = Net(8, 2, 0.0)
-    torch.manual_seed(rank)
-    (x,) = images()
-    plain, ours = both(model, (x,), 0.85)
-    assert ours.plan.recomputed
-    plain, ours = DistributedDataParallel(plain), DistributedDataParallel(ours)
-    for _ in range(2):
-        assert_same_steps(plain, ours, x)
-    gradient = next(p.grad for p in ours.parameters() if p.grad is not None)
-    others = [torch.empty_like(gradient) for _ in range(2)]
-    dist.all_gather(others, gradient)
-    assert torch.equal(*others)
-    dist.destroy_process_group()
-
-
-SECOND = "import sys; sys.path.insert(0, sys.argv[1]); import test_torch_execution as t; t.distributed(1, sys.argv[2])"
+DDP = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, sys.argv[1])
+from torch_helpers import assert_same_steps, both, images, Net
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=2)
+torch.manual_seed(0)
+model = Net(8, 2, 0.0)
+torch.manual_seed(rank)
+(x,) = images()
+plain, ours = both(model, (x,), 0.85)
+assert ours.plan.recomputed
+plain, ours = DistributedDataParallel(plain), DistributedDataParallel(ours)
+assert_same_steps(plain, ours, x, n=2)
+gradient = next(p.grad for p in ours.parameters() if p.grad is not None)
+others = [torch.empty_like(gradient) for _ in range(2)]
+dist.all_gather(others, gradient)
+assert torch.equal(*others)
+print("equal on", rank)
+dist.destroy_process_group()
+"""
 
 
 def test_distributed_data_parallel_on_two_processes(tmp_path: Path) -> None:
-    meeting = str(tmp_path / "meeting")
-    second = subprocess.Popen([sys.executable, "-c", SECOND, str(Path(__file__).parent), meeting])
-    try:
-        distributed(0, meeting)
-        assert second.wait(timeout=100) == 0
-    finally:
-        second.kill()
+    command = [sys.executable, "-c", DDP, str(Path(__file__).parent)]
+    given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], **given) for rank in range(2)]
+    for rank, run in enumerate(runs):
+        out, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, errors[-2000:]
+        assert f"equal on {rank}" in out
