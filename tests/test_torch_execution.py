@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import subprocess
 import sys
@@ -42,6 +43,8 @@ from torch_helpers import (
 
 import remat
 import remat.torch as rt
+from remat.torch.networks.diffusion_unet import diffusion_unet
+from remat.torch.networks.t5 import t5
 from remat.torch.networks.transformer import gpt2
 from remat.torch.planning.planner import there_before
 
@@ -157,6 +160,19 @@ def redrawn(self: Any, x: Tensor) -> Tensor:
     return F.dropout(self.b(x), 0.5)
 
 
+def tiny_t5() -> tuple[Any, ...]:
+    model, _ = t5(vocabulary=50, width=32, hidden=48, n_layers=2, n_heads=2)
+    ids, (targets, labels) = torch.randint(0, 50, (2, 16)), torch.randint(0, 50, (2, 2, 12))
+    return model, (ids, targets, labels), 0.8, {"loss_of": Tensor.sum}
+
+
+def tiny_unet() -> tuple[Any, ...]:
+    model, (x, _, noise) = diffusion_unet(2, (3, 16, 16), width=16, multipliers=(1, 2), attention=(8,), n_heads=2)
+    return model, (torch.randn_like(x), torch.randint(0, 1000, (2,)), torch.randn_like(noise)), 0.8, {
+        "loss_of": Tensor.sum
+    }  # fmt: skip
+
+
 def channels_last(x: Any) -> Any:
     return x.to(memory_format=torch.channels_last)
 
@@ -165,8 +181,10 @@ def of_all(outputs: Any) -> Tensor:
     return torch.stack([y.square().mean() for y in tree_leaves(outputs) if y.requires_grad]).sum()
 
 
-AUTOCAST, RECOMPUTES = {"context": autocast}, ("odd",)
+AUTOCAST, RECOMPUTES = {"context": autocast}, ("t5", "diffusion_unet", "odd")
 SITUATIONS: dict[str, Callable[[], tuple[Any, ...]]] = {  # (model, arguments, budget, options of `check`)
+    "t5": tiny_t5,
+    "diffusion_unet": tiny_unet,
     "channels_last": lambda: (channels_last(Net()), (channels_last(*images()).requires_grad_(),), 0.75, {}),
     "odd": lambda: (
         Applies(odd, 64), (*rows(256, 64), *rows(256, 64)), 0.8, {"loss_of": of_odd, "kwargs": {"scale": 2.0}}
@@ -464,6 +482,19 @@ def measured(ours: rt.Rematerialized, model: nn.Module, args: tuple[Any, ...]) -
     there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in (*model.state_dict().values(), *args)}
     assert sum(there.values()) == there_before(ours.plan)
     return needs(ours, args, model)
+
+
+def test_what_was_left_over_before_a_step_does_not_hide_its_bytes() -> None:
+    def leaves_a_cycle() -> None:
+        held: list[Any] = [torch.empty(1 << 20, dtype=torch.uint8)]
+        held.append(held)
+
+    def step() -> None:
+        gc.collect()
+        torch.empty(1000, dtype=torch.uint8)
+
+    assert rt.measured_peak(leaves_a_cycle) == 1 << 20
+    assert rt.measured_peak(step) == 1000
 
 
 def large() -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from remat.torch.checkpointing.checkpointed import casting_anew
-from remat.torch.internals.autograd import NOT_IN_POLICIES, storage_key
+from remat.torch.internals.autograd import NOT_IN_POLICIES, storage_key, version_of
 from remat.torch.internals.operators import TorchDispatchMode, schema_of
 from remat.torch.measuring.plain import Follower
 from remat.torch.step.work import call_signature, storage_bytes, tensors_of
@@ -157,12 +157,12 @@ def marked(
             run.starts.append(len(follower.signatures))
             if len(run.starts) == 1:
                 run.before = follower.total_bytes
-            given = [(x, x._version) for x in tensors_of((args, kwargs))]
+            given = [(x, version_of(x)) for x in tensors_of((args, kwargs))]
             try:
                 return casting_anew(forward)(*args, **kwargs)
             finally:
                 run.ends.append(len(follower.signatures))
-                run.changes_input |= any(x._version != version for x, version in given)
+                run.changes_input |= any(version_of(x) != version for x, version in given)
 
         def contexts() -> tuple[_Calls, _Calls]:
             return _Calls(run.calls), _Calls(run.repeated)

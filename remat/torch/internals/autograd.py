@@ -165,9 +165,14 @@ def hooks_of(tensor: Tensor) -> Any:
     return tensor._backward_hooks
 
 
+def version_of(tensor: Tensor) -> int:
+    """Number of times that the tensor was written to; kernels that update statistics do not count."""
+    return tensor._version
+
+
 def identity(gradient: Tensor) -> tuple[int, int]:
     """What changes when the autograd engine adds another gradient to this one, in place or not."""
-    return gradient._cdata, gradient._version
+    return gradient._cdata, version_of(gradient)
 
 
 def is_captured(gradients: Sequence[Tensor | None], i: int) -> bool:

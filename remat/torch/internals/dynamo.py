@@ -29,7 +29,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from remat.torch.internals.autograd import storage_key
+from remat.torch.internals.autograd import storage_key, version_of
 from remat.torch.internals.notes import Modules, _named, example_of
 from remat.torch.internals.operators import outside_modes, patched, replaced, schema_of
 
@@ -540,7 +540,7 @@ def _note_writes() -> None:
 def _versions(args: Any) -> list[int] | None:
     """How often each tensor among arguments has changed in place; None if that is not counted."""
     tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-    return None if any(x.is_inference() for x in tensors) else [x._version for x in tensors]
+    return None if any(x.is_inference() for x in tensors) else [version_of(x) for x in tensors]
 
 
 def _writes(node: fx.Node) -> bool:

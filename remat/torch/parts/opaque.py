@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import InvalidInput
+from remat.torch.internals.autograd import version_of
 from remat.torch.internals.operators import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from remat.torch.measuring.plain import FollowedStep, Follower, has_recurrent_layer, plain_step, real_step
 from remat.torch.resident.shard import WHOLE, Division
@@ -166,10 +167,10 @@ def _opaque(
             for i, x in zip(places, tensors, strict=False):
                 given[i] = x
             own_args, own_kwargs = tree_unflatten(given, spec)
-            before = [x._version for x in tensors[: len(places)]]
+            before = [version_of(x) for x in tensors[: len(places)]]
             with follower.unseen():
                 made, shape = tree_flatten(forward(*own_args, **own_kwargs))
-            if before != [x._version for x in tensors[: len(places)]]:
+            if before != [version_of(x) for x in tensors[: len(places)]]:
                 raise InvalidInput(f"the part '{name}' changes an argument in place, which parts= cannot plan")
             rest[:] = [made, shape]
             return tuple(x for x in made if isinstance(x, Tensor))

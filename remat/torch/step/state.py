@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from remat.execution import Planned
-from remat.torch.internals.autograd import storage_key
+from remat.torch.internals.autograd import storage_key, version_of
 from remat.torch.step.work import storage_bytes
 
 DEEPEST = 2  # objects within objects, e.g. a cache and its layers; what is further away is not the model's
@@ -180,13 +180,13 @@ def contents_kept(model: nn.Module) -> Iterator[None]:
     """As `attributes_kept`, for runs on real tensors: also the contents of all tensors but parameters."""
     with attributes_kept(model) as state:
         tensors = [x for x in state.tensors if not isinstance(x, nn.Parameter)]
-        before = [(x, x._version, x.detach().clone()) for x in tensors]
+        before = [(x, version_of(x), x.detach().clone()) for x in tensors]
         try:
             yield
         finally:
             with torch.no_grad():
                 for x, version, old in before:
-                    if x._version != version or not torch.equal(x, old):  # batch norm's kernel notes no new version
+                    if version_of(x) != version or not torch.equal(x, old):  # batch norm's kernel notes no new version
                         x.copy_(old)
 
 
