@@ -95,6 +95,7 @@ def test_random_graphs_against_brute_force(seed: int) -> None:
     ("strategy", "scope", "seed", "most", "joint"),
     [
         ("portfolio", "free", 22, 24, False),  # the bound of A* was that of the moment: 182 and 170
+        ("portfolio", "fixed_order", 22, 24, False),
         ("portfolio", "staged", 12, 30, False),  # A* found a plan or not
         ("portfolio", "staged", 1, 12, True), ("interval_cp", "staged", 3, 16, False),
         ("lp_rounding", "staged", 3, 30, False),

@@ -50,6 +50,7 @@ def values(n):
         (ops(((), (0,)), ((), (0,))), 1, "two producers"),
         (ops(((), (0,))), 2, "value 1 .* no producer"),
         (ops(((), (0,)), ((0, 0), (1,))), 2, "lists an input twice"),
+        (ops(((-1,), (0,))), 1, "does not exist"),
     ],
 )
 def test_malformed_graphs_are_refused(operations, n_values, words):
@@ -62,6 +63,8 @@ def test_malformed_graphs_are_refused(operations, n_values, words):
     [
         ({"bytes": [-1]}, "bytes of value 0 .* negative"),
         ({"bytes": [1.5]}, "must be an integer"),
+        ({"bytes": [True]}, "must be an integer"),
+        ({"costs": [-3]}, "cost of operation 0"),
         ({"costs": [2**61]}, "beyond the limit"),
         ({"workspace_bytes": [-1]}, "workspace_bytes"),
         ({"fixed_bytes": -1}, "fixed_bytes"),

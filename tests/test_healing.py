@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import ROOT, install_package, run_py, wait_for
+from helpers import ROOT, install_package, run_py, start_run_py, wait_for
 from sweep_helpers import MIRROR, make_row, sweep
 
 import remat
@@ -432,7 +432,7 @@ def test_a_file_of_the_store_under_the_name_of_another_is_not_taken_for_it(tmp_p
 # ---- solvers that crash, and runs beside each other
 
 PLUGIN = """
-import ctypes, os, signal, time
+import ctypes, os, signal, sys, time
 from remat.registry import strategy
 
 @strategy("breaks_memory")
@@ -445,6 +445,7 @@ def breaks_as_family(problem):
 
 @strategy("is_killed")
 def is_killed(problem):
+    print("out of luck", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory runs out
 
 @strategy("never_ends")
@@ -458,19 +459,21 @@ def never_ends(problem):
 ENDS = {
     "breaks_memory": ("FAILED", "SIGSEGV"),
     "breaks_as_family": ("FAILED", "SIGSEGV"),
-    "is_killed": ("FAILED", "memory runs out"),
+    "is_killed": ("FAILED", "memory runs out: out of luck"),
     "never_ends": ("TIMEOUT", "did not stop by itself; killed after"),
     "checkpoint_all": ("OPTIMAL", ""),
 }
 
 
-def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path, engine: str) -> None:
     plugin, here = tmp_path / "plugin", tmp_path / "here"
     plugin.mkdir()
     here.mkdir()
     install_package(plugin, PLUGIN)
     remat.save_graph(MIRROR, here / "mirror.json")
     asked = ["graph=mirror.json", "points=2", "time_limit=2", f"strategies=[{','.join(ENDS)}]", "engine.jobs=2"]
+    asked += [f"engine={engine}"]
     run = run_py(here, *asked, PYTHONPATH=os.pathsep.join(map(str, [plugin, ROOT])))
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr
@@ -483,3 +486,27 @@ def test_solvers_that_crash_and_hang_cost_their_rows(tmp_path: Path) -> None:
         if row["strategy"] != "checkpoint_all" or row["budget_bytes"] == largest:
             assert row["status"] == status, row
             assert words in row["message"], row
+
+
+def test_two_runs_of_one_store_at_once(tmp_path: Path) -> None:
+    """The same question twice, at the same time: each row once, whole, and with its own plan."""
+    remat.save_graph(MIRROR, tmp_path / "mirror.json")
+    asked = ["graph=mirror.json", "points=4", "strategies=[checkpoint_all,chen_sqrtn]", "engine.jobs=2"]
+    runs = [start_run_py(tmp_path, *asked) for _ in range(2)]
+    for run in runs:
+        out, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, out + errors
+        assert "warning" not in out
+    store = Store(tmp_path / "runs/store")
+    keys = [path.stem for path in (store.folder / "rows").iterdir()]
+    found = [store.read_row(key) for key in keys]
+    assert all(found)
+    solved = [row for row in found if row is not None and row.plan_from is None]
+    budgets = {row.budget_bytes for row in solved}
+    assert len(budgets) >= 3
+    assert len({(row.strategy, row.budget_bytes) for row in solved}) == len(solved) == 2 * len(budgets)
+    for row in solved:
+        if row.plan_file is not None:
+            trace = remat.simulate(MIRROR, store.read_plan(row, MIRROR))
+            assert (trace.cost, trace.peak_bytes) == (row.cost, row.peak_bytes)
+    assert not list(tmp_path.rglob("*.part"))

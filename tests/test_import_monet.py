@@ -236,6 +236,8 @@ GADGETS = {
     "getattr of dunder": b"\x80\x03cbuiltins\ngetattr\ncmonet.graph\nComputeNode\nX\x09\x00\x00\x00__class__\x86R.",
     "default factory": b"\x80\x03ccollections\ndefaultdict\ncbuiltins\ngetattr\n\x85R.",
     "set of tuples": b"\x80\x03cbuiltins\nset\n]K\x01\x85a\x85R.",
+    "scalar without bytes":
+        b"\x80\x03cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00f8\x85RC\x01x\x86R.",
     "scalar of objects":
         b"\x80\x03cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nX\x02\x00\x00\x00O8\x85RC\x01x\x86R.",
     "state that is no dict": b"\x80\x03cmonet.graph\nNode\n)\x81]b.",
@@ -319,6 +321,7 @@ def test_damaged_files_are_one_line_errors(tmp_path: Path, fakes: Fakes, capsys:
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[-1.0, 1, 1]), "is -1 ms"),
         (lambda i: i.nodes[1].__dict__.update(workspace_compute=[]), "no measurement of its implementation 0"),
         (lambda i: i.nodes[1].__dict__.update(mem=-5000), "must not be negative"),
+        (lambda i: i.nodes[1].__dict__.update(mem=10**40), "is no number"),
         (lambda i: i.nodes[2].__dict__.update(solver_parent_id=7), "intermediate of node 7"),
         (lambda i: i.nodes[0].__dict__.update(workspace_compute=[-1000.0]), "every algorithm of it failed"),
     ],

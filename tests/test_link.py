@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from brute_force import KINDS as GRAPHS
 from brute_force import random_graph, random_step, with_implementations
-from brute_force_link import loose_optimum, tiny_graph, tiny_link
+from brute_force_link import loose_optimum, plan_of, strict_optimum, tiny_graph, tiny_link
 from forged_certificates import branched
 from helpers import refused, step_of
 
@@ -175,13 +175,16 @@ def problems(seeds: range, make: Callable[[np.random.Generator], Graph] | None =
     return found
 
 
-def test_the_search_finds_most_optima_of_copies_at_any_moment_and_nothing_below_them() -> None:
+def test_plans_lose_nothing_against_copies_at_any_moment_and_the_search_finds_most() -> None:
     equal = n = 0
     for graph, budget, link in problems(range(24)):
-        best = loose_optimum(graph, budget, link)
-        if best is None or best == float("inf"):
+        loose, (best, steps) = loose_optimum(graph, budget, link), strict_optimum(graph, budget, link)
+        assert best == loose or None in (best, loose), (graph, budget, link)
+        if None in (best, loose) or best == float("inf"):
             continue
         n += 1
+        trace = simulate(graph, plan_of(graph, steps, budget, link))
+        assert (trace.cost, trace.peak_bytes <= budget) == (best, True)
         search = OffloadSearch(graph, budget, link, 0)
         for _ in range(3):
             search.run(0.5, 5e-3, 2000)

@@ -25,6 +25,7 @@ from remat.errors import Skip
 from remat.frontends import synthetic
 from remat.problem import Problem, SolveOptions
 from remat.registry import get_strategy
+from remat.search import kernel
 from remat.search.anneal import Annealer, Best, Calls, minimise_cost
 from remat.simulator import plain_peak
 from remat.solvers import portfolio, search
@@ -311,3 +312,46 @@ def test_a_plan_that_looks_for_memory_alone_where_greedy_and_search_find_none(mo
     solution = solve(graph, int(1.2 * least.bytes), time_limit_s=6, threads=2)
     assert solution.plan is not None
     assert solution.stats["trajectory"][0][2] == "min_budget"
+
+
+def test_trees_of_deterministic_runs_repeat_with_their_certificate() -> None:
+    graph = synthetic.layered(n=100)
+    budget = int(0.9 * plain_peak(graph))
+    runs = [solve(graph, budget, scope="fixed_order", deterministic=True, time_limit_s=30) for _ in range(2)]
+    assert [run.cut_by_clock for run in runs] == [False, False]
+    first, second = ((run.certificate, run.status, run.plan.order.tolist()) for run in runs)
+    assert first == second
+    assert first[1] is Status.OPTIMAL
+    assert len(first[0].tree) > 1
+
+
+def test_deterministic_runs_repeat_whatever_the_threads_do():
+    compared = 0
+    for graph in [synthetic.layered(n=40, seed=seed) for seed in range(3)]:
+        budget = (graph.largest_working_set()[0] + plain_peak(graph)) // 2
+        runs = [solve(graph, budget, "search", threads=2, deterministic=True, time_limit_s=4) for _ in range(2)]
+        if any(run.cut_by_clock for run in runs):
+            continue  # a busy machine; a run says so
+        orders = [None if run.plan is None else run.plan.order.tolist() for run in runs]
+        assert orders[0] == orders[1]
+        compared += 1
+    assert compared >= 1
+
+
+def test_no_plan_is_not_a_proof():
+    graph = synthetic.layered(n=40)
+    least = remat.min_budget(graph).lower_bound_bytes
+    solution = solve(graph, least, "search", work_limit=3000)
+    assert solution.status is Status.NO_PLAN
+    assert "nothing is proven" in solution.message
+
+
+def test_the_price_rises_over_calls_that_are_shorter_than_its_window():
+    """On graphs so large that the annealer is called for few moves at a time."""
+    graph = synthetic.layered(n=1200)
+    annealer = Annealer(graph, plain_peak(graph) // 20, seed=0)  # no plan fits
+    annealer.load(np.arange(len(graph)))
+    price = first = annealer.price
+    for _ in range(400):
+        *_, price = kernel.anneal(annealer.state, 40, 1.0, 1.0, price, 1 << 60, 1 << 60)
+    assert price > 2 * first

@@ -60,11 +60,11 @@ class Ticks(SolveProgress):
     """Kills a node in mid-solve: one solve has ended, and two have been running for a moment."""
 
     def __init__(self, kill: Any = None):
-        super().__init__(make_console(), 2)
+        super().__init__(make_console())
         self.kill, self.done, self.seen, self.running_since = kill, 0, [""], 0.0
 
-    def finished(self, line: str, spent_s: float) -> None:
-        super().finished(line, spent_s)
+    def finished(self, line: str) -> None:
+        super().finished(line)
         self.done += 1
 
     def tick(self, running: Any) -> None:

@@ -166,7 +166,7 @@ def measured_peak(name: str, i: int) -> int:
 @pytest.mark.parametrize(
     ("name", "share"),
     [*itertools.product(["blocks"], (0.85, 0.65, 0.55)), *itertools.product(APPLY, (0.9, 0.8))]
-    + [(name, 0.85) for name in MODELS if name not in ("blocks", *APPLY)],
+    + [(name, 0.97 if "frozen" in name else 0.85) for name in MODELS if name not in ("blocks", *APPLY)],
 )
 def test_no_other_choice_is_better_and_the_bound_is_below_all(name: str, share: float) -> None:
     """The bound against every choice, executed; FLOPs of activations are counted by the plan, and not by PyTorch."""
@@ -179,6 +179,7 @@ def test_no_other_choice_is_better_and_the_bound_is_below_all(name: str, share: 
     gc.freeze()  # each measured peak begins with a collection, which leaves out what is there by now
     room = planned.budget_bytes - before
     least = next((more for i, (more, _) in enumerate(counted(name)) if measured_peak(name, i) <= room), None)
+    assert least is not None or share < 0.85
     if least is None:
         with refused(r"no checkpoints of \d blocks fit .*: the step needs .* with them; give a larger"):
             rt.checkpoints(planned, ARGS, language=language)

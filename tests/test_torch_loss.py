@@ -64,14 +64,27 @@ def ctc(outputs: Tensor) -> Loss:
     return lambda out: loss(out.unflatten(0, (16, 16)))
 
 
+def turned(outputs: Tensor) -> Loss:
+    wanted = torch.rand_like(outputs)
+    return lambda out: F.mse_loss(out.t().contiguous(), wanted.t())
+
+
+def reads_values(outputs: Tensor) -> Loss:
+    loss = ASSUMED["cross_entropy"](outputs)
+    return lambda out: loss(out) * (2 if out.sum() > 0 else 3)
+
+
 def loss_named(name: str, width: int) -> Loss:
-    make = ctc if name == "ctc" else (ASSUMED | OTHERS)[name]
+    make = (ASSUMED | OTHERS | {"ctc": ctc, "turned": turned, "reads_values": reads_values})[name]
     return make(torch.empty(ROWS, width))
 
 
 @pytest.mark.parametrize(
     ("name", "context"),
-    [("mse", contextlib.nullcontext), ("ctc", contextlib.nullcontext), ("cross_entropy", autocast)],
+    [
+        *((name, contextlib.nullcontext) for name in ("mse", "ctc", "turned", "reads_values")),
+        ("cross_entropy", autocast),
+    ],
 )
 def test_a_given_loss_is_counted_exactly(name: str, context: Context) -> None:
     """The plain step's prediction, and what a plan promises that recomputes nothing; wide outputs make the peak."""
@@ -104,6 +117,8 @@ def test_a_plan_that_fills_its_budget_keeps_it_with_the_given_loss() -> None:
     assert ours.plan.recomputed
     assert needs(ours, x, loss) == pytest.approx(ours.predicted_peak_bytes, rel=0.002)
     assert ours.measured_peak_bytes == pytest.approx(ours.predicted_peak_bytes, rel=0.002)
+    other = planned(ours.model, x, "1GB", plan=ours.plan, loss=loss_named("l1", WIDTH // 2))
+    assert needs(other, x, loss_named("l1", WIDTH // 2)) <= other.predicted_peak_bytes
 
 
 def test_what_the_loss_reads_counts_once() -> None:

@@ -6,10 +6,13 @@ import contextlib
 import copy
 import importlib
 import inspect
+import json
 import logging
 import os
 import random
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import warnings
@@ -151,6 +154,7 @@ def test_planning_leaves_gradients_that_are_held() -> None:
 
 def test_a_planned_container_is_changed_as_the_model_is() -> None:
     planned = rematerialize(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), ROWS)
+    assert (len(planned), bool(planned), isinstance(planned[1], nn.Tanh), len([*planned])) == (2, True, True, 2)
     planned[1] = nn.Linear(16, 2)
     assert planned(torch.randn(8, 16)).shape == (8, 2)
     del planned[1]
@@ -375,3 +379,33 @@ def test_a_kernel_needs_more_with_more_threads() -> None:
         torch.set_num_threads(n)
         promised.append(rematerialize(Applies(attends), rows(2, 64, 16)).predicted_peak_bytes)
     assert promised[0] < promised[1]
+
+
+SCRIPT = """
+import json, torch, warnings
+import remat.torch as rt
+from torch._dynamo.utils import counters
+warnings.simplefilter("ignore")  # of costs
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+x = torch.randn(8, 16)
+planned = rt.rematerialize(model, (x,), 1.0, backend="inductor", cost="flops", time_limit_s=1)
+planned(x).sum().backward()
+print(json.dumps(counters["inductor"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_finds_its_own_code_again_and_is_quiet(tmp_path: Path) -> None:
+    script = tmp_path / "compile.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        )  # fmt: skip
+        assert done.stderr == ""
+        found.append(json.loads(done.stdout))
+    assert [each.get("fxgraph_cache_hit", 0) for each in found] == [0, 2]

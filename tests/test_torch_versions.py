@@ -32,8 +32,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_private_interfaces_are_used_in_the_adapter_only() -> None:
     """But for operators (``aten._softmax``), and for a file that is written, which imports what its users do."""
-    texts = {p.name: p.read_text(encoding="utf-8") for p in sorted(set(ROOM.rglob("*.py")) - set(ADAPTER.iterdir()))}
-    defined = r"(?:\bdef |\bclass |\bself\.|^ *|__dict__\[\")(_\w+)"
+    texts = {
+        str(p.relative_to(ROOM)): p.read_text(encoding="utf-8")
+        for p in sorted(set(ROOM.rglob("*.py")) - set(ADAPTER.iterdir()))
+    }
+    defined = r"(?:\bdef |\bclass |\bself\.|^ *(?=_\w+(?:: | = ))|__dict__\[\")(_\w+)"
     own = {name for text in texts.values() for name in re.findall(defined, text, re.M)}
     found = [
         f"{file}:{node.lineno} {name}"
@@ -44,6 +47,12 @@ def test_private_interfaces_are_used_in_the_adapter_only() -> None:
         if not name.endswith(".checkpoint_wrapper")
     ]
     assert not found, "\n".join(found)
+    for form in (
+        "import torch._dynamo", "from torch._guards import Guard", "x._cdata", "x._version", "getattr(x, '_cdata')",
+        "node.meta['desc']", "node.meta.get('desc')", "import functorch",
+    ):  # fmt: skip
+        names = [name for node in ast.walk(ast.parse(form)) for name in names_in(node) if name not in own]
+        assert any(re.search(r"(^|\.)_(?!_)|^functorch\b", name) for name in names), form
 
 
 def names_in(node: Any) -> list[str]:
@@ -120,3 +129,10 @@ def test_a_newer_pytorch_without_what_is_needed_is_refused_in_one_line() -> None
     assert done.returncode
     assert "MissingPackage: PyTorch 2.16.0 is newer than 2.15" in last
     assert "suggest_memory_format" in last
+
+
+def test_the_check_repeats_dropout_and_batch_norm() -> None:
+    layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(*layers)
+    plan = self_check._recomputing(model, torch.randn(4, 4), "cpu").plan
+    assert {"addmm", "_native_batch_norm_legit_functional", "native_dropout"} <= set(plan.recomputed)
