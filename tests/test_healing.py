@@ -264,7 +264,6 @@ def test_a_killed_frontend_is_one_line_and_the_next_run_extracts(tmp_path: Path,
 
 
 # A child that never returns to Python: `PyDLL` holds the interpreter's lock while it sleeps.
-# A child that never returns to Python: `PyDLL` holds the interpreter's lock while it sleeps.
 HELD = "import ctypes, pathlib, time; pathlib.Path('alive').touch(); {sleep}(60)"
 PARENT = """
 import os, subprocess, sys, time

@@ -408,4 +408,5 @@ def test_inductor_finds_its_own_code_again_and_is_quiet(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.stderr == ""
         found.append(json.loads(done.stdout))
-    assert [each.get("fxgraph_cache_hit", 0) for each in found] == [0, 2]
+    assert [each.get("fxgraph_cache_miss", 0) > 0 for each in found] == [True, False]
+    assert found[1]["fxgraph_cache_hit"] > 0
