@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("tf_cache")
 @needs_compiler
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_network_of_each_family_is_trained_within_its_budget(name):
-    """At the smallest input that it accepts; measured in fresh processes."""
+    """At the smallest input that it accepts, at 0.9 of the peak that needs no recomputation; in fresh processes."""
     assert name in applications.names()
-    plain, row = measured(**replace(STEPS["keras_applications"].usual, model=name).case.what)
+    plain, row = measured(**replace(STEPS["keras_applications"].usual, model=name, fractions=[0.9]).case.what)
     assert row["measured_peak_bytes"] is not None, row["note"]
     assert row["same_as"] == "eager"
     assert row["fixed_bytes"] < row["budget_bytes"] < row["plain_bytes"] == plain["measured_peak_bytes"]
