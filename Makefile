@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE # images of containers set it; each process wou
 help:
 	@echo "make sweep      set up, then sweep VGG19 over 16 budgets with every strategy"
 	@echo "make test       set up, then run the short tests: every room, 3 to 6 minutes on two cores"
-	@echo "make test-all   the short and the long tests: 22 minutes on two cores"
+	@echo "make test-all   the short and the long tests: 25 minutes on two cores"
 	@echo "make test-slow  the slow tests (up to an hour)"
 	@echo "make test-torch TORCH=2.15.0  the tests of PyTorch with that version, in a temporary environment"
 	@echo "make fuzz       test random modules, graphs, certificates and bounds against plain steps, brute force and plans (ARGS='--help' for more)"

@@ -131,11 +131,11 @@ def torch_seed() -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Kernels of attention have workspaces for each thread, which a followed step leaves out."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    pytest.importorskip("torch")
+    from torch_helpers import threads
+
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

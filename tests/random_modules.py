@@ -712,15 +712,11 @@ def _draw(rng: random.Random) -> Case:
         model = model.to(memory_format=torch.channels_last)
         args = tuple(_laid_out(x, torch.channels_last) for x in args)
     autocast = dtype is torch.float32 and rng.random() < 0.15
-    context = _autocast if autocast else contextlib.nullcontext
+    context = torch_helpers.autocast if autocast else contextlib.nullcontext
     said = (*(["autocast"] if autocast else []), str(dtype).removeprefix("torch."), net.returns,
             *(["eval"] if not model.training else []), *(["ones"] if "mask" in kwargs else []), *builder.names,
             *([net.last.__name__] if net.last else []))  # fmt: skip
     return Case(model, args, kwargs, context, said, Loop("squares", squares, is_given=True))
-
-
-def _autocast() -> contextlib.AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 @dataclass

@@ -95,3 +95,10 @@ def test_every_public_name_of_the_pytorch_room_is_imported_at_its_first_use() ->
         for target in node.targets if isinstance(target, ast.Name) and target.id in ("_HOMES", "__all__")
     }  # fmt: skip
     assert set(named["_HOMES"]) == set(named["__all__"])
+
+
+def test_decision_records_name_files_that_exist() -> None:
+    files = [f"/{path.relative_to(ROOT)}" for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"))]
+    for record in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        for name in re.findall(r"`([\w/]+\.py)`", record.read_text(encoding="utf-8")):
+            assert any(file.endswith(f"/{name}") for file in files), f"{record.name} names {name}"

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.graph import GraphLowering
-from torch_helpers import MARKS, needs
+from torch_helpers import MARKS, needs, threads
 
 import remat.torch as rt
 from remat.errors import InvalidPlan
@@ -104,16 +104,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def words_at(folder: Path) -> Iterator[dict[float, rt.Rematerialized]]:
     """The language model under several budgets, the largest first; one thread, for which workspaces are planned."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model, generated, generate = Words(), list[str](), GraphLowering.codegen
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphLowering, "codegen", lambda self: generated.append(self.name) or generate(self))
-        found = {share: compiled(model, (words(),), share, cache_folder=folder) for share in (1.0, 0.75)}
-    assert generated
-    yield found
-    torch.set_num_threads(before)
+    with threads(1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(GraphLowering, "codegen", lambda self: generated.append(self.name) or generate(self))
+            found = {share: compiled(model, (words(),), share, cache_folder=folder) for share in (1.0, 0.75)}
+        assert generated
+        yield found
 
 
 def test_the_code_keeps_the_budget_to_the_byte_and_draws_the_same_numbers_again(words_at) -> None:

@@ -403,8 +403,8 @@ def test_inductor_finds_its_own_code_again_and_is_quiet(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1],
-            env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            [sys.executable, script], capture_output=True, text=True, check=True, cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert done.stderr == ""
         found.append(json.loads(done.stdout))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +91,17 @@ def with_updates_by_name(step: CapturedStep, optimizer: str) -> CapturedStep:
     primals = enumerate(step.training_graph.primals)
     parameters = {i: x for i, x in primals if isinstance(x, nn.Parameter) and x.requires_grad}
     return with_updates(step, {i: TEMPORARIES[optimizer] * dense_bytes(x) for i, x in parameters.items()}, optimizer)
+
+
+@contextlib.contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Kernels run on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def autocast() -> torch.autocast:

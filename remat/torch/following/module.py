@@ -183,7 +183,7 @@ class Rematerialized(Planned, nn.Module):
         return Rematerialized(self._step.of(copy.deepcopy(self.model, memo)), self.plan, self._accumulates)
 
 
-leave_alone(Rematerialized._call_impl)  # by torch.compile(module), also with fullgraph=True
+leave_alone(Rematerialized._call_impl)  # else torch.compile(module, fullgraph=True) fails
 OWN = {"forward", "train", "state_dict", "load_state_dict", "extra_repr"}  # what the planned module does itself
 
 

@@ -166,7 +166,7 @@ def hooks_of(tensor: Tensor) -> Any:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Number of times that the tensor was written to; kernels that update statistics do not count."""
+    """How often the tensor has changed in place. Kernels that update statistics of batch norm do not count."""
     return tensor._version
 
 

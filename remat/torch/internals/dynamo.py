@@ -550,7 +550,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def leave_alone(function: Any) -> None:
-    """Dynamo compiles no frame of this function that it meets first; within what it compiles, it still looks inside."""
+    """Keep Dynamo from compiling calls of this function; it still looks inside where it compiles the caller."""
     skip_code(function.__code__)
 
 
