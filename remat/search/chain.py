@@ -177,19 +177,51 @@ class Stretch:
         """Every pair of options of half the blocks, one after the other, without pairs that others beat."""
         n_forward, n_backward = len(self.forward) // 2, len(self.backward) // 2
 
-        def places(inside: Sequence[int], half: int) -> list[int]:
-            """In `own`; the second half comes first in the backward pass."""
-            later = 1 + n_forward + n_backward * (1 - half)
-            return [i + (half * n_forward if i < n_forward else later) for i in inside]
-
         found = [
             self.option([
-                *places(a.forward, 0), *places(b.forward, 1), self.middle, *places(b.backward, 1),
-                *places(a.backward, 0),
+                *self._places(a.forward, 0, 2), *self._places(b.forward, 1, 2), self.middle,
+                *self._places(b.backward, 1, 2), *self._places(a.backward, 0, 2),
             ])
             for a, b in itertools.product(halves, repeat=2)
         ]  # fmt: skip
         return _front(found)
+
+    def begun_again(self, ones: Sequence[Option]) -> list[Option]:
+        """Options that hold what is read after the blocks alone: the backward pass begins with another forward pass.
+
+        This is the segment of Chen et al. (2016). In it each block follows one of the options of a block.
+        """
+        n, blocks = self.n_blocks, range(self.n_blocks)
+        found = list[Option]()
+        for one in ones:
+            again = [i for b in blocks for i in self._places(one.forward, b, n) if self._may_run_again(i)]
+            backward = [i for b in reversed(blocks) for i in self._places(one.backward, b, n)]
+            found.append(self.option([*range(self.middle + 1), *self._read_ones(again, backward), *backward]))
+        return _front(found)
+
+    def _places(self, inside: Sequence[int], part: int, n_parts: int) -> list[int]:
+        """In `own`, of operations of one of equal parts; the last part comes first in the backward pass."""
+        n_forward, n_backward = len(self.forward) // n_parts, len(self.backward) // n_parts
+        later = 1 + self.middle + n_backward * (n_parts - 1 - part) - n_forward
+        return [i + (part * n_forward if i < n_forward else later) for i in inside]
+
+    def _may_run_again(self, i: int) -> bool:
+        op = self.own.operations[i]
+        return not op.run_once and not any(self.own.values[v].keep for v in op.outputs)
+
+    def _read_ones(self, again: Sequence[int], later: Sequence[int]) -> list[int]:
+        """Those of repeated computations that the later ones read, or others of these; what is held stays."""
+        operations, needed, read = self.own.operations, list[int](), set[int]()
+        held = {*operations[self.middle].inputs}
+        there = set(held)
+        for i in later:
+            read.update(v for v in operations[i].inputs if v not in there)
+            there.update(operations[i].outputs)
+        for i in reversed(again):
+            if not read.isdisjoint(operations[i].outputs):
+                read = (read - {*operations[i].outputs}) | ({*operations[i].inputs} - held)
+                needed.append(i)
+        return needed[::-1]
 
     def _within(self, held: int, peak: int, seed: int, known: Option | None = None) -> Option | None:
         """A cheap option within both limits; the operation between the passes needs what `held` leaves of `peak`.
@@ -331,9 +363,9 @@ class BlockPlans:
         if repeats is None:
             return None
         n_groups = 1 if budget_bytes is None else repeats.n_groups(LEAST_OPERATIONS)
-        chain = Chain(graph, repeats, n_groups)
         if budget_bytes is not None and n_groups > 1:
-            return cls._of_groups(chain, budget_bytes, seed, threads, deadline)
+            return cls._of_groups(Chain(graph, repeats, n_groups), budget_bytes, seed, threads, deadline)
+        chain = Chain(graph, repeats, max(1, repeats.n_blocks.bit_length() - 1))
         known = {} if known is None else known
 
         def options(stretch: Stretch) -> list[Option]:
@@ -343,7 +375,8 @@ class BlockPlans:
                 known[key] = stretch.options(seed, threads, deadline)
             return known[key] if found is None else found
 
-        return cls(chain, [options(chain.groups[0])], options(chain.turn))
+        ones = options(chain.groups[0])
+        return cls(chain, [ones, *(group.begun_again(ones) for group in chain.groups[1:])], options(chain.turn))
 
     @classmethod
     def _of_groups(cls, chain: Chain, budget_bytes: int, seed: int, threads: int, deadline: float) -> BlockPlans:
@@ -354,7 +387,7 @@ class BlockPlans:
         turns = chain.turn.options(seed, threads, deadline)
         options = [[group.option(range(len(group.own)))] for group in chain.groups]
         plain = cls(chain, options[:1], turns).program
-        room = max(0, budget_bytes - plain.first - options[0][0].peak)
+        room = max(0, budget_bytes - plain.first - max(options[0][0].peak, min(plain.turn_needs)))
         last = len(options) - 1
         first = max(0, last - 3)
         for turn, i in itertools.product(range(TURNS), [*range(first, last + 1), *range(first)]):

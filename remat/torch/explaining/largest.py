@@ -137,8 +137,8 @@ class KnownPlans:
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
 
-        A chain of plans of one block is taken as it is, except on a small graph at the size whose plans are known. A
-        large graph of which no chain fits is not searched.
+        A chain of plans of one block is taken as it is, or nothing, unless two of three hold: the graph is small, it has
+        the size whose plans are known, no chain fits.
         """
         return _plan(graph, budget_bytes, self._cheapest(graph, budget_bytes, enough))
 
@@ -158,7 +158,7 @@ class KnownPlans:
         if self.link is not None:
             return self._searched(graph, budget_bytes, enough, best)
         is_first = bool(self.blocks) and self.blocks[0].chain.graph is graph
-        if not self.blocks or (len(graph) < LARGE and (is_first or not orders)):
+        if not self.blocks or sum((len(graph) < LARGE, is_first, not orders)) > 1:
             best = self._searched(graph, budget_bytes, enough, best)
         return best
 
