@@ -124,15 +124,16 @@ def test_segments_hold_what_follows_them_and_run_forward_again() -> None:
     graph = step_of(8)
     chain = Chain(graph, find_repeats(graph), 3)
     (block, turn), plain = (chain.groups[0], chain.turn), range(len(chain.groups[0].own))
-    options = [group.begun_again([block.option(plain)])[0] for group in chain.groups]
+    options = [group.segments([block.option(plain)])[0] for group in chain.groups]
     outputs_of_last = graph.operations[chain.repeats.forward_of(7).stop - 1].outputs
     forward = sum(graph.operations[k].cost for k in chain.repeats.forward_of(3))
     for n_blocks, option in zip((1, 2, 4), options, strict=True):
         assert option.held == sum(graph.values[v].bytes for v in outputs_of_last)
         last = graph.operations[chain.repeats.forward_of(3).stop - 1].cost  # the output of the last block is not read
         assert option.cost == n_blocks * block.own.total_cost + n_blocks * forward - last
-        order, _ = chain.order([option] * (8 // n_blocks), turn.option(range(len(turn.own))))
-        assert simulate(graph, Plan.from_order(graph, order)).cost == graph.total_cost + 8 * forward - 8 // n_blocks * last
+        n = 8 // n_blocks
+        order, _ = chain.order([option] * n, turn.option(range(len(turn.own))))
+        assert simulate(graph, Plan.from_order(graph, order)).cost == graph.total_cost + 8 * forward - n * last
 
 
 def test_few_blocks_and_a_graph_without_a_backward_pass_have_no_repeats() -> None:

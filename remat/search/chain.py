@@ -175,8 +175,6 @@ class Stretch:
 
     def joined(self, halves: Sequence[Option]) -> list[Option]:
         """Every pair of options of half the blocks, one after the other, without pairs that others beat."""
-        n_forward, n_backward = len(self.forward) // 2, len(self.backward) // 2
-
         found = [
             self.option([
                 *self._places(a.forward, 0, 2), *self._places(b.forward, 1, 2), self.middle,
@@ -186,17 +184,17 @@ class Stretch:
         ]  # fmt: skip
         return _front(found)
 
-    def begun_again(self, ones: Sequence[Option]) -> list[Option]:
-        """Options that hold what is read after the blocks alone: the backward pass begins with another forward pass.
+    def segments(self, ones: Sequence[Option]) -> list[Option]:
+        """Options that hold only what is read behind the blocks: the backward pass begins with another forward pass.
 
-        This is the segment of Chen et al. (2016). In it each block follows one of the options of a block.
+        These are the segments of Chen et al. (2016). In that other pass each block follows one of its options, `ones`.
         """
         n, blocks = self.n_blocks, range(self.n_blocks)
         found = list[Option]()
         for one in ones:
-            again = [i for b in blocks for i in self._places(one.forward, b, n) if self._may_run_again(i)]
+            again = [i for b in blocks for i in self._places(one.forward, b, n)]
             backward = [i for b in reversed(blocks) for i in self._places(one.backward, b, n)]
-            found.append(self.option([*range(self.middle + 1), *self._read_ones(again, backward), *backward]))
+            found.append(self.option([*range(self.middle + 1), *self._needed(again, backward), *backward]))
         return _front(found)
 
     def _places(self, inside: Sequence[int], part: int, n_parts: int) -> list[int]:
@@ -205,21 +203,19 @@ class Stretch:
         later = 1 + self.middle + n_backward * (n_parts - 1 - part) - n_forward
         return [i + (part * n_forward if i < n_forward else later) for i in inside]
 
-    def _may_run_again(self, i: int) -> bool:
-        op = self.own.operations[i]
-        return not op.run_once and not any(self.own.values[v].keep for v in op.outputs)
-
-    def _read_ones(self, again: Sequence[int], later: Sequence[int]) -> list[int]:
-        """Those of repeated computations that the later ones read, or others of these; what is held stays."""
-        operations, needed, read = self.own.operations, list[int](), set[int]()
-        held = {*operations[self.middle].inputs}
-        there = set(held)
+    def _needed(self, again: Sequence[int], later: Sequence[int]) -> list[int]:
+        """Those of `again` that the later computations need, and that may run twice; what is held stays."""
+        operations, values = self.own.operations, self.own.values
+        held, needed = {*operations[self.middle].inputs}, list[int]()
+        there, read = set(held), set[int]()
         for i in later:
             read.update(v for v in operations[i].inputs if v not in there)
             there.update(operations[i].outputs)
         for i in reversed(again):
-            if not read.isdisjoint(operations[i].outputs):
-                read = (read - {*operations[i].outputs}) | ({*operations[i].inputs} - held)
+            op = operations[i]
+            may_repeat = not op.run_once and not any(values[v].keep for v in op.outputs)
+            if may_repeat and not read.isdisjoint(op.outputs):
+                read = (read - {*op.outputs}) | ({*op.inputs} - held)
                 needed.append(i)
         return needed[::-1]
 
@@ -376,7 +372,7 @@ class BlockPlans:
             return known[key] if found is None else found
 
         ones = options(chain.groups[0])
-        return cls(chain, [ones, *(group.begun_again(ones) for group in chain.groups[1:])], options(chain.turn))
+        return cls(chain, [ones, *(group.segments(ones) for group in chain.groups[1:])], options(chain.turn))
 
     @classmethod
     def _of_groups(cls, chain: Chain, budget_bytes: int, seed: int, threads: int, deadline: float) -> BlockPlans:
