@@ -185,8 +185,10 @@ def test_a_large_graph_costs_less_than_by_greedy_eviction() -> None:
     assert simulate(graph, plan).cost < simulate(graph, greedy).cost
 
 
-def test_no_time_gives_the_plain_plan_or_none() -> None:
+def test_no_time_gives_the_plain_plan_or_segments() -> None:
     graph = step_of(8)
     plan = chain_plan(graph, plain_peak(graph), deadline=0.0)
     assert simulate(graph, plan).cost == graph.total_cost
-    assert chain_plan(graph, graph.largest_working_set()[0] - 1, deadline=0.0) is None
+    half = chain_plan(graph, plain_peak(graph) // 2, deadline=0.0)
+    assert half is None or simulate(graph, half).peak_bytes <= plain_peak(graph) // 2
+    assert chain_plan(graph, round(0.7 * plain_peak(graph)), deadline=0.0) is not None

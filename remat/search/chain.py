@@ -185,9 +185,10 @@ class Stretch:
         return _front(found)
 
     def segments(self, ones: Sequence[Option]) -> list[Option]:
-        """Options that hold only what is read behind the blocks: the backward pass begins with another forward pass.
+        """Options whose backward pass begins with another forward pass: the segments of Chen et al. (2016).
 
-        These are the segments of Chen et al. (2016). In that other pass each block follows one of its options, `ones`.
+        Between the passes they hold what is read behind the blocks, and what may not be computed twice. In the other
+        forward pass each block follows one of its options, `ones`.
         """
         n, blocks = self.n_blocks, range(self.n_blocks)
         found = list[Option]()

@@ -137,8 +137,9 @@ class KnownPlans:
     def cheapest(self, graph: Graph, budget_bytes: int, enough: float = 0.0) -> Plan | None:
         """A cheap plan within the budget; the search ends at an overhead of `enough`. None if none was found.
 
-        A chain of plans of one block is taken as it is, or none, unless two of three hold: the graph is small, it is
-        the one whose blocks were planned, no chain fits. Then a search follows.
+        The cheapest known order or chain of plans of one block is taken as it is, unless two of three hold: the graph
+        is small, it is the one whose blocks were planned first, no chain fits. Then a search follows, as it does
+        without blocks and with a link.
         """
         return _plan(graph, budget_bytes, self._cheapest(graph, budget_bytes, enough))
 

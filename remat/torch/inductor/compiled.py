@@ -46,7 +46,9 @@ from remat.units import format_size
 
 AS_IT_IS = "fits as it is"  # strategy of a plan that repeats nothing
 KNOB = "torch.compile"  # strategy of a plan whose order within each half is left to Inductor
-MOST_TRIES = 4
+# Code of other orders needs a little more or less than the last one's: tries for a budget, and the share of it that the
+# third leaves free beside what the second exceeded; each further one leaves twice as much.
+MOST_TRIES, SPARE = 5, 0.005
 SMALLEST = "min_budget"  # strategy of the plan that needs the least
 SMALLEST_S = 5.0  # to find it
 # Shares of PyTorch's knob. From 0.9 to 0.7 it repeats what its estimate says costs nothing; such calls are fused into
@@ -392,7 +394,7 @@ def _within(
             needs = _needs(candidate, cost, graph.total_cost)
             return CompiledPlan(candidate, needs, solution.strategy, graph.cost_unit, weighed.noise)
         if i:
-            limit -= excess
+            limit -= excess + round(SPARE * budget_bytes) * 2 ** (i - 1)
         if limit <= weighed.shift:
             break
     return known
