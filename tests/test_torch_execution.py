@@ -618,7 +618,7 @@ print(model.predicted_peak_bytes, model.budget_bytes, len(model.plan.order), *so
 
 def test_a_plan_is_followed_without_a_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, (x,), path = Net(8, 2, 0.0), images(), tmp_path / "plan.json"
-    planned = rematerialize(copy.deepcopy(plain), (x,), 0.85)
+    planned = rematerialize(copy.deepcopy(plain), (x,), 0.9)
     planned.plan.save(path)
     printed = run_python(SAVED, str(Path(__file__).parent), str(path), cwd=tmp_path)
     expected = [planned.predicted_peak_bytes, planned.budget_bytes, len(planned.plan.order)]
@@ -736,7 +736,7 @@ torch.manual_seed(0)
 model = Net(8, 2, 0.0)
 torch.manual_seed(rank)
 (x,) = images()
-plain, ours = both(model, (x,), 0.85)
+plain, ours = both(model, (x,), 0.9)
 assert ours.plan.recomputed
 plain, ours = DistributedDataParallel(plain), DistributedDataParallel(ours)
 assert_same_steps(plain, ours, x, n=2)
