@@ -264,10 +264,8 @@ def _shown(finish: Finish, halves: Halves) -> list[LoweredHalf]:
     def load(_key: str, path: str, *_: Any, **__: Any) -> Any:
         return SimpleNamespace(call=_uncompiled, __file__=path)
 
-    with (
-        patched(PyCodeCache, load_by_key_path=load),
-        patched(cpp, stride_at_vec_range=_remembered(cpp.stride_at_vec_range)),
-    ):
+    strides = _remembered(cpp.stride_at_vec_range)  # pyright: ignore[reportPrivateImportUsage]
+    with patched(PyCodeCache, load_by_key_path=load), patched(cpp, stride_at_vec_range=strides):
         fuse, generate, end = Scheduler.fuse_nodes, GraphLowering.codegen, CompiledFxGraph.post_compile
         with (
             replaced(Scheduler, fuse_nodes=fuse_nodes), replaced(GraphLowering, codegen=codegen),
