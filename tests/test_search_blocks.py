@@ -159,7 +159,9 @@ def test_a_block_that_differs_ends_the_repeats(change: str) -> None:
 def test_the_chain_is_the_cheapest_of_all_choices() -> None:
     graph = step_of(4)
     plans = BlockPlans.of(graph)
-    assert [len(options) > 1 for options in plans.options] == [True, True]
+    singles, pairs = plans.options
+    assert len(singles) > 3
+    assert len(pairs) > 1
     traces = (
         simulate(graph, Plan.from_order(graph, plans.chain.order(row, turn)[0]))
         for row, turn in itertools.product(rows_of(plans.options, 4), plans.turns)
@@ -185,10 +187,10 @@ def test_a_large_graph_costs_less_than_by_greedy_eviction() -> None:
     assert simulate(graph, plan).cost < simulate(graph, greedy).cost
 
 
-def test_no_time_gives_the_plain_plan_or_segments() -> None:
+def test_no_time_gives_the_plain_plan_segments_or_none() -> None:
     graph = step_of(8)
     plan = chain_plan(graph, plain_peak(graph), deadline=0.0)
     assert simulate(graph, plan).cost == graph.total_cost
-    half = chain_plan(graph, plain_peak(graph) // 2, deadline=0.0)
-    assert half is None or simulate(graph, half).peak_bytes <= plain_peak(graph) // 2
-    assert chain_plan(graph, round(0.7 * plain_peak(graph)), deadline=0.0) is not None
+    segments = chain_plan(graph, plain_peak(graph) // 2, deadline=0.0)
+    assert simulate(graph, segments).peak_bytes <= plain_peak(graph) // 2
+    assert chain_plan(graph, round(0.4 * plain_peak(graph)), deadline=0.0) is None

@@ -207,11 +207,10 @@ class Stretch:
     def _needed(self, again: Sequence[int], later: Sequence[int]) -> list[int]:
         """Those of `again` that the later computations need, and that may run twice; what is held stays."""
         operations, values = self.own.operations, self.own.values
-        held, needed = {*operations[self.middle].inputs}, list[int]()
-        there, read = set(held), set[int]()
-        for i in later:
-            read.update(v for v in operations[i].inputs if v not in there)
-            there.update(operations[i].outputs)
+        held, read, needed = {*operations[self.middle].inputs}, set[int](), list[int]()
+        for i in reversed(later):
+            read = (read - {*operations[i].outputs}) | {*operations[i].inputs}
+        read -= held
         for i in reversed(again):
             op = operations[i]
             may_repeat = not op.run_once and not any(values[v].keep for v in op.outputs)
@@ -362,7 +361,7 @@ class BlockPlans:
         n_groups = 1 if budget_bytes is None else repeats.n_groups(LEAST_OPERATIONS)
         if budget_bytes is not None and n_groups > 1:
             return cls._of_groups(Chain(graph, repeats, n_groups), budget_bytes, seed, threads, deadline)
-        chain = Chain(graph, repeats, max(1, repeats.n_blocks.bit_length() - 1))
+        chain = Chain(graph, repeats, repeats.n_blocks.bit_length() - 1)
         known = {} if known is None else known
 
         def options(stretch: Stretch) -> list[Option]:
